@@ -1,0 +1,270 @@
+"""Samples that know their place: indexing, sampling over ranks, resumable loading.
+
+A multiplier belongs to a sample, so every row carries ``index``, its position in the data set, and
+a row that only fills up a rank's last batch carries −1 and counts nowhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+PADDING = -1
+"""The index of a row that repeats a sample only to fill a batch."""
+
+T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """A map-style data set of dict rows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Any: ...
+
+
+class IndexedDataset(Dataset[dict[str, Any]]):
+    """Adds ``index`` to the dict rows of a map-style data set.
+
+    Position i ≥ 0 gives ``{**row, "index": i}``. Position −1−i, which :class:`PointwiseSampler`
+    hands out as padding, gives row i with index −1.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if position >= 0:
+            return {**self.rows[position], "index": position}
+        return {**self.rows[-1 - position], "index": PADDING}
+
+
+class PointwiseSampler(DistributedSampler[Any]):
+    """Every sample once an epoch, over any number of ranks; padding is marked, not disguised.
+
+    With k ranks and batches of B, the ranks' j-th batches together are the j-th batch of kB of a
+    single rank. Where k does not divide the number of samples, the ranks that run short get
+    positions −1−i instead of a plain repetition of sample i. A DistributedSampler by type, so that
+    Lightning leaves it in place.
+
+    Args:
+        dataset: anything with a length.
+        num_replicas, rank: world size and global rank.
+        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        dataset: Rows,
+        *,
+        num_replicas: int = 1,
+        rank: int = 0,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            num_replicas=num_replicas,
+            rank=rank,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        self.skip = 0
+        """Positions of this rank to leave out at the start of the next iteration only."""
+
+    def order(self) -> list[int]:
+        """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
+        count = len(self.dataset)  # type: ignore[arg-type]
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(count, generator=generator).tolist()
+        else:
+            order = list(range(count))
+        missing = -count % self.num_replicas
+        return order + [-1 - order[i % count] for i in range(missing)]
+
+    def __iter__(self) -> Iterator[int]:
+        mine = self.order()[self.rank :: self.num_replicas][self.skip :]
+        self.skip = 0
+        return iter(mine)
+
+
+class ResumableDataLoader(DataLoader[Any]):
+    """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
+
+    Its state is the epoch and the number of batches handed out. Lightning saves and restores it;
+    the order of samples follows from the sampler's seed and epoch.
+    """
+
+    sampler: PointwiseSampler
+
+    def __init__(
+        self,
+        dataset: IndexedDataset,
+        sampler: PointwiseSampler,
+        batch_size: int,
+        collate_fn: Callable[[list[dict[str, Any]]], Any],
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+            # Its own generator: starting an epoch must not draw from the global random state.
+            generator=torch.Generator().manual_seed(sampler.seed),
+        )
+        self.position = 0
+        """Batches handed out in the current epoch."""
+        self._resume_at: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # A generator body runs at the first batch, after Lightning has set the sampler's epoch.
+        resumed, self._resume_at = self._resume_at, None
+        self.position = resumed[1] if resumed and resumed[0] == self.sampler.epoch else 0
+        self.sampler.skip = self.position * (self.batch_size or 1)
+        for batch in super().__iter__():
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader stands; a finished epoch is the start of the next."""
+        if self.position >= len(self):
+            return {"epoch": self.sampler.epoch + 1, "position": 0}
+        return {"epoch": self.sampler.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue at ``state`` in the next iteration, if that is over the same epoch."""
+        self._resume_at = (state["epoch"], state["position"])
+
+
+class PointwiseDataModule(LightningDataModule):
+    """Indexed, resumable, rank-aware loaders around a task's data sets.
+
+    A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
+    "train", "val", "test" and, where it has one, "predict", and defines :meth:`collate`. ``test``
+    is run on the held-out data and on the training data in one full pass each.
+
+    Args:
+        batch_size: samples per rank in one optimisation step.
+        eval_batch_size: samples per rank and evaluation batch; None takes ``batch_size``.
+        num_workers: loader processes.
+        seed: of the order of training samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 8,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self.datasets: dict[str, Rows] = {}
+
+    @abstractmethod
+    def collate(self, rows: list[dict[str, Any]]) -> Any:
+        """A batch from rows that carry ``index``; must keep it as ``batch["index"]``, (B,)."""
+
+    def train_dataloader(self) -> ResumableDataLoader:
+        return self._loader("train", training=True)
+
+    def val_dataloader(self) -> ResumableDataLoader | list[Any]:
+        return self._loader("val") if "val" in self.datasets else []
+
+    def test_dataloader(self) -> dict[str, ResumableDataLoader]:
+        return {name: self._loader(name) for name in ("test", "train") if name in self.datasets}
+
+    def predict_dataloader(self) -> ResumableDataLoader:
+        return self._loader("predict")
+
+    def _loader(self, name: str, training: bool = False) -> ResumableDataLoader:
+        dataset = IndexedDataset(self.datasets[name])
+        sampler = PointwiseSampler(
+            dataset,
+            num_replicas=self.trainer.world_size if self.trainer else 1,
+            rank=self.trainer.global_rank if self.trainer else 0,
+            shuffle=training,
+            seed=self.seed,
+        )
+        size = self.batch_size if training else self.eval_batch_size
+        return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
+
+
+def take_rows(batch: Any, rows: Tensor) -> Any:
+    """The given rows of a batch: of every tensor and list whose leading dimension is the batch's.
+
+    batch: a mapping with ``index``, (B,), from which B is read; nested mappings are followed.
+    rows: (R,) positions in the batch, on the CPU.
+    """
+    size = len(batch["index"])
+    positions = rows.tolist()
+
+    def select(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() > 0 and len(value) == size:
+            return value[rows.to(value.device)]
+        if isinstance(value, Mapping):
+            return {key: select(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)) and len(value) == size:
+            return [value[position] for position in positions]
+        return value
+
+    return {key: select(value) for key, value in batch.items()}
+
+
+def fingerprint(rows: Rows, probes: int = 64) -> str:
+    """A digest that tells data sets, and orders of one data set, apart.
+
+    The data set's own ``fingerprint`` (Hugging Face: ``_fingerprint``) where it has one, else its
+    length and the content of up to ``probes`` evenly spread rows.
+    """
+    rows = rows.rows if isinstance(rows, IndexedDataset) else rows
+    own = getattr(rows, "fingerprint", None) or getattr(rows, "_fingerprint", None)
+    if isinstance(own, str):
+        return own
+    count = len(rows)
+    digest = hashlib.sha256(str(count).encode())
+    for probe in range(min(probes, count)):
+        _digest(rows[probe * count // min(probes, count)], digest)
+    return digest.hexdigest()
+
+
+def _digest(value: Any, digest: Any) -> None:
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(f"{key}:".encode())
+            _digest(value[key], digest)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        digest.update(f"[{len(value)}]".encode())
+        for entry in value:
+            _digest(entry, digest)
+    elif isinstance(value, (str, bytes, int, float, bool)) or value is None:
+        digest.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):
+        digest.update(value.tobytes())
+    else:
+        digest.update(type(value).__name__.encode())

@@ -1,0 +1,827 @@
+"""The base module: one training step as the algorithm, and what Lightning needs around it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchmetrics import MeanMetric, Metric
+
+from pl_pointwise.data import PointwiseSampler, fingerprint, take_rows
+from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.formulations import Constraint, Formulation, formulation_from
+from pl_pointwise.metrics import ViolationStatistics, violation_statistics
+from pl_pointwise.multipliers import Multipliers
+from pl_pointwise.optimization import Optimization
+from pl_pointwise.state import plain, random_state, replayed_random_state, restore_random_state
+from pl_pointwise.terms import (
+    OBJECTIVE,
+    MicroBatch,
+    Record,
+    carriers,
+    checked,
+    complete_members,
+    last_visits,
+    oriented,
+    pack,
+    require_names,
+    side_means,
+    unpack,
+    weights,
+)
+
+log = logging.getLogger(__name__)
+
+STATE_KEY = "pl_pointwise"
+"""The checkpoint entry that holds multipliers, fingerprint, open window and random states."""
+
+
+class PointwiseModule(LightningModule):
+    """Fine-tuning under constraints; a task is a subclass with three methods.
+
+    ::
+
+        class MyModule(PointwiseModule):
+            def __init__(self, formulation: Formulation | None, tolerance: float = 0.1):
+                super().__init__(
+                    formulation=formulation, constraints={"fit": Constraint(at_most=tolerance)}
+                )
+                self.net = torch.nn.Linear(4, 1)
+
+            def forward(self, batch):
+                return self.net(batch["x"])[:, 0]
+
+            def objective(self, outputs, batch):
+                return outputs.abs()
+
+            def constraint_values(self, outputs, batch):
+                return {"fit": (outputs - batch["y"]).square()}
+
+    A batch of the training DataLoader is one optimisation step, whatever the micro-batch size. In
+    a step, in this order: :meth:`membership` of every micro-batch; then, per micro-batch,
+    :meth:`forward` once, :meth:`objective` and :meth:`constraint_values` on its output, and the
+    backward pass; then the step of the weights; last the step of the batch's multipliers.
+
+    A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a
+    list of such mappings (micro-batches made by the collate function, of like length).
+
+    Args:
+        formulation: one for all constraints, one for each by name, or None for plain training.
+            ``{class_path, init_args}`` stands for the object.
+        constraints: by name.
+        evaluation_constraints: the bounds by which ``validate`` and ``test`` measure violations,
+            the same for every method that is compared; a name left out takes ``constraints``'.
+        optimization: the default optimizer and schedule.
+        micro_batch_size: rows per forward and backward pass; None takes the whole batch. Gives the
+            same step, in less memory.
+        gradient_clip_val: largest norm of the gradient, or None.
+        primal_steps: S, steps of the weights per dual step. A visited sample's dual step is taken
+            at the end of its window of S steps.
+        order: "simultaneous": the step of the weights uses λ before this step's dual update;
+            "dual_first": after it.
+
+    Attributes:
+        multipliers: λ by constraint, (N, K) float32 in training-set order; () for
+            :class:`~pl_pointwise.formulations.Average`.
+        violations: after ``validate`` and ``test``, by stage and constraint, all values of that
+            pass, 1-D on the CPU.
+
+    Raises:
+        ValueError: a formulation for a constraint that does not exist, or none for one that does;
+            ``primal_steps > 1`` with ``order="dual_first"``.
+    """
+
+    host_keys: tuple[str, ...] = ("index",)
+    """Entries of a batch that stay on the CPU."""
+
+    def __init__(
+        self,
+        *,
+        formulation: Formulation | dict[str, Formulation] | None,
+        constraints: dict[str, Constraint],
+        evaluation_constraints: dict[str, Constraint] | None = None,
+        optimization: Optimization | None = None,
+        micro_batch_size: int | None = None,
+        gradient_clip_val: float | None = None,
+        primal_steps: int = 1,
+        order: Literal["simultaneous", "dual_first"] = "simultaneous",
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.save_hyperparameters(ignore=["constraints", "evaluation_constraints"])
+        if OBJECTIVE in constraints:
+            raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
+        require_names("evaluation_constraints", evaluation_constraints or {}, constraints)
+        self.constraints = dict(constraints)
+        self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
+        self.formulations = _per_constraint(formulation, self.constraints)
+        if isinstance(optimization, Mapping):  # From a checkpoint's hyperparameters.
+            optimization = Optimization(**optimization)
+        self.optimization = optimization or Optimization()
+        for name, count in (("micro_batch_size", micro_batch_size), ("primal_steps", primal_steps)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name}={count}: must be at least 1.")
+        if order not in ("simultaneous", "dual_first"):
+            raise ValueError(f'order={order!r}: "simultaneous" or "dual_first".')
+        if primal_steps > 1 and order == "dual_first":
+            raise ValueError(
+                'order="dual_first" updates λ before every step of the weights, so it has no '
+                "meaning with primal_steps > 1: set one of the two back."
+            )
+        self.micro_batch_size = micro_batch_size
+        self.gradient_clip_val = gradient_clip_val
+        self.primal_steps = primal_steps
+        self.order = order
+
+        self.multipliers = Multipliers(0)
+        self.violations: dict[str, dict[str, Tensor]] = {}
+        self.left_out = 0
+        """Samples left out of a step so far because a value was not finite."""
+        self.skipped_steps = 0
+        """Steps skipped so far because the gradient was not finite, or no sample was left."""
+        self._taken_this_epoch = 0
+        self._skipped_this_epoch = 0
+        self._columns: dict[str, int] = {}
+        self._window: list[dict[str, list[Tensor]]] = []
+        self._fingerprint: str | None = None
+        self._restored: dict[str, Any] | None = None
+        self._total_steps: int | None = None
+        self._evaluations: dict[str, _Evaluation] = {}
+
+    # What a task writes -------------------------------------------------------------------------
+
+    @abstractmethod
+    def objective(self, outputs: Any, batch: Any) -> Tensor:
+        """ℓ₀ of each sample, (B,), from the forward pass's output."""
+
+    @abstractmethod
+    def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
+        """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
+
+    def membership(self, batch: Any) -> dict[str, Tensor]:
+        """Which samples carry which term: bool (B,) by "objective" or constraint, or (B, K).
+
+        Computed from the batch alone. A term left out is carried by every sample.
+        """
+        return {}
+
+    def select(self, batch: Any, rows: Tensor) -> Any:
+        """The given rows (R,) of a batch; override it where a batch is not made of rows."""
+        return take_rows(batch, rows)
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        """Fresh metrics of the task for one evaluated data set, by name; each a scalar."""
+        return {}
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor
+    ) -> None:
+        """Adds a batch; ``real``, bool (B,), is False for rows that only fill up a rank."""
+
+    # The training step --------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self._resume_within_epoch(batch_idx)
+        micros = self._micro_batches(batch)
+        counts = self._member_counts(micros)
+        record = self._collect(*self._forward_backward(micros, counts))
+        poisoned = record.poisoned()
+        if poisoned.any():
+            self._name_poisoned(record, poisoned)
+            micros = self._without(micros, record.index[poisoned])
+            _, norm = self._forward_backward(micros, counts)
+            record = record.rows(~poisoned, gradient_norm=float(norm))
+        if self._may_step(record):
+            self._primal_step()
+            self._dual_step(record)
+        self._step_schedulers("step")
+        self._log_running(record)
+
+    def _micro_batches(self, batch: Any) -> list[MicroBatch]:
+        micros = []
+        for piece in _pieces(batch):
+            index = _index(piece)
+            size = self.micro_batch_size or len(index)
+            if size >= len(index):
+                micros.append(self._micro_batch(piece, index))
+                continue
+            for rows in torch.arange(len(index)).split(size):
+                micros.append(self._micro_batch(self.select(piece, rows), index[rows]))
+        return micros
+
+    def _micro_batch(self, batch: Any, index: Tensor) -> MicroBatch:
+        names = [OBJECTIVE, *self.constraints]
+        members = self.membership(batch)
+        require_names("membership()", members, names)
+        return MicroBatch(batch, index, complete_members(members, names, index, self.device))
+
+    def _member_counts(self, micros: list[MicroBatch]) -> dict[str, Tensor]:
+        """How many samples of the step carry each term, over all ranks, before any forward."""
+        names = [OBJECTIVE, *self.constraints]
+        counts = torch.zeros(len(names), device=self.device)
+        for micro in micros:
+            counts += torch.stack([carriers(micro.members[name]).sum() for name in names])
+        counts = self._sum_over_ranks(counts)
+        return dict(zip(names, counts.clamp(min=1).unbind(), strict=True))
+
+    def _forward_backward(
+        self, micros: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Accumulates the step's gradient, which only the last micro-batch synchronises; clips it.
+
+        Returns: the packed rows of each micro-batch, and the gradient's norm before clipping.
+        """
+        self._optimizer().zero_grad()
+        prices = self._prices_of_means(micros, counts)
+        found = []
+        for position, micro in enumerate(micros):
+            last = position == len(micros) - 1
+            with nullcontext() if last else self._without_gradient_sync():
+                objective, violations, members = self._terms(micro)
+                loss = self._loss(micro.index, objective, violations, members, counts, prices)
+                # The ranks' gradients are averaged, and the counts are those of all ranks.
+                self.manual_backward(loss * self.trainer.world_size)
+            found.append(pack(micro.index, objective, violations, members))
+        if not micros:  # Every row of this rank was left out, and the others wait for its gradient.
+            self.manual_backward(_connected_zero(self))
+        return found, self._clip_gradient()
+
+    def _terms(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Objective (b,), violations (b, sides·K) and members of one micro-batch.
+
+        Float32 or wider; zero where a sample does not carry the term.
+        """
+        outputs = self(micro.batch)
+        rows = len(micro.index)
+        members = {OBJECTIVE: micro.members[OBJECTIVE]}
+        objective = checked(self.objective(outputs, micro.batch), OBJECTIVE, rows, vector=False)
+        objective = torch.where(members[OBJECTIVE], objective, 0)
+        values = self._constraint_values(outputs, micro.batch, rows)
+        violations = {}
+        for name, constraint in self.constraints.items():
+            violation, carried = oriented(constraint, values[name], micro.members[name], name)
+            violations[name] = torch.where(carried, violation, 0)
+            members[name] = carried
+            if self._columns.setdefault(name, violation.shape[1]) != violation.shape[1]:
+                raise DataError(
+                    f'Constraint "{name}": {violation.shape[1]} columns in this batch, '
+                    f"{self._columns[name]} before. Give the same number in every batch and mark "
+                    "missing ones in membership()."
+                )
+        return objective, violations, members
+
+    def _constraint_values(self, outputs: Any, batch: Any, rows: int) -> dict[str, Tensor]:
+        values = self.constraint_values(outputs, batch)
+        require_names("constraint_values()", values, self.constraints)
+        missing = [name for name in self.constraints if name not in values]
+        if missing:
+            raise ValueError(f"constraint_values() lacks {', '.join(map(repr, missing))}.")
+        return {name: checked(value, name, rows) for name, value in values.items()}
+
+    def _loss(
+        self,
+        index: Tensor,
+        objective: Tensor,
+        violations: dict[str, Tensor],
+        members: dict[str, Tensor],
+        counts: dict[str, Tensor],
+        prices: dict[str, Tensor],
+    ) -> Tensor:
+        """This micro-batch's share of mean ℓ₀ + Σ mean ψ(v, λ)."""
+        loss = objective.sum() / counts[OBJECTIVE]
+        for name, formulation in self._formulations_now().items():
+            violation, carried = violations[name], members[name]
+            sides = self.constraints[name].sides
+            normalised = weights(carried, sides) / counts[name]
+            if formulation.scope == "batch":
+                price = prices.get(name)
+                if price is None:
+                    mean = side_means(violation.detach(), normalised, sides)
+                    price = self._price_of_mean(name, formulation, mean)
+                terms = price.repeat_interleave(violation.shape[1] // sides) * violation
+            else:
+                multiplier = self._rows(name, formulation, index, violation)
+                if self.order == "dual_first" and formulation.scope == "sample":
+                    multiplier = formulation.ascend(violation.detach(), multiplier)
+                terms = formulation.lagrangian(violation, multiplier)
+            loss = loss + (torch.where(carried, terms, 0) * normalised).sum()
+        return loss
+
+    def _rows(
+        self, name: str, formulation: Formulation, index: Tensor, violation: Tensor
+    ) -> Tensor:
+        """λ_t of the given samples on the violations' device, by one asynchronous copy."""
+        if formulation.scope == "none":
+            return torch.zeros_like(violation)
+        rows = self.multipliers.rows(name, index, violation.shape[1])
+        if violation.is_cuda:
+            rows = rows.pin_memory()
+        return rows.to(violation.device, violation.dtype, non_blocking=True)
+
+    def _prices_of_means(
+        self, micros: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """∂ψ/∂v̄, (sides,), of every constraint whose ψ acts on the mean of the batch.
+
+        Where ψ is linear that is λ. Elsewhere v̄ must be known before the first backward pass: with
+        several micro-batches or ranks a pass without gradients finds it, and its random state is
+        replayed afterwards, so that both passes see the same dropout.
+        """
+        formulations = {n: f for n, f in self._formulations_now().items() if f.scope == "batch"}
+        means = {
+            name: torch.zeros(self.constraints[name].sides, device=self.device)
+            for name in formulations
+        }
+        needed = self.order == "dual_first" or not all(f.linear for f in formulations.values())
+        if formulations and needed:
+            if len(micros) == 1 and self.trainer.world_size == 1:
+                return {}  # The one forward pass that follows knows the mean itself.
+            with torch.no_grad(), replayed_random_state(self.device):
+                for micro in micros:
+                    _, violations, members = self._terms(micro)
+                    for name in means:
+                        sides = self.constraints[name].sides
+                        normalised = weights(members[name], sides) / counts[name]
+                        means[name] = means[name] + side_means(violations[name], normalised, sides)
+            means = {name: self._sum_over_ranks(mean) for name, mean in means.items()}
+        return {
+            name: self._price_of_mean(name, formulations[name], mean)
+            for name, mean in means.items()
+        }
+
+    def _price_of_mean(self, name: str, formulation: Formulation, mean: Tensor) -> Tensor:
+        """∂ψ/∂v̄ (sides,) at the mean violation (sides,) of the batch."""
+        multiplier = self.multipliers.scalar(name, len(mean)).to(mean)
+        if self.order == "dual_first":
+            multiplier = formulation.ascend(mean, multiplier)
+        with torch.enable_grad():
+            mean = mean.detach().requires_grad_()
+            (price,) = torch.autograd.grad(formulation.lagrangian(mean, multiplier).sum(), mean)
+        return price
+
+    def _clip_gradient(self) -> Tensor:
+        """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        # Under float16 the gradients carry the scaler's factor until its step: so does the bound.
+        scaler = self._gradient_scaler()
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if self.gradient_clip_val is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
+        return norm / scale
+
+    def _collect(self, found: list[Tensor], norm: Tensor) -> Record:
+        """The rows of all ranks and the gradient's norm, by one gather and one copy to the CPU.
+
+        Every rank's batch has the same number of rows: samplers of several ranks pad.
+        """
+        rows = torch.cat(found)
+        if self.trainer.world_size > 1:
+            rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
+        flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
+        return unpack(flat[:-1].view(rows.shape), self._columns, float(flat[-1]))
+
+    def _may_step(self, record: Record) -> bool:
+        """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        if not any(bool(carried.any()) for carried in record.members.values()):
+            reason = "no sample of the batch is left"
+        elif math.isfinite(record.gradient_norm) or self._gradient_scaler() is not None:
+            return True  # A scaler of float16 gradients makes this decision itself.
+        else:
+            reason = f"the norm of the gradient is {record.gradient_norm}"
+        self._optimizer().zero_grad()
+        self.skipped_steps += 1
+        self._skipped_this_epoch += 1
+        self._warn(
+            f"Step skipped ({self._where()}): {reason}. Neither weights nor multipliers moved; "
+            f"{self.skipped_steps} so far."
+        )
+        return False
+
+    def _primal_step(self) -> None:
+        self._optimizer().step()
+        self._taken_this_epoch += 1
+
+    def _dual_step(self, record: Record) -> None:
+        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others."""
+        self._window.append(self._visited(record))
+        if len(self._window) >= self.primal_steps:
+            self._close_window()
+
+    def _visited(self, record: Record) -> dict[str, list[Tensor]]:
+        """What the dual step needs of this step, by constraint.
+
+        Scope "sample": index (R,), violation and members (R, sides·K) of the rows that carry the
+        constraint. Scope "batch": the mean violation (sides,). Nothing where nobody carries it.
+        """
+        visited: dict[str, list[Tensor]] = {}
+        for name, formulation in self.formulations.items():
+            violation, carried = record.violations[name], record.members[name]
+            rows = carried.any(1)
+            if formulation.scope == "none" or not rows.any():
+                continue
+            if formulation.scope == "sample":
+                visited[name] = [record.index[rows], violation[rows], carried[rows]]
+            else:
+                sides = self.constraints[name].sides
+                normalised = weights(carried, sides) / rows.sum()
+                visited[name] = [side_means(violation, normalised, sides)]
+        return visited
+
+    def _close_window(self) -> None:
+        """The dual step of every sample visited in the window, at its last visit's violation."""
+        window, self._window = self._window, []
+        for name, formulation in self._formulations_now().items():
+            visits = [visited[name] for visited in window if name in visited]
+            if not visits:
+                continue
+            if formulation.scope == "batch":
+                mean = torch.stack([visit[0] for visit in visits]).mean(0)
+                multiplier = self.multipliers.scalar(name, len(mean)).to(mean)
+                self.multipliers.write_scalar(name, formulation.ascend(mean, multiplier))
+                continue
+            index, violation, carried = (torch.cat(parts) for parts in zip(*visits, strict=True))
+            last = last_visits(index)
+            index, violation, carried = index[last], violation[last], carried[last]
+            multiplier = self.multipliers.rows(name, index, violation.shape[1]).to(violation)
+            stepped = torch.where(carried, formulation.ascend(violation, multiplier), multiplier)
+            self.multipliers.write(name, index, stepped)
+
+    def _formulations_now(self) -> dict[str, Formulation]:
+        return {name: f.at_epoch(self.current_epoch) for name, f in self.formulations.items()}
+
+    # Values that are not finite -----------------------------------------------------------------
+
+    def _name_poisoned(self, record: Record, poisoned: Tensor) -> None:
+        self.left_out += int(poisoned.sum())
+        for row in poisoned.nonzero()[:8, 0].tolist():
+            terms = {"Objective": record.objective[row].reshape(1)}
+            terms |= {f'Constraint "{n}"': v[row] for n, v in record.violations.items()}
+            for term, values in terms.items():
+                for value in values[~torch.isfinite(values)][:1].tolist():
+                    self._warn(
+                        f"{term}: {value} for sample {int(record.index[row])} ({self._where()}). "
+                        f"Left out of this step; {self.left_out} so far. "
+                        "Inspect that record or lower the learning rate."
+                    )
+
+    def _without(self, micros: list[MicroBatch], left_out: Tensor) -> list[MicroBatch]:
+        """The micro-batches without the samples ``left_out``; emptied ones are dropped."""
+        kept = []
+        for micro in micros:
+            keep = ~torch.isin(micro.index, left_out)
+            if keep.all():
+                kept.append(micro)
+            elif keep.any():
+                rows = keep.nonzero()[:, 0]
+                members = {n: m[rows.to(m.device)] for n, m in micro.members.items()}
+                kept.append(MicroBatch(self.select(micro.batch, rows), micro.index[rows], members))
+        return kept
+
+    def _where(self) -> str:
+        return f"train, epoch {self.current_epoch}, step {self.global_step}"
+
+    def _warn(self, message: str) -> None:
+        if self.trainer.is_global_zero:
+            log.warning(message)
+
+    # Logging ------------------------------------------------------------------------------------
+
+    def _log_running(self, record: Record) -> None:
+        """``running/…``: this batch's values, taken while the weights move."""
+        carried = record.members[OBJECTIVE]
+        if carried.any():
+            self.log("running/objective", record.objective[carried].mean(), prog_bar=True)
+        for name in self.constraints:
+            values = record.violations[name][record.members[name]]
+            if len(values):
+                for statistic, value in violation_statistics(values).items():
+                    shown = statistic in ("violated", "cvar95")
+                    self.log(f"running/{name}/{statistic}", value, prog_bar=shown)
+        self.log("running/gradient_norm", record.gradient_norm)
+        self.log("running/left_out", float(self.left_out))
+        self.log("running/skipped_steps", float(self.skipped_steps))
+
+    # Evaluation: no multiplier is read, none moves ----------------------------------------------
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(_stage("val", self.trainer.val_dataloaders, dataloader_idx), batch)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(_stage("test", self.trainer.test_dataloaders, dataloader_idx), batch)
+
+    def on_validation_epoch_start(self) -> None:
+        self._evaluations = {}
+
+    def on_test_epoch_start(self) -> None:
+        self._evaluations = {}
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluations()
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluations()
+
+    def _evaluate(self, stage: str, batch: Any) -> None:
+        if stage not in self._evaluations:
+            self._evaluations[stage] = _Evaluation(
+                MeanMetric().to(self.device),
+                {name: ViolationStatistics().to(self.device) for name in self.constraints},
+                {name: m.to(self.device) for name, m in self.evaluation_metrics().items()},
+            )
+        evaluation = self._evaluations[stage]
+        for piece in _pieces(batch):
+            micro = self._micro_batch(piece, _index(piece))
+            rows = len(micro.index)
+            outputs = self(piece)
+            objective = checked(self.objective(outputs, piece), OBJECTIVE, rows, vector=False)
+            evaluation.objective.update(objective[micro.members[OBJECTIVE]])
+            values = self._constraint_values(outputs, piece, rows)
+            for name, constraint in self.evaluation_constraints.items():
+                violation, carried = oriented(constraint, values[name], micro.members[name], name)
+                evaluation.violations[name].update(violation[carried])
+            real = (micro.index >= 0).to(self.device)
+            self.update_evaluation_metrics(evaluation.task, outputs, piece, real)
+
+    def _log_evaluations(self) -> None:
+        """``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric`` of full passes."""
+        for stage, evaluation in self._evaluations.items():
+            results = {f"{stage}/objective": evaluation.objective.compute()}
+            self.violations[stage] = {}
+            for name, statistics in evaluation.violations.items():
+                for statistic, value in statistics.compute().items():
+                    results[f"{stage}/{name}/{statistic}"] = value
+                self.violations[stage][name] = statistics.pooled().cpu()
+            for name, metric in evaluation.task.items():
+                results[f"{stage}/{name}"] = metric.compute()
+            self.log_dict(results, add_dataloader_idx=False)
+        self._evaluations = {}
+
+    # Around the fit -----------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        self._total_steps = self._count_steps()
+        dataset = self._training_set()
+        if dataset is None:
+            return
+        self._refuse_repeating_sampler()
+        found = fingerprint(dataset)
+        restored = (self._restored or {}).get("fingerprint")
+        if restored is not None and restored != found:
+            raise TrainingError(
+                "These multipliers belong to another training set, or to another order of it "
+                f"(checkpoint: {self.multipliers.samples:,} samples; now: {len(dataset):,}). "
+                "Restore the data, or start without `ckpt_path`."
+            )
+        if restored is None and found != self._fingerprint:
+            if self._fingerprint is not None:
+                self._warn("Another training set than before: the multipliers start at 0 again.")
+            self.multipliers = Multipliers(len(dataset))
+            self._window = []
+        self._fingerprint = found
+
+    def on_train_epoch_start(self) -> None:
+        self._taken_this_epoch = self._skipped_this_epoch = 0
+
+    def on_train_epoch_end(self) -> None:
+        if self._skipped_this_epoch and not self._taken_this_epoch:
+            raise TrainingError(
+                f"All {self._skipped_this_epoch} steps of epoch {self.current_epoch} were skipped "
+                "because values or gradients were not finite. Check the data and the model's "
+                "outputs, and lower the learning rate."
+            )
+        self._step_schedulers("epoch")
+
+    def on_train_end(self) -> None:
+        self._close_window()
+
+    def _training_set(self) -> Any:
+        """The data set behind the training loader; None if no multiplier belongs to a sample."""
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            return dataset
+        if any(f.scope == "sample" for f in self.formulations.values()):
+            raise TrainingError(
+                "Multipliers per sample need a training DataLoader over one map-style data set "
+                f"with a length, got {type(dataset).__name__}. Load the data into one."
+            )
+        return None
+
+    def _refuse_repeating_sampler(self) -> None:
+        loader = self.trainer.train_dataloader
+        uneven = len(loader.dataset) % self.trainer.world_size
+        if uneven and not isinstance(loader.sampler, PointwiseSampler):
+            raise TrainingError(
+                f"{len(loader.dataset)} samples over {self.trainer.world_size} ranks: a "
+                f"{type(loader.sampler).__name__} would repeat some and step their multipliers "
+                "twice. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
+            )
+
+    def _count_steps(self) -> int | None:
+        """Batches of the whole run, from the loader; ``estimated_stepping_batches`` would set the
+        loaders up too early for a mid-epoch resume."""
+        trainer = self.trainer
+        limits = [trainer.max_steps] if trainer.max_steps not in (None, -1) else []
+        if trainer.max_epochs not in (None, -1):
+            limits.append(trainer.max_epochs * trainer.num_training_batches)
+        if not limits or math.isinf(min(limits)):
+            if self.optimization.schedule != "constant" or self.optimization.warmup_ratio:
+                raise TrainingError(
+                    "A schedule needs an end: set max_epochs or max_steps, or take "
+                    'schedule="constant" without a warm-up.'
+                )
+            return None
+        return int(min(limits))
+
+    def _resume_within_epoch(self, batch_idx: int) -> None:
+        """On the first step after a resume: the loader stands where it stood, then so does chance."""
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return
+        if batch_idx > 0:
+            loader = self.trainer.train_dataloader
+            if getattr(loader, "position", batch_idx + 1) != batch_idx + 1 or not hasattr(
+                loader, "load_state_dict"
+            ):
+                raise TrainingError(
+                    f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
+                    "training DataLoader cannot continue there: it would repeat some samples and "
+                    "leave out others. Use PointwiseDataModule or another loader with state_dict "
+                    "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
+                    "resume from the end of an epoch."
+                )
+        states = restored["random_states"]
+        if len(states) == self.trainer.world_size:
+            restore_random_state(states[self.global_rank], self.device)
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        states: list[Any] = [random_state(self.device)]
+        if self.trainer.world_size > 1:
+            states = states * self.trainer.world_size
+            torch.distributed.all_gather_object(states, random_state(self.device))
+        checkpoint[STATE_KEY] = {
+            "samples": self.multipliers.samples,
+            "multipliers": self.multipliers.state_dict(),
+            "fingerprint": self._fingerprint,
+            "window": self._window,
+            "left_out": self.left_out,
+            "skipped_steps": self.skipped_steps,
+            "random_states": states,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint.get(STATE_KEY)
+        if state is None:
+            raise TrainingError(
+                f"This checkpoint was not written by a PointwiseModule: it has no {STATE_KEY!r} "
+                "entry, so no multipliers. Load its weights into the model instead."
+            )
+        self.multipliers = Multipliers(state["samples"])
+        self.multipliers.load_state_dict(state["multipliers"])
+        self._window = state["window"]
+        self._fingerprint = state["fingerprint"]
+        self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]
+        resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        self._restored = state if resuming else None
+
+    def _set_hparams(self, hp: Any) -> None:
+        super()._set_hparams(plain(hp))
+
+    # Optimizers and devices ---------------------------------------------------------------------
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        trainable = [p for p in self.parameters() if p.requires_grad]
+        settings = self.optimization
+        optimizer = torch.optim.AdamW(
+            trainable, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: settings.factor(step, self._total_steps)
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def _step_schedulers(self, interval: str) -> None:
+        """Steps the schedulers declared for this interval, which Lightning leaves to the module."""
+        for config in self.trainer.lr_scheduler_configs:
+            count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
+            if config.interval != interval or count % config.frequency:
+                continue
+            metric = None
+            if config.reduce_on_plateau:
+                metric = self.trainer.callback_metrics.get(config.monitor or "")
+                if metric is None:
+                    known = ", ".join(sorted(self.trainer.callback_metrics))
+                    raise TrainingError(
+                        f"The scheduler monitors {config.monitor!r}, which is not logged. "
+                        f"Logged: {known}."
+                    )
+            self.lr_scheduler_step(config.scheduler, metric)  # type: ignore[arg-type]
+
+    def _batches_seen(self) -> int:
+        return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+    def _optimizer(self) -> Any:
+        optimizers = self.optimizers()
+        if isinstance(optimizers, list):
+            raise TrainingError(
+                f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
+                "has one, for the weights. Use parameter groups."
+            )
+        return optimizers
+
+    def _gradient_scaler(self) -> Any:
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+    def _without_gradient_sync(self) -> Any:
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)
+        return nullcontext() if block is None else block()
+
+    def _sum_over_ranks(self, value: Tensor) -> Tensor:
+        reduced = self.trainer.strategy.reduce(value, reduce_op="sum")
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Moves a batch, all but its ``host_keys``."""
+        if isinstance(batch, (list, tuple)):
+            return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
+        if not isinstance(batch, Mapping):
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        kept = {key: value for key, value in batch.items() if key in self.host_keys}
+        moved = {key: value for key, value in batch.items() if key not in self.host_keys}
+        return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
+
+
+@dataclass
+class _Evaluation:
+    """The running figures of one evaluated data set."""
+
+    objective: MeanMetric
+    violations: dict[str, ViolationStatistics]
+    task: dict[str, Metric]
+
+
+def _per_constraint(
+    formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
+) -> dict[str, Formulation]:
+    """The formulation of every constraint by name; empty for plain training."""
+    if formulation is None:
+        return {}
+    if isinstance(formulation, Formulation) or "class_path" in formulation:
+        one = formulation_from(formulation)
+        return {name: one for name in constraints if one is not None}
+    require_names("formulation", formulation, constraints)
+    missing = [name for name in constraints if name not in formulation]
+    if missing:
+        raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
+    built = {name: formulation_from(config) for name, config in formulation.items()}
+    return {name: one for name, one in built.items() if one is not None}
+
+
+def _pieces(batch: Any) -> list[Any]:
+    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+
+
+def _index(batch: Any) -> Tensor:
+    """(B,) on the CPU."""
+    index = batch.get("index") if isinstance(batch, Mapping) else None
+    if not isinstance(index, Tensor) or index.dim() != 1:
+        raise DataError(
+            'A batch needs "index", the position of each sample in its data set, as a tensor (B,): '
+            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule."
+        )
+    return index.cpu()
+
+
+def _stage(stage: str, loaders: Any, position: int) -> str:
+    """The stage's name; of several data sets, given as a dict, the data set's."""
+    return list(loaders)[position] if isinstance(loaders, Mapping) else stage
+
+
+def _connected_zero(module: LightningModule) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    total = torch.zeros((), device=module.device)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            total = total + (parameter * 0).sum()
+    return total

@@ -1,0 +1,71 @@
+"""What a checkpoint may hold: plain values, and the random state of every rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pl_pointwise.formulations import Formulation
+
+
+def plain(value: Any) -> Any:
+    """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
+
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, numpy scalars
+    numbers. Anything else has no plain form and becomes ``None``.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Formulation):
+        return plain(value.config())
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
+        return plain(value.item())
+    if isinstance(value, (Path, str)):
+        return str(value)
+    if isinstance(value, (bool, int, float)):
+        return plain(float(value) if isinstance(value, float) else int(value))
+    return None
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of this process's generators, as plain values and tensors."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],  # type: ignore[union-attr]
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def replayed_random_state(device: torch.device) -> Iterator[None]:
+    """Runs the block, then puts torch's generators back, so that what follows draws the same."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
