@@ -7,6 +7,7 @@ a row that only fills up a rank's last batch carries −1 and counts nowhere.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -103,8 +104,8 @@ class PointwiseSampler(DistributedSampler[Any]):
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
-    Its state is the epoch and the number of batches handed out. Lightning saves and restores it;
-    the order of samples follows from the sampler's seed and epoch.
+    Its state is the sampler's seed and epoch, from which the order follows, and the number of
+    batches handed out. Lightning saves and restores it.
     """
 
     sampler: PointwiseSampler
@@ -143,12 +144,14 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""
+        state = {"seed": self.sampler.seed, "epoch": self.sampler.epoch, "position": self.position}
         if self.position >= len(self):
-            return {"epoch": self.sampler.epoch + 1, "position": 0}
-        return {"epoch": self.sampler.epoch, "position": self.position}
+            state |= {"epoch": self.sampler.epoch + 1, "position": 0}
+        return state
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at ``state`` in the next iteration, if that is over the same epoch."""
+        self.sampler.seed = state["seed"]
         self._resume_at = (state["epoch"], state["position"])
 
 
@@ -163,7 +166,7 @@ class PointwiseDataModule(LightningDataModule):
         batch_size: samples per rank in one optimisation step.
         eval_batch_size: samples per rank and evaluation batch; None takes ``batch_size``.
         num_workers: loader processes.
-        seed: of the order of training samples.
+        seed: of the order of training samples, together with ``seed_everything``'s.
     """
 
     def __init__(
@@ -194,19 +197,27 @@ class PointwiseDataModule(LightningDataModule):
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
         return {name: self._loader(name) for name in ("test", "train") if name in self.datasets}
 
-    def predict_dataloader(self) -> ResumableDataLoader:
+    def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("predict")
 
-    def _loader(self, name: str, training: bool = False) -> ResumableDataLoader:
+    def _loader(self, name: str, training: bool = False) -> Any:
         dataset = IndexedDataset(self.datasets[name])
+        size = self.batch_size if training else self.eval_batch_size
+        if name == "predict" or (self.trainer and self.trainer.overfit_batches):
+            # Lightning puts samplers of its own into these, which only a plain loader lets it do.
+            return DataLoader(
+                dataset,
+                batch_size=size,  # Named: Lightning repeats the arguments with its own added.
+                collate_fn=self.collate,
+                num_workers=self.num_workers,
+            )
         sampler = PointwiseSampler(
             dataset,
             num_replicas=self.trainer.world_size if self.trainer else 1,
             rank=self.trainer.global_rank if self.trainer else 0,
             shuffle=training,
-            seed=self.seed,
+            seed=self.seed + int(os.environ.get("PL_GLOBAL_SEED", 0)),
         )
-        size = self.batch_size if training else self.eval_batch_size
         return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
 
 

@@ -103,7 +103,7 @@ class Formulation(ABC):
     def config(self) -> dict[str, Any]:
         """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
         kind = type(self)
-        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": vars(self)}
+        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(vars(self))}
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -344,7 +344,7 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
         raise ValueError(f"Not a formulation: {config!r}. Give an object such as Pointwise().")
-    module_name, _, class_name = path.rpartition(".")
+    module_name = path.rpartition(".")[0]
     known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
     if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
         importlib.import_module(module_name)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 
 def pool(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -176,7 +177,9 @@ class ViolationStatistics(Metric):
         return dim_zero_cat(self.values) if len(self.values) else torch.empty(0, device=self.device)
 
     def _sync_dist(
-        self, dist_sync_fn: Callable[..., list[Tensor]], process_group: Any | None = None
+        self,
+        dist_sync_fn: Callable[..., list[Tensor]] = gather_all_tensors,
+        process_group: Any | None = None,
     ) -> None:
         """One dtype on all ranks before they gather: an empty one does not know the others'."""
         row = self._row()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -42,6 +43,9 @@ from pl_pointwise.terms import (
 )
 
 log = logging.getLogger(__name__)
+
+# Lightning says so of every module that moves its batches itself; here that is how it should be.
+warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 STATE_KEY = "pl_pointwise"
 """The checkpoint entry that holds multipliers, fingerprint, open window and random states."""
@@ -205,8 +209,11 @@ class PointwiseModule(LightningModule):
         if self._may_step(record):
             self._primal_step()
             self._dual_step(record)
-        self._step_schedulers("step")
         self._log_running(record)
+        self._step_schedulers("step", plateau=False)
+        self._step_schedulers("step", plateau=True)
+        if self.trainer.is_last_batch:
+            self._step_schedulers("epoch", plateau=False)
 
     def _micro_batches(self, batch: Any) -> list[MicroBatch]:
         micros = []
@@ -229,7 +236,7 @@ class PointwiseModule(LightningModule):
     def _member_counts(self, micros: list[MicroBatch]) -> dict[str, Tensor]:
         """How many samples of the step carry each term, over all ranks, before any forward."""
         names = [OBJECTIVE, *self.constraints]
-        counts = torch.zeros(len(names), device=self.device)
+        counts = torch.zeros(len(names), dtype=torch.float32, device=self.device)
         for micro in micros:
             counts += torch.stack([carriers(micro.members[name]).sum() for name in names])
         counts = self._sum_over_ranks(counts)
@@ -303,7 +310,7 @@ class PointwiseModule(LightningModule):
         for name, formulation in self._formulations_now().items():
             violation, carried = violations[name], members[name]
             sides = self.constraints[name].sides
-            normalised = weights(carried, sides) / counts[name]
+            normalised = weights(carried, sides, violation.dtype) / counts[name]
             if formulation.scope == "batch":
                 price = prices.get(name)
                 if price is None:
@@ -340,7 +347,9 @@ class PointwiseModule(LightningModule):
         """
         formulations = {n: f for n, f in self._formulations_now().items() if f.scope == "batch"}
         means = {
-            name: torch.zeros(self.constraints[name].sides, device=self.device)
+            name: torch.zeros(
+                self.constraints[name].sides, dtype=torch.float32, device=self.device
+            )
             for name in formulations
         }
         needed = self.order == "dual_first" or not all(f.linear for f in formulations.values())
@@ -351,9 +360,9 @@ class PointwiseModule(LightningModule):
                 for micro in micros:
                     _, violations, members = self._terms(micro)
                     for name in means:
-                        sides = self.constraints[name].sides
-                        normalised = weights(members[name], sides) / counts[name]
-                        means[name] = means[name] + side_means(violations[name], normalised, sides)
+                        sides, violation = self.constraints[name].sides, violations[name]
+                        normalised = weights(members[name], sides, violation.dtype) / counts[name]
+                        means[name] = means[name] + side_means(violation, normalised, sides)
             means = {name: self._sum_over_ranks(mean) for name, mean in means.items()}
         return {
             name: self._price_of_mean(name, formulations[name], mean)
@@ -437,7 +446,7 @@ class PointwiseModule(LightningModule):
                 visited[name] = [record.index[rows], violation[rows], carried[rows]]
             else:
                 sides = self.constraints[name].sides
-                normalised = weights(carried, sides) / rows.sum()
+                normalised = weights(carried, sides, violation.dtype) / record.counts[name]
                 visited[name] = [side_means(violation, normalised, sides)]
         return visited
 
@@ -503,14 +512,20 @@ class PointwiseModule(LightningModule):
     def _log_running(self, record: Record) -> None:
         """``running/…``: this batch's values, taken while the weights move."""
         carried = record.members[OBJECTIVE]
+        shown = {}
         if carried.any():
-            self.log("running/objective", record.objective[carried].mean(), prog_bar=True)
-        for name in self.constraints:
-            values = record.violations[name][record.members[name]]
+            shown["objective"] = record.objective[carried].mean()
+            self.log("running/objective", shown["objective"])
+        by_name = {n: record.violations[n][record.members[n]] for n in self.constraints}
+        for name, values in by_name.items():
             if len(values):
-                for statistic, value in violation_statistics(values).items():
-                    shown = statistic in ("violated", "cvar95")
-                    self.log(f"running/{name}/{statistic}", value, prog_bar=shown)
+                statistics = violation_statistics(values)
+                self.log_dict({f"running/{name}/{key}": value for key, value in statistics.items()})
+        pooled = torch.cat(list(by_name.values())) if by_name else torch.empty(0)
+        if len(pooled):
+            statistics = violation_statistics(pooled)
+            shown |= {key: statistics[key] for key in ("cvar95", "violated")}
+        self.log_dict(shown, prog_bar=True, logger=False)
         self.log("running/gradient_norm", record.gradient_norm)
         self.log("running/left_out", float(self.left_out))
         self.log("running/skipped_steps", float(self.skipped_steps))
@@ -518,16 +533,16 @@ class PointwiseModule(LightningModule):
     # Evaluation: no multiplier is read, none moves ----------------------------------------------
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(_stage("val", self.trainer.val_dataloaders, dataloader_idx), batch)
+        self._evaluate(_stages("val", self.trainer.val_dataloaders)[dataloader_idx], batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(_stage("test", self.trainer.test_dataloaders, dataloader_idx), batch)
+        self._evaluate(_stages("test", self.trainer.test_dataloaders)[dataloader_idx], batch)
 
     def on_validation_epoch_start(self) -> None:
-        self._evaluations = {}
+        self._start_evaluations(_stages("val", self.trainer.val_dataloaders))
 
     def on_test_epoch_start(self) -> None:
-        self._evaluations = {}
+        self._start_evaluations(_stages("test", self.trainer.test_dataloaders))
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluations()
@@ -535,13 +550,18 @@ class PointwiseModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_evaluations()
 
-    def _evaluate(self, stage: str, batch: Any) -> None:
-        if stage not in self._evaluations:
-            self._evaluations[stage] = _Evaluation(
+    def _start_evaluations(self, stages: list[str]) -> None:
+        """On every rank, whether or not it gets a batch: what follows at the end is collective."""
+        self._evaluations = {
+            stage: _Evaluation(
                 MeanMetric().to(self.device),
                 {name: ViolationStatistics().to(self.device) for name in self.constraints},
                 {name: m.to(self.device) for name, m in self.evaluation_metrics().items()},
             )
+            for stage in stages
+        }
+
+    def _evaluate(self, stage: str, batch: Any) -> None:
         evaluation = self._evaluations[stage]
         for piece in _pieces(batch):
             micro = self._micro_batch(piece, _index(piece))
@@ -557,7 +577,7 @@ class PointwiseModule(LightningModule):
             self.update_evaluation_metrics(evaluation.task, outputs, piece, real)
 
     def _log_evaluations(self) -> None:
-        """``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric`` of full passes."""
+        """``stage/objective``, ``stage/constraint/statistic``, ``stage/metric``: full passes."""
         for stage, evaluation in self._evaluations.items():
             results = {f"{stage}/objective": evaluation.objective.compute()}
             self.violations[stage] = {}
@@ -575,9 +595,15 @@ class PointwiseModule(LightningModule):
     def on_train_start(self) -> None:
         self._total_steps = self._count_steps()
         dataset = self._training_set()
-        if dataset is None:
-            return
-        self._refuse_repeating_sampler()
+        if dataset is not None:
+            self._refuse_repeating_sampler()
+            self._claim_multipliers(dataset)
+        states = (self._restored or {}).get("random_states", [])
+        if len(states) == self.trainer.world_size:
+            restore_random_state(states[self.global_rank], self.device)
+
+    def _claim_multipliers(self, dataset: Any) -> None:
+        """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
         restored = (self._restored or {}).get("fingerprint")
         if restored is not None and restored != found:
@@ -595,18 +621,42 @@ class PointwiseModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self._taken_this_epoch = self._skipped_this_epoch = 0
+        loop = self.trainer.fit_loop
+        plain = not hasattr(self.trainer.train_dataloader, "load_state_dict")
+        if self._restored is not None and loop.is_resuming and plain:
+            # Lightning made this epoch's iterator, which draws the order, before the random state
+            # was restored.
+            iter(loop._data_fetcher)  # type: ignore[call-overload]
 
     def on_train_epoch_end(self) -> None:
+        if self._is_counted_twice():
+            return
         if self._skipped_this_epoch and not self._taken_this_epoch:
             raise TrainingError(
                 f"All {self._skipped_this_epoch} steps of epoch {self.current_epoch} were skipped "
                 "because values or gradients were not finite. Check the data and the model's "
                 "outputs, and lower the learning rate."
             )
-        self._step_schedulers("epoch")
+        self._step_schedulers("epoch", plateau=True)
+
+    def _is_counted_twice(self) -> bool:
+        """Whether this is a second end of an epoch, without batches, and if so takes it back.
+
+        Resumed under ``max_steps`` from the end of an epoch, Lightning ends that epoch once more
+        and is from then on one epoch ahead in the samplers' order and in ``max_epochs``.
+        https://github.com/Lightning-AI/pytorch-lightning/issues/19617
+        """
+        progress = self.trainer.fit_loop.epoch_progress
+        surplus = progress.current.processed - (progress.current.completed + 1)
+        progress.current.processed -= surplus
+        progress.total.processed -= surplus
+        return surplus > 0
 
     def on_train_end(self) -> None:
         self._close_window()
+
+    def on_fit_end(self) -> None:
+        self._restored = None
 
     def _training_set(self) -> Any:
         """The data set behind the training loader; None if no multiplier belongs to a sample."""
@@ -647,15 +697,13 @@ class PointwiseModule(LightningModule):
         return int(min(limits))
 
     def _resume_within_epoch(self, batch_idx: int) -> None:
-        """On the first step after a resume: the loader stands where it stood, then so does chance."""
+        """On the first step after a resume: the loader must stand where it stood."""
         restored, self._restored = self._restored, None
-        if restored is None:
-            return
-        if batch_idx > 0:
+        if restored is not None and batch_idx > 0:
             loader = self.trainer.train_dataloader
-            if getattr(loader, "position", batch_idx + 1) != batch_idx + 1 or not hasattr(
-                loader, "load_state_dict"
-            ):
+            unused = getattr(self.trainer.fit_loop, "_combined_loader_states_to_load", [])
+            position = getattr(loader, "position", batch_idx + 1)
+            if unused or position != batch_idx + 1 or not hasattr(loader, "load_state_dict"):
                 raise TrainingError(
                     f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
                     "training DataLoader cannot continue there: it would repeat some samples and "
@@ -663,9 +711,6 @@ class PointwiseModule(LightningModule):
                     "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
                     "resume from the end of an epoch."
                 )
-        states = restored["random_states"]
-        if len(states) == self.trainer.world_size:
-            restore_random_state(states[self.global_rank], self.device)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -681,6 +726,11 @@ class PointwiseModule(LightningModule):
             "window": self._window,
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
+            "monitored": {
+                config.monitor: float(self.trainer.callback_metrics[config.monitor])
+                for config in self.trainer.lr_scheduler_configs
+                if config.monitor in self.trainer.callback_metrics
+            },
             "random_states": states,
         }
 
@@ -718,22 +768,33 @@ class PointwiseModule(LightningModule):
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    def _step_schedulers(self, interval: str) -> None:
-        """Steps the schedulers declared for this interval, which Lightning leaves to the module."""
+    def _step_schedulers(self, interval: str, plateau: bool) -> None:
+        """Steps the schedulers declared for this interval, which Lightning leaves to the module.
+
+        When Lightning would: by epoch after the last batch, but on a plateau after validation.
+        """
+        count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
         for config in self.trainer.lr_scheduler_configs:
-            count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
-            if config.interval != interval or count % config.frequency:
+            due = config.interval == interval and count % config.frequency == 0
+            if not due or config.reduce_on_plateau != plateau:
                 continue
-            metric = None
-            if config.reduce_on_plateau:
-                metric = self.trainer.callback_metrics.get(config.monitor or "")
-                if metric is None:
-                    known = ", ".join(sorted(self.trainer.callback_metrics))
-                    raise TrainingError(
-                        f"The scheduler monitors {config.monitor!r}, which is not logged. "
-                        f"Logged: {known}."
-                    )
+            metric = self._monitored(config.monitor or "") if plateau else None
+            if plateau and metric is None:
+                known = ", ".join(sorted(self.trainer.callback_metrics))
+                message = (
+                    f"The scheduler monitors {config.monitor!r}, which is not logged. "
+                    f"Logged: {known}."
+                )
+                if config.strict:
+                    raise TrainingError(message)
+                self._warn(message)
+                continue
             self.lr_scheduler_step(config.scheduler, metric)  # type: ignore[arg-type]
+
+    def _monitored(self, name: str) -> Any:
+        """A logged value; after a resume between validation and its use, the checkpoint's."""
+        restored = (self._restored or {}).get("monitored", {})
+        return self.trainer.callback_metrics.get(name, restored.get(name))
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
@@ -813,9 +874,13 @@ def _index(batch: Any) -> Tensor:
     return index.cpu()
 
 
-def _stage(stage: str, loaders: Any, position: int) -> str:
-    """The stage's name; of several data sets, given as a dict, the data set's."""
-    return list(loaders)[position] if isinstance(loaders, Mapping) else stage
+def _stages(stage: str, loaders: Any) -> list[str]:
+    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
+    if isinstance(loaders, Mapping):
+        return list(loaders)
+    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+        return [f"{stage}{number}" for number in range(len(loaders))]
+    return [stage]
 
 
 def _connected_zero(module: LightningModule) -> Tensor:

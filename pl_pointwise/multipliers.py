@@ -76,7 +76,10 @@ class Multipliers(Mapping[str, Tensor]):
         return dict(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._tables = {name: table.clone() for name, table in state.items()}
+        # A checkpoint may have been mapped to another device.
+        self._tables = {
+            name: table.to("cpu", torch.float32, copy=True) for name, table in state.items()
+        }
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:

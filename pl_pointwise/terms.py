@@ -37,6 +37,7 @@ class Record:
     objective: Tensor  # (R,)
     violations: dict[str, Tensor]  # (R, sides·K), zero where not a member
     members: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
+    counts: dict[str, int]  # rows that carry each term, those left out later included
     gradient_norm: float
 
     def rows(self, keep: Tensor, gradient_norm: float) -> Record:
@@ -46,6 +47,7 @@ class Record:
             objective=self.objective[keep],
             violations={name: violation[keep] for name, violation in self.violations.items()},
             members={name: carried[keep] for name, carried in self.members.items()},
+            counts=self.counts,
             gradient_norm=gradient_norm,
         )
 
@@ -80,7 +82,8 @@ def unpack(rows: Tensor, columns: Mapping[str, int], gradient_norm: float) -> Re
         violations[name] = rows[:, start : start + width]
         members[name] = rows[:, start + width : start + 2 * width].bool()
         start += 2 * width
-    return Record(rows[:, 0].long(), rows[:, 1], violations, members, gradient_norm)
+    counts = {name: int(carriers(carried).sum()) for name, carried in members.items()}
+    return Record(rows[:, 0].long(), rows[:, 1], violations, members, counts, gradient_norm)
 
 
 def complete_members(
@@ -151,15 +154,17 @@ def oriented(
     return violation, carried.expand(-1, width).repeat(1, constraint.sides)
 
 
-def weights(carried: Tensor, sides: int) -> Tensor:
+def weights(carried: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     """(b, sides·K): 1 / (columns the row carries), zero where it carries none.
+
+    In the violations' dtype: the default one is bfloat16 under ``bf16-true``.
 
     With them a weighted sum over a side averages within each sample; divided by the number of
     samples that carry the constraint, it is the mean of the side.
     """
     per_side = carried.shape[1] // sides
     inner = carried.unflatten(1, (sides, per_side)).sum(2).clamp(min=1)
-    return carried / inner.repeat_interleave(per_side, dim=1)
+    return carried.to(dtype) / inner.repeat_interleave(per_side, dim=1)
 
 
 def side_means(violation: Tensor, normalised: Tensor, sides: int) -> Tensor:

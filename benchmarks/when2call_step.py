@@ -1,0 +1,153 @@
+"""Time and memory of a When2Call training step: the plain path against the fast ones.
+
+    python benchmarks/when2call_step.py MODEL RECORDS --path shared_prompt --cache
+
+MODEL is the folder of a causal language model whose chat template takes tools (MiniMind2-Small),
+RECORDS a JSONL of the schema of nvidia/When2Call's train_pref. One run measures one path, so that
+its peak of memory is its own; without --path every path runs, each in its own process.
+
+A step is what a pointwise constraint needs: forward of prompt, chosen and rejected response,
+KL to the reference, both mean log-likelihoods, backward, and an AdamW step on LoRA of rank 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+PATHS = (["plain"], ["chunked"], ["shared_prompt"], ["shared_prompt", "--cache"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--path", choices=("plain", "chunked", "shared_prompt"))
+    parser.add_argument("--cache", action="store_true", help="the reference's hidden states kept")
+    parser.add_argument("--steps", type=int, default=8, help="timed, after one that is not")
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument(
+        "--max-prompt", type=int, default=1024, help="prompts are cut from the left"
+    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--precision", choices=("bf16-mixed", "32"), default="bf16-mixed")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    arguments = parser.parse_args()
+    if arguments.path is None:
+        for path in PATHS:
+            subprocess.run([sys.executable, *sys.argv, "--path", *path], check=True)
+        return
+    print(json.dumps(measure(arguments)))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, object]:
+    """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
+    from pl_pointwise.tasks.language_model import Lora, load_language_model, load_tokenizer
+    from pl_pointwise.tasks.reference import ReferenceCache
+    from pl_pointwise.tasks.responses import ResponseScorer, collate_responses
+
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = str(arguments.model)
+    tokenizer = load_tokenizer(name, tools=True)
+    model = load_language_model(name, lora=Lora(), dtype=arguments.dtype).to(device).train()
+    samples = [_tokenize(row, tokenizer, arguments.max_prompt) for row in _rows(arguments.records)]
+    random.Random(0).shuffle(samples)
+
+    cache = None
+    if arguments.cache:
+        low = arguments.precision == "bf16-mixed"
+        cache = ReferenceCache(model, dtype=torch.bfloat16 if low else torch.float32)
+    scorer = ResponseScorer(model, path=arguments.path, cache=cache)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-5)
+
+    batches = []
+    for step in range(arguments.steps + 1):
+        rows = samples[step * arguments.batch_size :][: arguments.batch_size]
+        batch = collate_responses(*zip(*rows, strict=True))
+        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+    precision = torch.autocast(device, torch.bfloat16, enabled=arguments.precision != "32")
+
+    def step(batch: dict[str, torch.Tensor]) -> float:
+        with precision:
+            scores = scorer(batch)
+        assert scores.kl is not None
+        chosen, rejected = scores.mean_log_likelihood.unbind(1)
+        loss = (scores.kl.mean(1) - 0.5 * chosen + 0.1 * rejected).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    if cache is not None:  # a later epoch: every reference is there
+        with torch.no_grad(), precision:
+            for batch in batches:
+                scorer(batch)
+    step(batches[0])
+    seconds, losses = [], []
+    for batch in batches[1:]:
+        start = time.perf_counter()
+        losses.append(step(batch))
+        seconds.append(time.perf_counter() - start)
+    if arguments.profile:
+        _profile(lambda: step(batches[1]))
+    mean = statistics.mean(seconds)
+    tokens = sum(int(batch["prompt_lengths"].sum()) for batch in batches[1:])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "path": arguments.path + ("+cache" if arguments.cache else ""),
+        "seconds_per_step": round(mean, 3),
+        "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
+        "samples_per_second": round(arguments.batch_size / mean, 2),
+        "prompt_tokens_mean": round(tokens / len(seconds) / arguments.batch_size),
+        "prompt_tokens_per_second": round(tokens / sum(seconds)),
+        "peak_memory_gib": round(
+            torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else peak, 2
+        ),
+        "mean_loss": round(sum(losses) / len(losses), 4),
+    }
+
+
+def _rows(records: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _tokenize(row: dict, tokenizer, max_prompt: int) -> tuple[list[int], list[list[int]]]:
+    """Prompt, and chosen and rejected response with the end token."""
+    prompt = tokenizer.apply_chat_template(
+        row["messages"],
+        tools=[json.loads(tool) for tool in row["tools"]] or None,
+        add_generation_prompt=True,
+        return_dict=True,
+    )["input_ids"][-max_prompt:]
+    responses = [
+        [
+            *tokenizer(row[side]["content"], add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id,
+        ]
+        for side in ("chosen_response", "rejected_response")
+    ]
+    return prompt, responses
+
+
+def _profile(step) -> None:
+    with torch.profiler.profile() as profiler:
+        step()
+    print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Packaged configurations by name: ``reranker`` is a base file, ``reranker/average`` an overlay."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+OPTIONS = ("--config", "-c", "--rows")
+
+
+def packaged_configs() -> dict[str, Path]:
+    """Every packaged YAML by name: ``tasks/<task>/configs/base.yaml`` is ``<task>``."""
+    found = {}
+    for folder in importlib.import_module("pl_pointwise.tasks").__path__:
+        for path in sorted(Path(folder).glob("*/configs/*.yaml")):
+            task = path.parent.parent.name
+            found[task if path.stem == "base" else f"{task}/{path.stem}"] = path
+    return found
+
+
+def config_path(name: str) -> str:
+    """The path behind a name; anything that is no packaged name passes through as it is.
+
+    A file of that name in the working directory comes first.
+
+    Raises:
+        FileNotFoundError: ``name`` looks like a packaged one (no file ending) and is none.
+    """
+    packaged = packaged_configs()
+    if name in packaged and not Path(name).is_file():
+        return str(packaged[name])
+    if not Path(name).suffix and not Path(name).exists() and "{" not in name:
+        raise FileNotFoundError(
+            f"No configuration {name!r}: neither a file nor one of {', '.join(packaged)}."
+        )
+    return name
+
+
+def with_config_paths(args: Any) -> Any:
+    """A command line with the names after ``--config`` resolved; other forms pass through."""
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        return args
+    resolved = []
+    for position, argument in enumerate(args):
+        option, equals, value = argument.partition("=")
+        if position and args[position - 1] in OPTIONS:
+            resolved.append(config_path(argument))
+        elif option in OPTIONS and equals:
+            resolved.append(f"{option}={config_path(value)}")
+        else:
+            resolved.append(argument)
+    return resolved

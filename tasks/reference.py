@@ -1,0 +1,199 @@
+"""The reference policy: the same weights with the adapters off, and what it said, kept.
+
+The reference never changes during training, so its last hidden states at the response positions
+need to be computed only once. :class:`ReferenceCache` keeps them in memory or on disk. An entry is
+keyed by the token ids of prompt and response, so that another record, another chat template or
+another truncation is another key; entries on disk lie in a folder named after a fingerprint of the
+frozen weights, so that another model never reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel), f"not a transformers model: {type(base).__name__}"
+    return base
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
+    problem = reference_problem(model)
+    if problem:
+        raise ValueError(problem)
+    assert isinstance(model, PeftModel)
+    in_training = [module for module in model.modules() if module.training]
+    trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
+    for module in in_training:
+        module.training = False
+    try:
+        with torch.no_grad(), model.disable_adapter():
+            yield
+    finally:
+        for module in in_training:
+            module.training = True
+        for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
+            weight.requires_grad_(requires_grad)
+
+
+def reference_problem(model: nn.Module) -> str | None:
+    """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
+    if not isinstance(model, PeftModel):
+        return (
+            "The reference policy is the model with its adapters off, and this model has no "
+            "adapters: load it with LoRA, or ask for no reference."
+        )
+    moving = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and not _belongs_to_adapter(model, name)
+    ]
+    if moving:
+        return (
+            f"The reference policy would move: base weights are trained ({moving[0]}, "
+            f"{len(moving)} in all). Freeze them, or ask for no reference."
+        )
+    return None
+
+
+def caching_problem(model: nn.Module) -> str | None:
+    """Why hidden states of the reference must not be kept, or None if they may.
+
+    Kept states are read through the vocabulary layer of the model as it is in training, so nothing
+    outside the repeated layers may be adapted: not head, embeddings (often tied to the head), nor
+    final norm.
+    """
+    problem = reference_problem(model)
+    if problem:
+        return problem
+    for name, module in model.named_modules():
+        adapted = isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+        in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
+        if adapted and not in_a_layer:
+            return (
+                f"The reference's hidden states are not kept: {name} is adapted, and they are "
+                "only valid where head, embeddings and final norm stay as they are."
+            )
+    return None
+
+
+def head_is_adapted(model: nn.Module) -> bool:
+    """Whether the vocabulary layer itself differs between policy and reference."""
+    head = base_of(model).get_output_embeddings()
+    return isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+
+
+def base_fingerprint(model: nn.Module) -> str:
+    """A hash of the configuration and of every frozen weight; adapters do not enter it."""
+    config = base_of(model).config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version", "use_cache"):
+        config.pop(volatile, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in base_of(model).named_parameters():
+        if _belongs_to_adapter(model, name):
+            continue
+        name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        for piece in weight.detach().reshape(-1).view(torch.uint8).split(2**26):
+            digest.update(piece.cpu().numpy())
+    return digest.hexdigest()[:32]
+
+
+class ReferenceCache:
+    """Last hidden states of the reference policy, (T, H) for each (prompt, response).
+
+    Args:
+        model: refused with the reason if its reference is not fixed or not readable later; see
+            :func:`caching_problem`.
+        folder: where to keep them. None keeps them in memory, for this run. On disk they serve
+            later runs and several processes at once; entries of other models beside them are
+            neither read nor removed.
+        dtype: how to keep them. bfloat16 halves the space and moves a KL by about 1e-4; float32
+            is exact.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: str | Path | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        problem = caching_problem(model)
+        if problem:
+            raise ValueError(problem)
+        self.dtype = dtype
+        self.hits = self.misses = 0
+        self._memory: dict[str, Tensor] = {}
+        self.folder: Path | None = None
+        if folder is not None:
+            name = f"{base_fingerprint(model)}-{str(dtype).removeprefix('torch.')}"
+            self.folder = Path(folder) / name
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def key(prompt: Tensor, response: Tensor) -> str:
+        """The key of one pair: prompt (P,) and response (T,), token ids on the CPU, no padding."""
+        digest = hashlib.blake2b(digest_size=16)
+        for ids in (prompt, response):
+            digest.update(len(ids).to_bytes(8, "little"))
+            digest.update(ids.to(torch.int64).numpy().tobytes())
+        return digest.hexdigest()
+
+    def get(self, key: str) -> Tensor | None:
+        """(T, H) on the CPU, or None if it was not kept yet."""
+        hidden = self._memory.get(key) if self.folder is None else _read(self._path(key))
+        if hidden is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+        return hidden
+
+    def put(self, key: str, hidden: Tensor) -> None:
+        """Keep the hidden states (T, H) of one pair."""
+        kept = hidden.detach().to("cpu", self.dtype, copy=True).contiguous()
+        if self.folder is None:
+            self._memory[key] = kept
+            return
+        path = self._path(key)
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(f".{uuid4().hex}")  # renamed when whole: others may read
+        save_file({"hidden": kept}, unfinished)
+        os.replace(unfinished, path)
+
+    def _path(self, key: str) -> Path:
+        assert self.folder is not None
+        return self.folder / key[:2] / f"{key}.safetensors"
+
+
+def _read(path: Path) -> Tensor | None:
+    try:
+        return load_file(path)["hidden"]
+    except (FileNotFoundError, SafetensorError):  # not there, or cut short by a full disk
+        return None
+
+
+def _belongs_to_adapter(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
+    if not isinstance(model, PeftModel):
+        return False
+    prefix = getattr(model.base_model, "prefix", "lora_")
+    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))

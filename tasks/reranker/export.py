@@ -1,0 +1,155 @@
+"""Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
+
+`CrossEncoder(path).predict` and `.rank` then give the module's scores, truncated pairs included.
+Three things of the module are not what CrossEncoder would assume, so the folder says them:
+
+- the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;
+- a two-label head scores with logit 1 − logit 0, where `rank` wants one label: the head is folded
+  into (W₁ − W₀, b₁ − b₀);
+- an input template is a string, where CrossEncoder would feed a pair: it becomes the tokenizer's
+  chat template, with the roles query and document (sentence-transformers 6 reads it; versions
+  that know no chat templates for cross-encoders feed the pair, and score differently).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import split_template
+
+if TYPE_CHECKING:
+    from .module import RerankerModule
+
+PROBES = (
+    ("how long is the river", "The river is 6,650 km long, from source to mouth."),
+    ("a", " leading space, {braces}, 'quotes' and \"more\"\nof them\n"),
+)
+
+
+def export_cross_encoder(
+    module: RerankerModule, path: str | Path, tokenizer_name: str | None = None
+) -> Path:
+    """Save the module's model, tokenizer and input format as a CrossEncoder folder.
+
+    Args:
+        module: the re-ranker. It is left as it is.
+        path: folder to write; files of an earlier export in it are replaced.
+        tokenizer_name: name or folder of the tokenizer; None takes the model's.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: a two-label head that cannot be folded, or a template that cannot be carried so
+            that inputs stay the same, token by token.
+    """
+    path = Path(path)
+    name = tokenizer_name or module.model_name
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    # CrossEncoder would render pairs with whatever chat template it finds.
+    tokenizer.chat_template = None
+    if module.template is not None:
+        tokenizer.chat_template = chat_template(module.template, tokenizer)
+        _check_tokens(module.template, tokenizer)
+    tokenizer.model_max_length = module.max_length
+
+    state = {key: value.detach().cpu() for key, value in module.model.state_dict().items()}
+    config = copy.deepcopy(module.model.config)
+    if config.num_labels == 2:
+        state.update(folded_head(module.model))
+        config.num_labels = 1
+    config.architectures = [type(module.model).__name__]
+    config.problem_type = None
+    config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    module.model.save_pretrained(path, state_dict=state)
+    config.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Entries of the state that turn two labels into one: W₁ − W₀ and b₁ − b₀.
+
+    The head is the one linear layer with two outputs, wherever an architecture keeps it.
+    """
+    heads = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == 2
+    ]
+    if len(heads) != 1:
+        raise ValueError(
+            f"Cannot fold the two labels of {type(model).__name__} into one: found "
+            f"{len(heads)} linear layers with two outputs, not one."
+        )
+    name, layer = heads[0]
+    folded = {f"{name}.weight": layer.weight[1:] - layer.weight[:1]}
+    if layer.bias is not None:
+        folded[f"{name}.bias"] = layer.bias[1:] - layer.bias[:1]
+    return {key: value.detach().cpu() for key, value in folded.items()}
+
+
+def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The Jinja template that renders a (query, document) conversation as `template` does.
+
+    Chat templates are tokenised without special tokens, so those of a single text are written out.
+    A content may be a string or a list of parts: CrossEncoder decides from how the template looks.
+
+    Args:
+        template: with {query}, ending in {passage}. Text after it would be lost where the module
+            cuts a long input, and written back by CrossEncoder: `split_template` refuses it.
+        tokenizer: whose special tokens surround a text.
+    """
+    before, between = split_template(template)
+    opening, closing = _special_tokens(tokenizer)
+    # JSON's escapes are among those that Jinja reads.
+    parts = (opening + before, between, closing)
+    first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
+    return (
+        '{%- set text = namespace(query="", document="") -%}'
+        "{%- for message in messages -%}"
+        "{%- set content = message.content if message.content is string"
+        " else message.content[0].text -%}"
+        '{%- if message.role == "query" -%}{%- set text.query = content -%}'
+        '{%- elif message.role == "document" -%}{%- set text.document = content -%}'
+        "{%- endif -%}{%- endfor -%}"
+        f"{{{{- {first} + text.query + {second} + text.document + {third} -}}}}"
+    )
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """The special tokens before and after a single text, as text."""
+    bare: list[int] = tokenizer("a", add_special_tokens=False).input_ids
+    full: list[int] = tokenizer("a").input_ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            before, after = full[:start], full[start + len(bare) :]
+            words = tokenizer.convert_ids_to_tokens
+            return "".join(words(before)), "".join(words(after))
+    raise ValueError("The tokenizer changes a text when it adds special tokens to it.")
+
+
+def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise unless the chat template gives the tokens that the data gave the module."""
+    before, between = split_template(template)
+    for query, passage in PROBES:
+        messages = [
+            {"role": "query", "content": query},
+            {"role": "document", "content": passage},
+        ]
+        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        expected = tokenizer(f"{before}{query}{between}{passage}").input_ids
+        if list(rendered["input_ids"]) != expected:
+            raise ValueError(
+                f"The template {template!r} cannot be exported: this tokenizer reads a text "
+                "differently after a special token that is written out. Train on pairs to export."
+            )

@@ -1,0 +1,351 @@
+"""Re-ranking with length: a cross-encoder that puts the right passage first, then short ones.
+
+A query q has one positive passage p and K negatives n; the model scores each pair, s_d = π(d | q).
+
+    minimise   the length-biased ranking loss Λ of the scores     (lambda_loss.py)
+    subject to s_p − s_n ≥ ε  for every query and each of its negatives
+
+so relevance is a requirement of every single pair, and length is what is optimised beyond it.
+
+A batch holds, with C = 1 + K candidates per query and candidate 0 the positive:
+
+    index            (B,)       position of the query in its data set
+    input_ids        (B, C, T)  one tokenised pair each, padded on the right
+    token_type_ids   (B, C, T)  where the tokenizer makes them
+    lengths          (B, C)     tokens of each pair, 0 where there is no candidate; on the CPU
+    passage_lengths  (B, C)     tokens of each passage alone
+    candidates       (B, C)     bool, whether there is a candidate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from torchmetrics import Metric
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule
+from pl_pointwise.data import PADDING
+
+from .export import export_cross_encoder
+from .lambda_loss import CandidateSet, length_biased_lambda_loss
+from .metrics import ranking_metrics
+
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+
+FORWARD_COST = {"cpu": 64, "cuda": 512}
+"""What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
+
+Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast, for
+BERT-mini and MiniLM-L6 alike. The figure for GPUs is an estimate.
+"""
+
+PAPER_OPTIMIZATION = Optimization(
+    learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1
+)
+
+
+class RerankerModule(PointwiseModule):
+    """A cross-encoder trained for short passages, subject to a margin on relevance.
+
+    Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
+    head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
+    head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
+
+    Args:
+        model_name: name on the hub or folder of the model.
+        formulation: how the margin is enforced; one for the constraint, {"relevance": one}, or
+            None for plain training on the objective.
+        tolerance: ε, the margin s_p − s_n each negative has to keep.
+        evaluation_tolerance: ε that violations in validation and test are measured against; None
+            takes `tolerance`. Give every method that is compared the same.
+        objective: "length" for the length-biased Λ, or "monobert" for binary cross-entropy on
+            each pair, which trains relevance alone (with formulation None: the baseline).
+        objective_candidates: candidates that Λ orders by length, "all" (as the paper's formula)
+            or the "negatives" alone.
+        top_k: K of Λ, the ranks that count in it.
+        dropout: probability for every dropout of the model; None leaves the model's own.
+        attention: attention implementation; None leaves the choice to transformers.
+        max_length: tokens to which the data cut a pair; kept for the export.
+        template: the input as one string with {query} and {passage}, as the data made it; None
+            for pairs. Kept for the export.
+        optimization: optimizer and schedule; by default the paper's, AdamW at 2e-5 with a linear
+            schedule, a warm-up ratio of 0.1 and no weight decay.
+        micro_batch_size: queries per forward and backward pass; None takes the whole batch.
+        gradient_clip_val: largest norm of the gradient, or None.
+        primal_steps: steps of the weights per dual step.
+        order: "simultaneous" or "dual_first".
+    """
+
+    host_keys = ("index", "lengths")
+
+    def __init__(
+        self,
+        model_name: str,
+        formulation: Formulation | dict[str, Formulation] | None = None,
+        tolerance: float = 1.0,
+        evaluation_tolerance: float | None = None,
+        objective: Literal["length", "monobert"] = "length",
+        objective_candidates: CandidateSet = "all",
+        top_k: int = 3,
+        dropout: float | None = None,
+        attention: Attention | None = None,
+        max_length: int = 512,
+        template: str | None = None,
+        optimization: Optimization = PAPER_OPTIMIZATION,
+        micro_batch_size: int | None = None,
+        gradient_clip_val: float | None = None,
+        primal_steps: int = 1,
+        order: Literal["simultaneous", "dual_first"] = "simultaneous",
+    ) -> None:
+        judged = tolerance if evaluation_tolerance is None else evaluation_tolerance
+        super().__init__(
+            formulation=formulation,
+            constraints={"relevance": Constraint(at_least=tolerance)},
+            evaluation_constraints={"relevance": Constraint(at_least=judged)},
+            optimization=optimization,
+            micro_batch_size=micro_batch_size,
+            gradient_clip_val=gradient_clip_val,
+            primal_steps=primal_steps,
+            order=order,
+        )
+        _one_of("objective", objective, ("length", "monobert"))
+        _one_of("objective_candidates", objective_candidates, ("all", "negatives"))
+        if top_k < 1:
+            raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
+        self.model_name = model_name
+        self.trained_on: Literal["length", "monobert"] = objective
+        self.objective_candidates: CandidateSet = objective_candidates
+        self.top_k = top_k
+        self.max_length = max_length
+        self.template = template
+        self.model = load_cross_encoder(model_name, dropout, attention)
+        self.longest_input = learned_positions(self.model)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where there is none.
+
+        Pairs of like length go through the model together, so that padding costs next to nothing.
+        """
+        shape = batch["lengths"].shape
+        lengths: Tensor = batch["lengths"].flatten().cpu()
+        if self.longest_input is not None and int(lengths.max()) > self.longest_input:
+            # On a GPU the model itself would die of it without a word why.
+            raise ValueError(
+                f"A pair of {int(lengths.max())} tokens, but {self.model_name} reads at most "
+                f"{self.longest_input}: lower max_length, of the data and of the model."
+            )
+        inputs = {
+            key: batch[key].flatten(0, 1) for key in ("input_ids", "token_type_ids") if key in batch
+        }
+        device = inputs["input_ids"].device
+        present = lengths.nonzero()[:, 0]
+        found = []
+        for group in like_length_groups(lengths[present], forward_cost(device)):
+            rows = present[group]
+            longest = int(lengths[rows].max())
+            mask = torch.arange(longest) < lengths[rows, None]
+            rows = rows.to(device, non_blocking=True)
+            logits = self.model(
+                **{key: value[rows, :longest] for key, value in inputs.items()},
+                attention_mask=mask.to(device, torch.long, non_blocking=True),
+            ).logits
+            found.append((rows, score(logits)))
+        if not found:
+            return torch.zeros(shape, device=device)
+        rows, scores = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return scores.new_zeros(lengths.numel()).index_copy(0, rows, scores).view(shape)
+
+    def objective(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+        """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
+        candidates: Tensor = batch["candidates"]
+        if self.trained_on == "monobert":
+            return binary_cross_entropy(outputs, candidates)
+        return length_biased_lambda_loss(
+            outputs, batch["passage_lengths"], candidates, self.top_k, self.objective_candidates
+        )
+
+    def constraint_values(self, outputs: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """The margins s_p − s_n of "relevance", (B, K)."""
+        return {"relevance": outputs[:, :1] - outputs[:, 1:]}
+
+    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Every query carries the objective, and one constraint for each negative it has."""
+        candidates: Tensor = batch["candidates"]
+        return {
+            "objective": torch.ones_like(candidates[:, 0]),
+            "relevance": candidates[:, :1] & candidates[:, 1:],
+        }
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        """The paper's four ranking metrics, and Λ whatever the model was trained on."""
+        return ranking_metrics(self.top_k, self.objective_candidates)
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Tensor, batch: dict[str, Any], real: Tensor
+    ) -> None:
+        """Add a batch; `real` is false for rows that only fill it."""
+        for metric in metrics.values():
+            metric.update(outputs, batch["passage_lengths"], batch["candidates"], real)
+
+    def predict_step(
+        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+    ) -> list[dict[str, Any]]:
+        """One {index, query_id, order, scores} per query; rows that only fill the batch give none.
+
+        `scores` are in the order of the candidates given, `order` has their positions, best first.
+        Ties keep the order given, as no candidate is known to be the positive here. `query_id` is
+        left out where the batch has none.
+        """
+        scores = self(batch).float().cpu()
+        candidates = batch["candidates"].cpu()
+        results = []
+        for row, index in enumerate(batch["index"].tolist()):
+            if index == PADDING:
+                continue
+            entry: dict[str, Any] = {"index": index}
+            if "query_id" in batch:
+                entry["query_id"] = batch["query_id"][row]
+            found = scores[row][candidates[row]]
+            entry["order"] = found.argsort(descending=True, stable=True).tolist()
+            entry["scores"] = found.tolist()
+            results.append(entry)
+        return results
+
+    def export(self, path: str | Path) -> Path:
+        """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
+        return export_cross_encoder(self, path)
+
+
+def score(logits: Tensor) -> Tensor:
+    """(n, 1) or (n, 2) logits → (n,) scores: the logit, or logit 1 − logit 0; float32 or wider."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+
+
+def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
+    """monoBERT: −log σ(s_p) − Σ_n log(1 − σ(s_n)), divided by the number of candidates.
+
+    scores: (B, C), candidate 0 the positive; candidates: (B, C) bool. Returns: (B,).
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    signs = torch.full_like(scores, -1.0)
+    signs[:, 0] = 1.0
+    losses = torch.where(candidates, -logsigmoid(signs * scores), 0.0)
+    return losses.sum(dim=1) / candidates.sum(dim=1).clamp(min=1)
+
+
+def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
+    """Cut pairs into groups of like length: the cheapest cut, each group padded to its longest.
+
+    A group costs forward_cost + size · longest tokens; sorted by length, the cheapest groups are
+    consecutive, so dynamic programming over the distinct lengths finds them.
+
+    Args:
+        lengths: (n,) long, on the CPU.
+        forward_cost: overhead of one forward pass, in tokens.
+
+    Returns:
+        Positions into `lengths`, each in one group. Groups of short pairs come first.
+    """
+    order = np.argsort(lengths.numpy(), kind="stable")
+    distinct, counts = np.unique(lengths.numpy(), return_counts=True)
+    ends = np.cumsum(counts)  # in `order`, of each distinct length
+    starts = ends - counts
+    cheapest = np.zeros(len(distinct) + 1)  # [j]: cost of the j shortest lengths
+    opened = np.zeros(len(distinct), dtype=int)  # [j]: first length of the group that ends in j
+    for j, length in enumerate(distinct):
+        costs = cheapest[: j + 1] + forward_cost + (ends[j] - starts[: j + 1]) * length
+        opened[j] = costs.argmin()
+        cheapest[j + 1] = costs[opened[j]]
+    groups = []
+    last = len(distinct) - 1
+    while last >= 0:
+        groups.append(torch.from_numpy(order[starts[opened[last]] : ends[last]]))
+        last = opened[last] - 1
+    return groups[::-1]
+
+
+def forward_cost(device: torch.device) -> int:
+    """Overhead of one forward and backward pass on a device, in tokens."""
+    return FORWARD_COST.get(device.type, FORWARD_COST["cuda"])
+
+
+def padding_waste(lengths: Tensor, groups: Sequence[Tensor]) -> float:
+    """Tokens computed over tokens needed, minus 1, when each group is padded to its longest."""
+    computed = sum(len(group) * int(lengths[group].max()) for group in groups)
+    return computed / int(lengths.sum()) - 1.0
+
+
+def load_cross_encoder(
+    model_name: str, dropout: float | None = None, attention: Attention | None = None
+) -> PreTrainedModel:
+    """The model with its own head of one or two labels, or with a new head of one label.
+
+    A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
+    numbers were drawn before, so that methods compared at one seed start from the same weights.
+
+    Raises:
+        ValueError: a head of three labels or more, or a dropout the model has no place for.
+    """
+    config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+    architectures = config.architectures or []
+    has_head = any(name.endswith("ForSequenceClassification") for name in architectures)
+    if not has_head:
+        config.num_labels = 1
+        rank_zero_info(f"{model_name} has no classification head: it gets a new one, untrained.")
+    elif config.num_labels not in (1, 2):
+        raise ValueError(
+            f"{model_name} has a head of {config.num_labels} labels. A re-ranker needs one label, "
+            "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
+        )
+    if dropout is not None:
+        _set_dropout(config, dropout, model_name)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch.initial_seed())
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            model_name,
+            config=config,
+            attn_implementation=attention,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """The longest input an embedding of absolute positions allows; None where there is none."""
+    for name, layer in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(layer, nn.Embedding):
+            # RoBERTa and its kin count positions from padding_idx + 1.
+            first = 0 if layer.padding_idx is None else layer.padding_idx + 1
+            return layer.num_embeddings - first
+    return None
+
+
+def _set_dropout(config: PretrainedConfig, dropout: float, model_name: str) -> None:
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout}: a probability from 0 to below 1 is needed.")
+    names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
+    if not names:
+        raise ValueError(f"dropout={dropout}: {model_name} has no dropout to set; leave it out.")
+    for name in names:
+        setattr(config, name, dropout)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}.")

@@ -1,0 +1,279 @@
+"""Several responses to one prompt in one forward pass, the prompt encoded once and nothing padded.
+
+A batch becomes a single row of N tokens. Sample after sample it holds
+
+    prompt · first response · second response · …
+
+with every response at the positions it would have directly behind the prompt. Everything in a
+transformer but attention works token by token, so only attention has to know the layout:
+
+    trunk     prompt and first response, an ordinary causal sequence
+    branches  the other responses; each sees the prompt and itself
+
+Both go to the attention function the model was loaded with, one call each per sample, and what may
+see what is decided by the model's own mask functions (causal, sliding window, chunks), given
+*positions* instead of places in the row. A window therefore reaches as far back from the second
+response as from the first. The last token of a response predicts nothing and is left out.
+
+transformers offers two registries for this, of attention functions and of masks; :func:`install`
+switches a model to the entries registered here. Outside :func:`layout_in_use` they pass everything
+through, so that generation and ordinary forward passes are what they were.
+
+What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
+attention that takes no mask (flash attention). :mod:`pl_pointwise.tasks.responses` finds out by
+comparing with the plain computation before it relies on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Lengths of one sample in the row: its prompt, and what each response adds behind it."""
+
+    prompt: int
+    responses: tuple[int, ...]  # tokens fed, that is the response's length − 1; at least one entry
+
+    @property
+    def trunk(self) -> int:
+        return self.prompt + self.responses[0]
+
+    @property
+    def branches(self) -> int:
+        return sum(self.responses[1:])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the N tokens of the row come from, and which of them predict a response token.
+
+    The n predicting places are ordered by sample, response, token.
+    """
+
+    source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
+    positions: Tensor  # (N,) position ids
+    predicting: Tensor  # (n,) places in the row
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def of(
+        cls,
+        prompt_lengths: Sequence[int],
+        response_lengths: Sequence[Sequence[int]],
+        prompt_width: int,
+        response_width: int,
+    ) -> Layout:
+        """The layout of prompts (B, P) and responses (B, R, T), padded on the right.
+
+        A response of length 0 is absent; a sample without responses takes no place at all.
+        """
+        responses_from = len(prompt_lengths) * prompt_width
+        source: list[Tensor] = []
+        positions: list[Tensor] = []
+        predicting: list[Tensor] = []
+        samples: list[Sample] = []
+        end = 0
+        for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
+            if not any(lengths):
+                continue
+            source.append(torch.arange(row * prompt_width, row * prompt_width + prompt))
+            positions.append(torch.arange(prompt))
+            end += prompt
+            prompt_end = end
+            for column, length in enumerate(lengths):
+                if length == 0:
+                    continue
+                start = responses_from + (row * len(lengths) + column) * response_width
+                source.append(torch.arange(start, start + length - 1))
+                positions.append(torch.arange(prompt, prompt + length - 1))
+                predicting.append(torch.tensor([prompt_end - 1]))
+                predicting.append(torch.arange(end, end + length - 1))
+                end += length - 1
+            samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
+        return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
+
+    def to(self, device: torch.device) -> Layout:
+        source, positions, predicting = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (self.source, self.positions, self.predicting)
+        )
+        return Layout(source, positions, predicting, self.samples)
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """What each sample's trunk and branches may see, in place of the usual mask tensor."""
+
+    samples: tuple[Sample, ...]
+    trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
+    branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
+
+
+_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def layout_in_use(layout: Layout) -> Iterator[None]:
+    """While this holds, masks made by an installed model describe the row of this layout."""
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def install(model: PreTrainedModel) -> None:
+    """Switch the model to the attention and masks of this file, which keep its own inside.
+
+    It stays switched: gradient checkpointing calls the layers again during the backward pass.
+
+    Raises:
+        NotImplementedError: the attention implementation has no counterpart here.
+    """
+    current = model.config._attn_implementation
+    if current in _INSTALLED.values():
+        return
+    if current not in _INSTALLED:
+        raise NotImplementedError(f'attention implementation "{current}" takes no such mask')
+    model.set_attn_implementation(_INSTALLED[current])
+    if model.config._attn_implementation != _INSTALLED[current]:
+        raise NotImplementedError(
+            f"{type(model).__name__} does not use the attention interface of transformers"
+        )
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Give the model back the attention implementation it was loaded with."""
+    for original, installed in _INSTALLED.items():
+        if model.config._attn_implementation == installed:
+            model.set_attn_implementation(original)
+
+
+def _row_mask(
+    *args: Any,
+    original: Callable[..., Any],
+    additive: bool,
+    mask_function: Callable[..., Tensor],
+    allow_is_causal_skip: bool = True,
+    local_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Any:
+    """A mask for transformers' registry: a :class:`RowMask` in a layout, else the original.
+
+    mask_function(sample, head, query position, key position) → bool is the model's rule. It is
+    plainly causal if nothing was put on top (allow_is_causal_skip) and no window or chunk
+    (local_size) is reached.
+    """
+    layout = _layout.get()
+    if layout is None:
+        return original(
+            *args,
+            mask_function=mask_function,
+            allow_is_causal_skip=allow_is_causal_skip,
+            local_size=local_size,
+            dtype=dtype,
+            device=device,
+            **kwargs,
+        )
+
+    def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
+        zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
+        rule = mask_function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
+        rule = rule.expand(1, 1, len(queries), len(keys))
+        if also is not None:
+            rule = rule & also
+        if not additive:
+            return rule
+        lowest = torch.finfo(dtype).min
+        return torch.where(rule, torch.zeros((), dtype=dtype, device=rule.device), lowest)
+
+    trunks: list[Tensor | None] = []
+    branches: list[Tensor | None] = []
+    start = 0
+    for sample in layout.samples:
+        size = sample.trunk + sample.branches
+        positions = layout.positions[start : start + size]
+        start += size
+        causal = allow_is_causal_skip and (local_size is None or sample.trunk < local_size)
+        trunk = positions[: sample.trunk]
+        trunks.append(None if causal and not additive else allowed(trunk, trunk))
+        if not sample.branches:
+            branches.append(None)
+            continue
+        # 0 the prompt, 1, 2, … the responses, by place in the sample
+        parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses])).to(device)
+        seen = (parts == 0) | (parts == parts[sample.trunk :, None])
+        branches.append(allowed(positions[sample.trunk :], positions, seen))
+    return RowMask(layout.samples, tuple(trunks), tuple(branches))
+
+
+def _row_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | RowMask | None,
+    *args: Any,
+    original: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
+
+    query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
+    """
+    attend = AttentionInterface().get(original)
+    if attend is None:  # each modeling file brings its own eager attention
+        attend = sys.modules[type(module).__module__].eager_attention_forward
+    if not isinstance(attention_mask, RowMask):
+        return attend(module, query, key, value, attention_mask, *args, **kwargs)
+
+    samples = attention_mask.samples
+    sizes = [sample.trunk + sample.branches for sample in samples]
+    queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
+    rows = zip(
+        samples,
+        queries[::2],
+        queries[1::2],
+        key.split(sizes, dim=2),
+        value.split(sizes, dim=2),
+        attention_mask.trunks,
+        attention_mask.branches,
+        strict=True,
+    )
+    outputs = []
+    for sample, trunk, branch, k, v, trunk_mask, branch_mask in rows:
+        n = sample.trunk
+        outputs.append(
+            attend(module, trunk, k[:, :, :n], v[:, :, :n], trunk_mask, *args, **kwargs)[0]
+        )
+        if branch_mask is not None:
+            outputs.append(attend(module, branch, k, v, branch_mask, *args, **kwargs)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+# transformers checks by substring: "sdpa" in the name keeps its check that the model supports it.
+_INSTALLED = {"sdpa": "shared_prompt_sdpa", "eager": "shared_prompt_eager"}
+
+AttentionInterface.register(_INSTALLED["sdpa"], partial(_row_attention, original="sdpa"))
+AttentionInterface.register(_INSTALLED["eager"], partial(_row_attention, original="eager"))
+AttentionMaskInterface.register(
+    _INSTALLED["sdpa"], partial(_row_mask, original=sdpa_mask, additive=False)
+)
+AttentionMaskInterface.register(
+    _INSTALLED["eager"], partial(_row_mask, original=eager_mask, additive=True)
+)

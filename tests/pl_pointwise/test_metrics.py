@@ -1,0 +1,282 @@
+"""Violation statistics equal numpy's, scipy's and exact arithmetic's, on one rank and on two."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import warnings
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from pl_pointwise import metrics
+from pl_pointwise.metrics import (
+    ViolationStatistics,
+    cvar,
+    empirical_cdf,
+    pool,
+    share_violated,
+    violation_statistics,
+)
+
+KEYS = ["mean", "max", "violated", "cvar95"]
+
+whole_numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=200)  # few values: many ties
+decimals = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=80)
+levels = st.sampled_from([0.0, 0.1, 0.29, 0.5, 0.55, 0.57, 0.9, 0.95, 0.99, 1.0])
+
+
+def exact_cvar(values: list[float], level: float) -> float:
+    """The definition, with the interpolated percentile as an exact fraction."""
+    ordered = sorted(Fraction(value) for value in values)
+    position = Fraction(str(level)) * (len(ordered) - 1)
+    below, above = ordered[math.floor(position)], ordered[math.ceil(position)]
+    percentile = below + (position - math.floor(position)) * (above - below)
+    tail = [value for value in ordered if value >= percentile]
+    return float(sum(tail) / len(tail))
+
+
+@given(whole_numbers)
+def test_statistics_equal_numpys_with_the_linear_percentile(numbers: list[int]) -> None:
+    values = np.array(numbers, dtype=np.float64)
+    ours = violation_statistics(torch.from_numpy(values))
+    tail = values[values >= np.percentile(values, 95, method="linear")]
+    expected = [values.mean(), values.max(), (values > 0).mean(), tail.mean()]
+    assert list(ours) == KEYS
+    np.testing.assert_allclose([ours[key].item() for key in KEYS], expected, rtol=1e-12, atol=1e-12)
+
+
+@given(decimals, levels)
+def test_cvar_equals_exact_arithmetic_at_every_level(numbers: list[float], level: float) -> None:
+    values = torch.tensor(numbers, dtype=torch.float64)
+    expected = exact_cvar(numbers, level)
+    assert cvar(values, level).item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert cvar(values.float(), level).item() == pytest.approx(expected, rel=1e-4, abs=1e-2)
+
+
+@given(whole_numbers, st.lists(st.floats(-60, 60), min_size=1, max_size=20))
+def test_empirical_cdf_equals_scipys(numbers: list[int], points: list[float]) -> None:
+    values = torch.tensor(numbers, dtype=torch.float64)
+    at = torch.tensor(points + numbers, dtype=torch.float64)  # at the jumps too
+    expected = stats.ecdf(values.numpy()).cdf.evaluate(at.numpy())
+    np.testing.assert_allclose(empirical_cdf(values, at).numpy(), expected, atol=1e-12)
+
+
+@given(whole_numbers)
+def test_cdf_at_zero_is_the_share_satisfied(numbers: list[int]) -> None:
+    values = torch.tensor(numbers, dtype=torch.float64)
+    satisfied = empirical_cdf(values, torch.zeros(()))
+    assert satisfied.item() == pytest.approx(1 - share_violated(values).item())
+
+
+def test_cdf_takes_points_of_any_shape_and_order() -> None:
+    values = torch.tensor([[3.0, 1.0], [2.0, 0.0]])
+    points = torch.tensor([[2.5, -1.0, 3.0], [0.0, 9.0, 1.0]])
+    expected = torch.tensor([[0.75, 0.0, 1.0], [0.25, 1.0, 0.5]])
+    assert torch.equal(empirical_cdf(values, points), expected)
+    assert torch.equal(empirical_cdf(values, points.t()), expected.t())
+
+
+def test_a_violation_of_zero_is_satisfied() -> None:
+    assert share_violated(torch.zeros(3)) == 0
+    assert share_violated(torch.tensor([-0.0, 0.0, 1e-30])) == pytest.approx(1 / 3)
+
+
+def test_ties_at_the_percentile_all_count() -> None:
+    values = torch.cat([torch.zeros(70), torch.full((29,), 5.0), torch.tensor([34.0])])
+    assert cvar(values) == pytest.approx((29 * 5 + 34) / 30)
+    assert cvar(torch.full((100,), 2.5)) == 2.5
+
+
+def test_a_percentile_between_two_values_takes_the_upper() -> None:
+    # Of 0 … 9 it is 8.55; of 1 … 21 it is 20, exactly the twentieth.
+    assert cvar(torch.arange(10.0)) == 9
+    assert cvar(torch.arange(1.0, 22.0)) == 20.5
+
+
+def test_a_level_without_exact_binary_form_keeps_its_value() -> None:
+    """0.55 · 100 is 55.00000000000001 in binary; the value at position 55 is in the tail."""
+    assert cvar(torch.arange(101.0), 0.55) == (55 + 100) / 2
+
+
+def test_level_zero_is_the_mean_and_level_one_the_max() -> None:
+    values = torch.tensor([-3.0, 1.0, 4.0, 4.0])
+    assert cvar(values, 0) == values.mean()
+    assert cvar(values, 1) == 4
+
+
+def test_the_key_names_the_level() -> None:
+    values = torch.arange(101.0)
+    assert violation_statistics(values, 0.99)["cvar99"] == 99.5
+    assert violation_statistics(values, 0.975)["cvar97.5"] == 99
+    assert list(ViolationStatistics(0.9).compute()) == ["mean", "max", "violated", "cvar90"]
+
+
+@pytest.mark.parametrize("level", [95, -0.1, 1.01, math.nan])
+def test_a_level_outside_the_unit_interval_is_refused(level: float) -> None:
+    for refusing in (lambda: cvar(torch.ones(3), level), lambda: ViolationStatistics(level)):
+        with pytest.raises(ValueError, match=r"95th percentile is 0\.95"):
+            refusing()
+
+
+def test_single_value_is_every_statistic() -> None:
+    for value, violated in [(2.0, 1.0), (-2.0, 0.0)]:
+        statistics = violation_statistics(torch.tensor(value))
+        expected = {"mean": value, "max": value, "violated": violated, "cvar95": value}
+        assert {key: statistic.item() for key, statistic in statistics.items()} == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_half_precision_is_widened_and_float64_kept(dtype: torch.dtype) -> None:
+    values = torch.linspace(-1, 1, 300).to(dtype)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    metric = ViolationStatistics()
+    metric.update(values)
+    found = [*violation_statistics(values).values(), *metric.compute().values(), metric.pooled()]
+    found.append(empirical_cdf(values, torch.zeros(2)))
+    assert {statistic.dtype for statistic in found} == {expected}
+    # 256 + 0.5 stays 256 in bfloat16: a mean accumulated there would be far off.
+    assert metric.compute()["mean"] == pytest.approx(values.double().mean().item(), abs=1e-6)
+
+
+def test_nan_is_neither_satisfied_nor_violated() -> None:
+    for others in ([], [-1.0, 2.0], [-math.inf, math.inf]):
+        values = torch.tensor([*others, math.nan])
+        assert all(statistic.isnan() for statistic in violation_statistics(values).values())
+        assert empirical_cdf(values, torch.tensor([0.0, 1.0])).isnan().all()
+    assert empirical_cdf(torch.ones(2), torch.tensor([math.nan, 1.0])).isnan().tolist() == [
+        True,
+        False,
+    ]
+
+
+def test_infinite_violations_reach_the_tail() -> None:
+    statistics = violation_statistics(torch.tensor([-1.0, 0.0, math.inf]))
+    assert [statistics[key].item() for key in KEYS] == [
+        math.inf,
+        math.inf,
+        pytest.approx(1 / 3),
+        math.inf,
+    ]
+
+
+@pytest.mark.parametrize("batches", [[], [torch.zeros(0)], [torch.zeros(0, 9)]])
+def test_no_values_give_nan_without_a_warning(batches: list[Tensor]) -> None:
+    metric = ViolationStatistics()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in batches:
+            metric.update(batch)
+        statistics = metric.compute()
+        assert metric.pooled().shape == (0,)
+        assert empirical_cdf(metric.pooled(), torch.zeros(2)).isnan().all()
+    assert list(statistics) == KEYS
+    assert all(statistic.isnan() for statistic in statistics.values())
+
+
+def test_a_mask_says_which_elements_of_a_vector_count() -> None:
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    elements = torch.tensor([[True, False, True], [False, False, True]])
+    assert pool(values, elements).tolist() == [1, 3, 6]
+    assert pool(values, torch.tensor([False, True])).tolist() == [4, 5, 6]
+    assert pool(values).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(2, 3), torch.ones(3, dtype=torch.bool), torch.ones(2, 3, 1, dtype=torch.bool)],
+)
+def test_a_mask_that_does_not_fit_is_refused(mask: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"shape of the values \(2, 3\)"):
+        pool(torch.ones(2, 3), mask)
+
+
+@given(whole_numbers, st.integers(1, 7))
+def test_batches_equal_the_whole_and_reset_forgets(numbers: list[int], size: int) -> None:
+    values = torch.tensor(numbers, dtype=torch.float64)
+    metric = ViolationStatistics()
+    metric.update(torch.tensor([1e6]))
+    metric.reset()
+    for batch in values.split(size):  # sizes that divide and sizes that do not
+        metric.update(batch)
+    assert torch.equal(metric.pooled(), values)
+    assert metric.compute() == violation_statistics(values)
+
+
+def test_compute_can_be_called_midway() -> None:
+    metric = ViolationStatistics()
+    metric.update(torch.tensor([1.0]))
+    assert metric.compute()["max"] == 1
+    metric.update(torch.tensor([3.0]))
+    assert metric.compute()["max"] == 3
+
+
+def test_the_metric_keeps_its_own_detached_values() -> None:
+    metric = ViolationStatistics()
+    values = torch.ones(3, requires_grad=True)
+    metric.update(values)
+    with torch.no_grad():
+        values.zero_()
+    assert metric.pooled().tolist() == [1, 1, 1]
+    assert not metric.pooled().requires_grad
+
+
+# What each of two ranks sees, batch by batch: uneven, one empty, both empty, and a rank that does
+# not know the other's dtype.
+RANKS: list[tuple[list[Tensor], list[Tensor]]] = [
+    ([torch.arange(7.0), torch.arange(3.0)], [torch.tensor([-4.0, 50.0])]),
+    ([], [torch.tensor([[1.0, -1.0], [2.0, 0.0]])]),
+    ([torch.tensor([1.0, -2.0])], [torch.zeros(0)]),
+    ([], []),
+    ([torch.tensor([0.1, 0.2], dtype=torch.float64)], []),
+    ([torch.tensor([0.5])], [torch.tensor([0.1, 0.2], dtype=torch.float64)]),
+]
+
+
+def statistics_of_one_rank(rank: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/meeting", rank=rank, world_size=2)
+    results = []
+    for case in RANKS:
+        metric = ViolationStatistics()
+        for batch in case[rank]:
+            metric.update(batch)
+        computed, pooled = metric.compute(), metric.pooled()
+        metric.update(torch.tensor([1000.0]))  # after the sync each rank goes on with its own
+        results.append((computed, pooled, metric.compute(), metric.pooled()))
+    torch.save(results, f"{directory}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_equal_one_also_when_one_is_empty(tmp_path: Path) -> None:
+    mp.spawn(statistics_of_one_rank, args=(str(tmp_path),), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    extra = torch.tensor([1000.0])
+    for case, *results in zip(RANKS, *ranks, strict=True):
+        rows = [[pool(batch) for batch in batches] for batches in case]
+        together = torch.cat([*rows[0], *rows[1], torch.zeros(0)])
+        more = torch.cat([*rows[0], extra, *rows[1], extra])
+        for computed, pooled, computed_later, pooled_later in results:
+            for found, expected in [(pooled, together), (pooled_later, more)]:
+                assert found.dtype == expected.dtype
+                assert torch.equal(found, expected)
+            for statistics, values in [(computed, together), (computed_later, more)]:
+                for key, expected in violation_statistics(values).items():
+                    torch.testing.assert_close(
+                        statistics[key], expected, rtol=0, atol=0, equal_nan=True
+                    )
+
+
+def test_the_examples_in_the_docstrings_run() -> None:
+    outcome = doctest.testmod(metrics)
+    assert outcome.attempted >= 10
+    assert outcome.failed == 0

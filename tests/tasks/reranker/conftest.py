@@ -1,0 +1,174 @@
+"""Tiny cross-encoders built on the spot, and rows of MS MARCO's schema, for the re-ranker."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [
+    *(
+        "query",
+        "sentence",
+        "how",
+        "long",
+        "does",
+        "a",
+        "river",
+        "flow",
+        "where",
+        "is",
+        "the",
+        "sea",
+    ),
+    *("what", "do", "fish", "eat", "water", "salt", "ship", "ice", "wind", "short", "very", "and"),
+    *("of", "in", "to", "it", "runs", "from", "mountain", "lake", "rain", "snow", "cold", "deep"),
+    *("blue", "small", "large"),
+]
+POSITIONS = 128  # the largest max_length the tiny models take
+
+
+def save_tiny_tokenizer(path: Path, pair: bool = True) -> Path:
+    """Save a WordPiece tokenizer: 39 words, and any other word by characters.
+
+    `pair=True` makes token types as BERT does; `pair=False` makes none, as ModernBERT.
+    """
+    characters = list(string.ascii_lowercase + string.digits + string.punctuation)
+    tokens = list(dict.fromkeys([*SPECIAL, *WORDS, *characters, *("##" + c for c in characters)]))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(
+        models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1" if pair else "[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    names = (
+        ["input_ids", "token_type_ids", "attention_mask"]
+        if pair
+        else ["input_ids", "attention_mask"]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=POSITIONS,
+        model_input_names=names,
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def save_tiny_cross_encoder(
+    path: Path, num_labels: int = 1, pair: bool = True, dropout: float = 0.1, seed: int = 0
+) -> Path:
+    """Save a two-layer BERT with a classification head of `num_labels`, and its tokenizer.
+
+    The weights are drawn wide, so that scores of pairs differ visibly; about 30k parameters.
+    """
+    save_tiny_tokenizer(path, pair=pair)
+    size = len(PreTrainedTokenizerFast.from_pretrained(path))
+    config = BertConfig(
+        vocab_size=size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=POSITIONS,
+        num_labels=num_labels,
+        initializer_range=0.3,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        BertForSequenceClassification(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_tiny_cross_encoder() -> Callable[..., Path]:
+    """The function (path, num_labels=1, pair=True, dropout=0.1, seed=0) -> path."""
+    return save_tiny_cross_encoder
+
+
+@pytest.fixture(scope="session")
+def tiny_cross_encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved one-label cross-encoder with token types, shared: do not write into it."""
+    return save_tiny_cross_encoder(tmp_path_factory.mktemp("tiny-cross-encoder"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny tokenizer with token types."""
+    return save_tiny_tokenizer(tmp_path_factory.mktemp("tiny-tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_without_types_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny tokenizer that makes no token types, as ModernBERT's."""
+    return save_tiny_tokenizer(tmp_path_factory.mktemp("tiny-tokenizer-without-types"), pair=False)
+
+
+def ms_marco_row(
+    query: str, positive: str, negatives: Iterable[str], position: int = 0, query_id: int = 0
+) -> dict[str, Any]:
+    """One row of the hub's schema, the positive standing at `position` among the passages."""
+    texts = list(negatives)
+    texts.insert(position, positive)
+    selected = [int(i == position) for i in range(len(texts))]
+    return {
+        "query_id": query_id,
+        "query": query,
+        "passages": {"is_selected": selected, "passage_text": texts},
+    }
+
+
+def ms_marco_rows(count: int, negatives: int = 3) -> list[dict[str, Any]]:
+    """`count` rows of distinct queries, in the tiny tokenizer's words, of different lengths."""
+    rows = []
+    for i in range(count):
+        words = [WORDS[(i + j) % len(WORDS)] for j in range(negatives + 1)]
+        wrong = [" ".join([word] * (2 + (i * j) % 9)) for j, word in enumerate(words[1:], start=1)]
+        positive = f"{words[0]} {words[-1]} is in the sea"
+        rows.append(ms_marco_row(f"what is {words[0]} {i}", positive, wrong, i % len(words), i))
+    return rows
+
+
+@pytest.fixture(scope="session")
+def make_row() -> Callable[..., dict[str, Any]]:
+    """The function `ms_marco_row(query, positive, negatives, position=0, query_id=0)`."""
+    return ms_marco_row
+
+
+@pytest.fixture(scope="session")
+def make_rows() -> Callable[..., list[dict[str, Any]]]:
+    """The function `ms_marco_rows(count, negatives=3)`."""
+    return ms_marco_rows
+
+
+@pytest.fixture(scope="session")
+def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
+    """A function (path, rows) -> path that writes one JSON line per row."""
+
+    def write(path: Path, rows: Iterable[Any]) -> Path:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        path.write_text("".join(lines), encoding="utf-8")
+        return path
+
+    return write

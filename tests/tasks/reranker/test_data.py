@@ -1,0 +1,1044 @@
+"""Records become the documented batches, alike from every source; bad ones are named, never raw."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule, Trainer
+from sentence_transformers import CrossEncoder
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.reranker import data
+from pl_pointwise.tasks.reranker.data import (
+    Record,
+    RerankerDataModule,
+    RerankerDataset,
+    encode,
+    hold_out,
+    largest,
+    length_variance,
+    parse_candidates,
+    parse_labelled,
+    read_records,
+    split_template,
+    token_lengths,
+)
+
+Rows = list[dict[str, Any]]
+TEMPLATE = "query {query} sentence {passage}"
+
+
+@pytest.fixture
+def module(
+    tiny_tokenizer_dir: Path, tmp_path: Path, write_jsonl: Callable[..., Path]
+) -> Callable[..., RerankerDataModule]:
+    """A function (rows, **options) -> data module that trains on a file of those rows."""
+
+    def make(rows: Rows, **options: Any) -> RerankerDataModule:
+        path = write_jsonl(tmp_path / "train.jsonl", rows)
+        defaults = {"negatives": 3, "max_length": 48, "val_fraction": 0.0, "batch_size": 4}
+        return RerankerDataModule(
+            str(options.pop("model_name", tiny_tokenizer_dir)),
+            source="files",
+            train_file=str(path),
+            **{**defaults, **options},
+        )
+
+    return make
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer_dir: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
+
+
+def collated(module: RerankerDataModule, name: str = "train", count: int = 4) -> dict[str, Any]:
+    dataset = module.datasets[name]
+    return module.collate([{**dataset[i], "index": i} for i in range(min(count, len(dataset)))])
+
+
+def parse(row: Any, where: str = "f.jsonl, line 1", *, seed: int = 0) -> Record:
+    return parse_labelled(row, where, negatives=3, least=3, seed=seed)
+
+
+# The batch
+
+
+def test_batch_has_the_documented_shapes_and_types(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    data_module = module(make_rows(9))
+    data_module.setup("fit")
+    batches = list(data_module.train_dataloader())
+    assert sorted(int(i) for batch in batches for i in batch["index"]) == list(range(9))
+    for batch in batches:
+        size, longest = len(batch["index"]), int(batch["lengths"].max())
+        described = {key: (tuple(value.shape), value.dtype) for key, value in batch.items()}
+        assert described == {
+            "index": ((size,), torch.long),
+            "input_ids": ((size, 4, longest), torch.long),
+            "token_type_ids": ((size, 4, longest), torch.long),
+            "lengths": ((size, 4), torch.long),
+            "candidates": ((size, 4), torch.bool),
+            "passage_lengths": ((size, 4), torch.float32),
+        }
+
+
+def test_positive_comes_first_and_negatives_keep_their_order(make_row: Callable[..., Any]) -> None:
+    for position in range(4):
+        record = parse(make_row("how long", "right", ["a", "b", "c"], position))
+        assert record.passages == ("right", "a", "b", "c")
+
+
+def test_batch_holds_the_pairs_tokens_padded_on_the_right(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows], tokenizer: Any
+) -> None:
+    data_module = module(make_rows(4))
+    data_module.setup("fit")
+    batch = collated(data_module)
+    dataset = data_module.datasets["train"]
+    assert isinstance(dataset, RerankerDataset)
+    for i in range(4):
+        record = dataset.record(i)
+        for j, passage in enumerate(record.passages):
+            expected = tokenizer(record.query, passage)
+            length = int(batch["lengths"][i, j])
+            assert batch["input_ids"][i, j, :length].tolist() == expected["input_ids"]
+            assert batch["token_type_ids"][i, j, :length].tolist() == expected["token_type_ids"]
+            assert (batch["input_ids"][i, j, length:] == tokenizer.pad_token_id).all()
+
+
+def test_token_types_only_where_the_tokenizer_makes_them(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    tiny_tokenizer_without_types_dir: Path,
+) -> None:
+    data_module = module(make_rows(4), model_name=tiny_tokenizer_without_types_dir)
+    data_module.setup("fit")
+    assert "token_type_ids" not in collated(data_module)
+
+
+def test_passage_lengths_are_of_the_whole_passage_alone(
+    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
+) -> None:
+    """No special tokens, and the part that truncation takes away counts."""
+    row = make_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
+    data_module = module([row], max_length=20)
+    data_module.setup("fit")
+    batch = collated(data_module)
+    assert batch["passage_lengths"].tolist() == [[2, 500, 1, 3]]
+    assert batch["lengths"].tolist() == [[9, 20, 8, 10]]
+
+
+def test_missing_candidates_are_masked(
+    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
+) -> None:
+    rows = [make_row("how long", "a river", ["sea", "ice"], 1), make_row("where", "sea", ["ice"])]
+    data_module = module(rows, min_negatives=1)
+    data_module.setup("fit")
+    batch = collated(data_module)
+    assert batch["candidates"].tolist() == [[True, True, True, False], [True, True, False, False]]
+    assert (batch["lengths"] > 0).equal(batch["candidates"])
+    assert batch["passage_lengths"].tolist() == [[2, 1, 1, 0], [1, 1, 0, 0]]
+    assert (batch["input_ids"][~batch["candidates"]] == 0).all()
+
+
+@pytest.mark.parametrize("types", [True, False])
+def test_scores_equal_those_of_cross_encoder_also_for_cut_pairs(
+    types: bool,
+    tmp_path: Path,
+    write_tiny_cross_encoder: Callable[..., Path],
+    module: Callable[..., RerankerDataModule],
+    make_row: Callable[..., Any],
+) -> None:
+    path = write_tiny_cross_encoder(tmp_path / "model", pair=types)
+    long_query = "what do fish eat in the deep blue sea " * 3
+    rows = [
+        make_row("how long does a river flow", "very long", ["ice", "the ship " * 30, "wind"]),
+        make_row(long_query, "salt water " * 20, ["a", "snow " * 11, "unknown words: zebra"]),
+    ]
+    data_module = module(rows, model_name=path, max_length=32)
+    data_module.setup("fit")
+    batch = collated(data_module)
+    assert (batch["lengths"] == 32).sum() > 2  # some were cut
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    inputs = {k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch}
+    mask = torch.arange(batch["input_ids"].shape[-1]) < batch["lengths"].flatten()[:, None]
+    with torch.no_grad():
+        scores = model(**inputs, attention_mask=mask.long()).logits.view(2, 4)
+    reference = CrossEncoder(
+        str(path), max_length=32, activation_fn=torch.nn.Identity(), device="cpu"
+    )
+    dataset = data_module.datasets["train"]
+    assert isinstance(dataset, RerankerDataset)
+    pairs = [(r.query, passage) for r in dataset.records for passage in r.passages]
+    expected = torch.as_tensor(reference.predict(pairs)).view(2, 4)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+    assert scores.std() > 0.01
+
+
+@given(
+    query=st.text("abc {}]é", min_size=1, max_size=60),
+    passage=st.text("abc {}]é", min_size=1, max_size=120),
+)
+def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
+    query: str, passage: str, tiny_tokenizer_dir: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
+    template = "query {{}}: {query} sentence {passage}"
+    found = encode(tokenizer, [query], [passage], max_length=24, template=template)
+    text = template.format(query=query, passage=passage)
+    expected = tokenizer(text, truncation=True, max_length=24)["input_ids"]
+    assert found["input_ids"] == [expected]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "{query}",
+        "{passage}",
+        "{passage} {query}",
+        "{query} {passage} relevant?",
+        "{query} {query} {passage}",
+        "{query.__class__} {passage}",
+        "{query!r} {passage:>4}",
+        "{0} {query} {passage}",
+        "{query} {passage",
+    ],
+)
+def test_template_that_could_lose_more_than_passage_is_refused(template: str) -> None:
+    with pytest.raises(DataError, match=r"needs \{query\} once"):
+        RerankerDataModule("unused", template=template)
+    assert split_template("Q: {query}\n{{S}}: {passage}") == ("Q: ", "\n{S}: ")
+
+
+# Selecting and holding out
+
+
+@given(
+    values=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), max_size=30),
+    count=st.integers(0, 40),
+)
+def test_selection_keeps_the_largest_in_their_order(values: list[float], count: int) -> None:
+    chosen = largest(values, count)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(count, len(values))
+    rest = set(range(len(values))) - {*chosen}
+    # Of equal values the earlier: no one left out beats, or ties with, a later one that was kept.
+    assert all(values[i] < values[j] or (values[i] == values[j] and i > j)
+               for i in rest for j in chosen)  # fmt: skip
+    assert largest(values, None) == list(range(len(values)))
+
+
+def test_variance_is_of_the_negatives_alone() -> None:
+    assert length_variance([1000, 2, 4, 6]) == pytest.approx(np.var([2, 4, 6]))
+    assert length_variance([3]) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7])
+def test_training_queries_are_those_whose_negatives_lengths_vary_most(
+    limit: int,
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    tokenizer: Any,
+) -> None:
+    rows = make_rows(20)
+    data_module = module(rows, max_queries=limit)
+    data_module.setup("fit")
+    dataset = data_module.datasets["train"]
+    assert isinstance(dataset, RerankerDataset)
+
+    def variance(row: dict[str, Any]) -> float:
+        passages = row["passages"]
+        marked = zip(passages["passage_text"], passages["is_selected"], strict=True)
+        return float(np.var([len(tokenizer.tokenize(text)) for text, mark in marked if not mark]))
+
+    kept = {record.query for record in dataset.records}
+    assert len(kept) == len(dataset) == limit
+    worst = min(variance(row) for row in rows if row["query"] in kept)
+    assert all(variance(row) <= worst for row in rows if row["query"] not in kept)
+
+
+def test_selection_takes_all_without_a_limit(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    data_module = module(make_rows(20), max_queries=None, val_queries=None)
+    data_module.setup("fit")
+    assert len(data_module.datasets["train"]) == 20
+
+
+def test_choice_among_many_negatives_depends_on_seed_and_row_alone(
+    make_row: Callable[..., Any],
+) -> None:
+    row = make_row("how long", "right", [f"wrong {i}" for i in range(30)], 12)
+    picks = {parse(row, seed=seed).passages for seed in range(20)}
+    assert len(picks) > 10
+    for passages in picks:
+        assert passages[0] == "right"
+        assert len(set(passages)) == 4
+    assert parse(row, seed=5) == parse(json.loads(json.dumps(row)), seed=5)
+
+
+@given(
+    groups=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60),
+    share=st.floats(0, 0.99),
+    seed=st.integers(0, 5),
+)
+def test_no_group_stands_on_both_sides(groups: list[str], share: float, seed: int) -> None:
+    held = hold_out(groups, share, seed)
+    out = {group for group, mark in zip(groups, held, strict=True) if mark}
+    kept = {group for group, mark in zip(groups, held, strict=True) if not mark}
+    assert not out & kept
+    assert kept
+    assert hold_out(groups, share, seed) == held
+    smallest = min(groups.count(group) for group in groups)
+    assert sum(held) <= max(share * len(groups), smallest)
+    if share > 0 and len(set(groups)) > 1:
+        assert out
+    if share == 0:
+        assert not out
+
+
+def test_held_out_groups_depend_on_the_seed() -> None:
+    groups = [str(i) for i in range(50)]
+    assert len({tuple(hold_out(groups, 0.2, seed)) for seed in range(5)}) == 5
+
+
+def test_rows_of_one_query_are_never_split(
+    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
+) -> None:
+    """The shared MS MARCO rows have a dozen rows for each query."""
+    rows = [
+        make_row(f"{'What  Is' if j % 2 else 'what is'} {i}", f"p {i} {j}", ["a", "b b", "c c c"])
+        for i in range(10)
+        for j in range(6)
+    ]
+    data_module = module(rows, val_fraction=0.3)
+    data_module.setup(None)
+    train, val = data_module.datasets["train"], data_module.datasets["val"]
+    assert isinstance(train, RerankerDataset)
+    assert isinstance(val, RerankerDataset)
+    sides = [{record.query[-1] for record in side.records} for side in (train, val)]
+    assert len(sides[0]) == 7
+    assert len(sides[1]) == 3
+    assert not sides[0] & sides[1]
+    assert data_module.datasets["test"] is val
+
+
+def test_given_validation_and_test_files_are_used(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    write_jsonl: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    rows = make_rows(12)
+    val = write_jsonl(tmp_path / "val.jsonl", rows[6:9])
+    test = write_jsonl(tmp_path / "test.jsonl", rows[9:])
+    data_module = module(rows[:6], val_fraction=0.5, val_file=str(val), test_file=str(test))
+    data_module.setup("fit")
+    assert {name: len(found) for name, found in data_module.datasets.items()} == {
+        "train": 6,
+        "val": 3,
+    }
+    data_module.setup("test")
+    assert data_module.datasets["test"] is not data_module.datasets["val"]
+    assert len(data_module.datasets["test"]) == 3
+
+
+def test_setup_of_a_further_stage_keeps_what_is_there(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    data_module = module(make_rows(10), val_fraction=0.3)
+    data_module.setup("fit")
+    train = data_module.datasets["train"]
+    data_module.setup("validate")
+    data_module.setup("test")
+    assert data_module.datasets["train"] is train
+
+
+def test_queries_in_two_files_are_reported(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    write_jsonl: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    rows = make_rows(6)
+    val = write_jsonl(tmp_path / "val.jsonl", rows[4:])
+    data_module = module(rows[:5], val_file=str(val))
+    with pytest.warns(UserWarning, match=r"val\.jsonl: 1 of 2 queries are in .*train\.jsonl"):
+        data_module.setup("fit")
+
+
+def test_every_stage_runs_through_a_trainer(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    write_jsonl: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    class Probe(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+            self.seen: dict[str, int] = {"train": 0, "val": 0, "test": 0, "predict": 0}
+
+        def training_step(self, batch: dict[str, Any]) -> Tensor:
+            self.seen["train"] += len(batch["index"])
+            return self.weight * batch["passage_lengths"].sum()
+
+        def validation_step(self, batch: dict[str, Any]) -> None:
+            self.seen["val"] += len(batch["index"])
+
+        def test_step(self, batch: dict[str, Any], *_: int, dataloader_idx: int = 0) -> None:
+            self.seen["test"] += len(batch["index"])
+
+        def predict_step(self, batch: dict[str, Any]) -> list[str]:
+            self.seen["predict"] += len(batch["index"])
+            return list(batch["query"])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    predict = write_jsonl(tmp_path / "predict.jsonl", [{"query": "how", "passages": ["a", "b"]}])
+    rows = make_rows(10)
+    probe = Probe()
+    for stage in ("fit", "validate", "test", "predict"):
+        data_module = module(rows, val_fraction=0.3, predict_file=str(predict))
+        trainer = Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=tmp_path,
+        )
+        found = getattr(trainer, stage)(probe, datamodule=data_module)
+    assert probe.seen == {"train": 7, "val": 6, "test": 10, "predict": 1}
+    assert found == [["how"]]
+
+
+def test_worker_processes_give_the_same_batches(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    def batches(workers: int) -> list[dict[str, Any]]:
+        data_module = module(make_rows(6), num_workers=workers)
+        data_module.setup("fit")
+        return list(data_module.train_dataloader())
+
+    for here, there in zip(batches(0), batches(1), strict=True):
+        torch.testing.assert_close(here, there)
+
+
+# Sources
+
+
+def as_parquet(path: Path, rows: Rows) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+CARD = """---
+configs:
+- config_name: v1.1
+  data_files: [{split: train, path: v1.1.parquet}]
+- config_name: v2.1
+  data_files: [{split: train, path: train.parquet}, {split: validation, path: validation.parquet}]
+dataset_info:
+- config_name: v2.1
+  features:
+  - {name: answers, sequence: string}
+  - name: passages
+    sequence: [{name: is_selected, dtype: int32}, {name: passage_text, dtype: string}]
+  - {name: query, dtype: string}
+  - {name: query_id, dtype: int32}
+---
+"""
+
+
+def hub_folder(path: Path, train: Rows, validation: Rows) -> Path:
+    """A local folder laid out, and described in the same way, as the dataset on the hub."""
+    path.mkdir()
+    for name, rows in (("train", train), ("validation", validation), ("v1.1", [])):
+        as_parquet(path / f"{name}.parquet", [{"answers": ["Yes"], **row} for row in rows])
+    (path / "README.md").write_text(CARD)
+    return path
+
+
+@pytest.fixture
+def hub(
+    tiny_tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RerankerDataModule]:
+    """A function (train rows, validation rows, **options) -> data module on a folder of them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+
+    def make(train: Rows, validation: Rows, **options: Any) -> RerankerDataModule:
+        folder = tmp_path / "ms_marco"
+        if not folder.exists():
+            hub_folder(folder, train, validation)
+        options = {"negatives": 3, "max_length": 48, **options}
+        return RerankerDataModule(
+            str(tiny_tokenizer_dir), source="hub", hub_path=str(folder), **options
+        )
+
+    return make
+
+
+def test_json_lines_parquet_and_hub_give_the_same_data(
+    module: Callable[..., RerankerDataModule],
+    hub: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    tmp_path: Path,
+    tiny_tokenizer_dir: Path,
+) -> None:
+    rows = make_rows(14)
+    val = as_parquet(tmp_path / "val.PARQUET", rows[9:])
+    options: dict[str, Any] = {"max_queries": 5, "val_queries": 3}
+    lines = module(rows[:9], val_file=str(val), **options)
+    train = as_parquet(tmp_path / "train.parquet", rows[:9])
+    parquet = RerankerDataModule(
+        str(tiny_tokenizer_dir),
+        source="files",
+        train_file=str(train),
+        val_file=str(val),
+        negatives=3,
+        max_length=48,
+        **options,
+    )
+    found = []
+    for each in (lines, parquet, hub(rows[:9], rows[9:], **options)):
+        each.prepare_data()
+        each.setup(None)
+        found.append({name: dataset.fingerprint for name, dataset in each.datasets.items()})  # type: ignore[attr-defined]
+        assert len(each.datasets["train"]) == 5
+        assert len(each.datasets["val"]) == 3
+    assert found[0] == found[1] == found[2]
+    assert found[0]["val"] == found[0]["test"] != found[0]["train"]
+
+
+def test_hub_rows_without_one_marked_passage_are_left_out_and_counted(
+    hub: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    rows = make_rows(9)
+    rows[2]["passages"]["is_selected"] = [0, 0, 0, 0]
+    rows[5]["passages"]["is_selected"] = [1, 1, 0, 0]
+    data_module = hub(rows[:7], rows[7:])
+    with pytest.warns(UserWarning, match="left out 2 of 7 records.*record 3: .*marks no passages"):
+        data_module.setup("fit")
+    assert len(data_module.datasets["train"]) == 5
+
+
+def test_hub_rows_that_cannot_be_used_stop_the_run_if_asked(
+    hub: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    rows = make_rows(5)
+    rows[1]["passages"]["is_selected"] = [1, 1, 0, 0]
+    with pytest.raises(DataError, match=r"train, record 2: .*marks 2 passages.*invalid: skip"):
+        hub(rows[:3], rows[3:], invalid="error").setup("fit")
+
+
+def test_lengths_on_the_hub_are_measured_once(
+    hub: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = make_rows(8)
+    data_module = hub(rows[:5], rows[5:])
+    data_module.prepare_data()
+    calls = []
+    measure = data._variances
+    monkeypatch.setattr(data, "_variances", lambda *a: calls.append(1) or measure(*a))
+    data_module.setup(None)
+    hub(rows[:5], rows[5:]).setup(None)
+    assert not calls
+    hub(rows[:5], rows[5:], negatives=2).setup(None)  # another measurement
+    assert calls
+
+
+def test_hub_that_cannot_be_reached_is_an_error_with_a_remedy(
+    tiny_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    data_module = RerankerDataModule(
+        str(tiny_tokenizer_dir), source="hub", hub_path=str(tmp_path / "nowhere"), max_length=64
+    )
+    with pytest.raises(DataError, match=r"cannot be loaded: .*set source to files or embedded"):
+        data_module.setup("fit")
+
+
+def test_embedded_corpus_needs_no_file_and_keeps_groups_apart(tiny_tokenizer_dir: Path) -> None:
+    data_module = RerankerDataModule(
+        str(tiny_tokenizer_dir),
+        negatives=4,
+        max_length=64,
+        max_queries=300,
+        val_queries=60,
+        val_fraction=0.2,
+    )
+    data_module.setup("fit")
+    train, val = data_module.datasets["train"], data_module.datasets["val"]
+    assert isinstance(train, RerankerDataset)
+    assert isinstance(val, RerankerDataset)
+    assert (len(train), len(val)) == (300, 60)
+    assert collated(data_module)["input_ids"].shape == (4, 5, 64)
+    sides = [
+        {str(record.query_id).split(".")[0].split(":")[0] for record in side.records}
+        for side in (train, val)
+    ]
+    assert not sides[0] & sides[1]
+
+
+# Prediction
+
+
+def test_prediction_keeps_text_order_and_any_number_of_candidates(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    write_jsonl: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    rows: Rows = [
+        {"query": "where is the sea", "passages": ["a ship", "the sea " * 40, "ice"]},
+        {"query": "how", "passages": {"passage_text": ["wind"], "is_selected": [0]}, "query_id": 7},
+        {"query": "what", "passages": [f"lake {i}" for i in range(6)], "query_id": "q-3"},
+    ]
+    path = write_jsonl(tmp_path / "predict.jsonl", rows)
+    data_module = module(make_rows(4), predict_file=str(path))
+    data_module.setup("predict")
+    assert list(data_module.datasets) == ["predict"]
+    (batch,) = data_module.predict_dataloader()
+    assert batch["query"] == ["where is the sea", "how", "what"]
+    assert batch["query_id"] == [None, 7, "q-3"]
+    assert [len(passages) for passages in batch["passages"]] == [3, 1, 6]
+    assert batch["passages"][0] == rows[0]["passages"]
+    assert batch["candidates"].sum(dim=1).tolist() == [3, 1, 6]
+    assert batch["input_ids"].shape == (3, 6, 48)
+    assert batch["passage_lengths"][0].tolist() == [2, 80, 1, 0, 0, 0]
+
+
+def test_prediction_without_a_file_says_what_to_set(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    with pytest.raises(DataError, match="Set predict_file"):
+        module(make_rows(4)).setup("predict")
+
+
+def test_bad_record_for_prediction_is_never_skipped(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    write_jsonl: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    path = write_jsonl(tmp_path / "p.jsonl", [{"query": "how", "passages": []}])
+    data_module = module(make_rows(4), predict_file=str(path), invalid="skip")
+    with pytest.raises(DataError, match=r'p\.jsonl, line 1: field "passages" is empty') as error:
+        data_module.setup("predict")
+    assert "invalid: skip" not in str(error.value)
+
+
+# The fingerprint
+
+
+def test_fingerprint_is_of_content_settings_and_order(
+    make_rows: Callable[..., Rows], tokenizer: Any
+) -> None:
+    def print_of(rows: Rows, where: str = "f", **options: Any) -> str:
+        records = [parse_labelled(row, where, negatives=3, least=3) for row in rows]
+        return RerankerDataset(records, tokenizer, **{"max_length": 48, **options}).fingerprint
+
+    rows = make_rows(6)
+    first = print_of(rows)
+    assert print_of(rows, where="another file") == first
+    changed = json.loads(json.dumps(rows))
+    changed[3]["passages"]["passage_text"][1] += " sea"
+    renamed = json.loads(json.dumps(rows))
+    renamed[0]["query"] = renamed[0]["query"].upper()  # the same tokens, of another text
+    others = [
+        print_of(rows[::-1]),
+        print_of(rows[:5]),
+        print_of(changed),
+        print_of(renamed),
+        print_of(rows, max_length=47),
+        print_of(rows, template=TEMPLATE),
+    ]
+    assert len({first, *others}) == 7
+
+
+def test_data_set_has_ends_and_travels_to_other_processes(
+    make_rows: Callable[..., Rows], tokenizer: Any
+) -> None:
+    dataset = RerankerDataset([parse(row) for row in make_rows(3)], tokenizer, max_length=48)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.fingerprint == dataset.fingerprint
+    assert copy.record(2) == dataset.record(2)
+    for position in (3, -1):
+        with pytest.raises(IndexError):
+            dataset[position]
+
+
+# Bad input
+
+
+def changed(row: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**row, **fields}.items() if value is not ...}
+
+
+GOOD: dict[str, Any] = {
+    "query": "how long is the river",
+    "passages": {"is_selected": [0, 1, 0, 0], "passage_text": ["sea", "very long", "ice", "snow"]},
+}
+PASSAGES: dict[str, Any] = GOOD["passages"]
+
+BAD_ROWS: list[tuple[str, Any, str]] = [
+    ("no query", changed(GOOD, query=...), r'field "query" is missing .*Add it'),
+    ("no passages", changed(GOOD, passages=...), r'field "passages" is missing'),
+    (
+        "no texts",
+        changed(GOOD, passages=changed(PASSAGES, passage_text=...)),
+        r'field "passages.passage_text" is missing',
+    ),
+    (
+        "no labels",
+        changed(GOOD, passages=changed(PASSAGES, is_selected=...)),
+        r'field "passages.is_selected" is missing',
+    ),
+    ("row is a list", [GOOD], "the record is a list. Give one object"),
+    ("row is null", None, "the record is null"),
+    ("query is a number", changed(GOOD, query=3), 'field "query" is a number. Give a text'),
+    ("query is null", changed(GOOD, query=None), 'field "query" is null'),
+    ("query is empty", changed(GOOD, query=" \n"), 'field "query" is empty. Fill it in'),
+    ("query has NUL", changed(GOOD, query="a\0b"), 'field "query" holds a NUL character'),
+    ("query has half a pair", changed(GOOD, query="a\ud800"), "half of a surrogate pair"),
+    ("query_id is a list", changed(GOOD, query_id=[1]), 'field "query_id" is a list'),
+    ("passages are a text", changed(GOOD, passages="sea"), 'field "passages" is a text'),
+    (
+        "passages without labels",
+        changed(GOOD, passages=["sea", "ice"]),
+        r'"passages" is a list. Give \{is_selected',
+    ),
+    (
+        "texts are a text",
+        changed(GOOD, passages=changed(PASSAGES, passage_text="sea")),
+        r'"passages.passage_text" is a text. Give a list',
+    ),
+    (
+        "a passage is empty",
+        changed(GOOD, passages=changed(PASSAGES, passage_text=["sea", "long", "", "snow"])),
+        r'"passages.passage_text\[2\]" is empty',
+    ),
+    (
+        "a passage is a number",
+        changed(GOOD, passages=changed(PASSAGES, passage_text=["sea", "long", 1.5, "snow"])),
+        r'"passages.passage_text\[2\]" is a number',
+    ),
+    (
+        "no positive",
+        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 0, 0, 0])),
+        "marks no passages. Mark exactly one",
+    ),
+    (
+        "two positives",
+        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 1, 1, 0])),
+        "marks 2 passages. Mark exactly one",
+    ),
+    (
+        "labels of other length",
+        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 1])),
+        "has 2 entries for 4 passages",
+    ),
+    (
+        "labels are grades",
+        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 3, 0, 0])),
+        "is not a list of 0 and 1",
+    ),
+    (
+        "too few negatives",
+        changed(GOOD, passages={"is_selected": [1, 0, 0], "passage_text": ["sea", "b", "c"]}),
+        "has 2 passages besides the marked one, and 3 are needed. Add some, or lower min_negatives",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), [case[1:] for case in BAD_ROWS],
+                         ids=[case[0] for case in BAD_ROWS])  # fmt: skip
+def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
+    row: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(row)}\n")
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{message}"):
+        read_records(str(path), parse)
+
+
+BAD_LINES: list[tuple[str, bytes, str]] = [
+    ("not JSON", b"query: how long", "not a readable record .*Give one complete JSON object"),
+    ("cut short", json.dumps(GOOD).encode()[:-5], "not a readable record"),
+    ("two records", json.dumps(GOOD).encode() * 2, "not a readable record .*Extra data"),
+    ("not UTF-8", '{"query": "é"}'.encode("latin-1"), "not UTF-8 at byte 11 .*Save the file as"),
+    ("UTF-16", '{"query": "e"}'.encode("utf-16"), "not UTF-8 at byte 0"),
+    ("NUL bytes", b"\0" * 50, "not a readable record"),
+    ("raw NUL in a text", b'{"query": "a\0b"}', "not a readable record"),
+    (
+        "same key twice",
+        b'{"query": "a", "query": "b"}',
+        r'not a readable record \(field "query" stands twice\)',
+    ),
+    (
+        "same key twice inside",
+        b'{"passages": {"a": 1, "a": 2}}',
+        r'not a readable record \(field "a" stands twice\)',
+    ),
+    ("deep lists", b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+    ("deep objects", b'{"query":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+    ("a huge number", b'{"query_id": ' + b"9" * 10_000 + b"}", "not a readable record"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), [case[1:] for case in BAD_LINES],
+                         ids=[case[0] for case in BAD_LINES])  # fmt: skip
+def test_unreadable_line_is_an_error_naming_it(line: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 2: {message}"):
+        read_records(str(path), parse)
+    with pytest.warns(UserWarning, match="left out 1 of 2 records"):
+        assert len(read_records(str(path), parse, skip_invalid=True)) == 1
+
+
+def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    line = json.dumps(GOOD).encode()
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
+    assert [r.where[-6:] for r in read_records(str(path), parse)] == ["line 1", "line 4"]
+
+
+def test_choice_of_skipping_is_offered_where_there_is_one(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    rows = make_rows(5)
+    del rows[3]["query"]
+    with pytest.raises(DataError, match=r"line 4: .*invalid: skip leaves such records out"):
+        module(rows).setup("fit")
+    with pytest.warns(UserWarning, match='left out 1 of 5 .*line 4: field "query" is missing'):
+        module(rows, invalid="skip").setup("fit")
+
+
+def test_file_without_records_or_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_records(str(tmp_path / "none.jsonl"), parse)
+    with pytest.raises(DataError, match="no such file"):
+        read_records(str(tmp_path), parse)
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="no usable record"):
+        read_records(str(tmp_path / "empty.jsonl"), parse)
+
+
+def test_bad_parquet_is_an_error_naming_file_and_record(tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(b"PAR1 this is none")
+    with pytest.raises(DataError, match=r"bad\.parquet: not a readable Parquet file"):
+        read_records(str(path), parse)
+    pq.write_table(pa.table({"query": ["a"], "texts": ["b"]}), path)
+    with pytest.raises(DataError, match=r'column "passages" is missing \(found: query, texts\)'):
+        read_records(str(path), parse)
+    two = changed(GOOD, passages=changed(PASSAGES, is_selected=[1, 1, 0, 0]))
+    as_parquet(path, [GOOD, two])
+    with pytest.raises(DataError, match=r"bad\.parquet, record 2: .*marks 2 passages"):
+        read_records(str(path), parse)
+    text = pa.array([b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False)
+    passages = pa.array([PASSAGES])
+    pq.write_table(pa.table({"query": text, "passages": passages}), path)
+    with pytest.raises(DataError, match=r"bad\.parquet, record 1: not UTF-8"):
+        read_records(str(path), parse)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["query", "passages", "is_selected", "passage_text", "query_id"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(row=json_values)
+def test_any_row_is_a_record_or_a_data_error(row: Any) -> None:
+    for read in (parse, lambda row: parse_candidates(row, "here")):
+        with contextlib.suppress(DataError):
+            assert isinstance(read(row), Record)
+
+
+@given(content=st.binary(max_size=200))
+def test_any_file_is_records_or_a_data_error(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in ("any.jsonl", "any.parquet"):
+        path = tmp_path_factory.getbasetemp() / name
+        path.write_bytes(content)
+        with pytest.raises(DataError):
+            read_records(str(path), parse)
+
+
+def test_passages_of_equal_length_are_kept(
+    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
+) -> None:
+    data_module = module([make_row("how long", "sea", ["ice", "ship", "lake"])], max_queries=5)
+    data_module.setup("fit")
+    assert collated(data_module)["passage_lengths"].tolist() == [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
+def test_passage_without_a_token_in_the_input_is_an_error(
+    template: str | None,
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    make_row: Callable[..., Any],
+) -> None:
+    """With a template a long query leaves nothing of the passage; of a pair the longer is cut."""
+    long = make_row("river " * 40, "the sea", ["ice", "ship", "lake"])
+    data_module = module([*make_rows(2), long], template=template, max_length=24)
+    if template is None:
+        data_module.setup("fit")
+        assert int(collated(data_module)["lengths"].max()) == 24
+        return
+    expected = r'line 3: field "passages": the positive is cut away: .*max_length=24. Raise max_'
+    with pytest.raises(DataError, match=expected):
+        data_module.setup("fit")
+    data_module = module([*make_rows(2), long], template=template, max_length=24, invalid="skip")
+    with pytest.warns(UserWarning, match="left out 1 of 3 records"):
+        data_module.setup("fit")
+    assert len(data_module.datasets["train"]) == 2
+
+
+def test_one_token_of_passage_is_enough(tokenizer: Any, make_row: Callable[..., Any]) -> None:
+    """With the two special tokens and the template's two words, 44 are room for 39 and one more."""
+    for length, fits in ((39, True), (40, False)):
+        row = make_row("river " * length, "sea sea", ["ice ice", "ship ship", "lake lake"])
+        arguments = {"max_length": 44, "template": TEMPLATE}
+        if fits:
+            dataset = RerankerDataset([parse(row)], tokenizer, **arguments)
+            assert tokenizer.decode(dataset[0]["input_ids"][0]).endswith("sentence sea [SEP]")
+        else:
+            with pytest.raises(DataError, match="cut away"):
+                RerankerDataset([parse(row)], tokenizer, **arguments)
+
+
+def test_passage_that_tokenises_to_nothing_is_an_error(
+    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
+) -> None:
+    row = make_row("how long", "sea", ["ice", "\u200b\u2060", "lake"])
+    with pytest.raises(DataError, match=r"line 1: .*negative 2 gives no token. Put words in it"):
+        module([row]).setup("fit")
+
+
+def test_cut_pairs_are_counted_and_said_once(
+    module: Callable[..., RerankerDataModule],
+    make_rows: Callable[..., Rows],
+    make_row: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(caplog.handler)
+    rows = [*make_rows(3), make_row("how long", "sea " * 90, ["ice", "ship " * 50, "lake"])]
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        data_module = module(rows)
+        data_module.setup("fit")
+        list(data_module.train_dataloader())
+        list(data_module.train_dataloader())
+    logger.removeHandler(caplog.handler)
+    messages = {id(r): r.getMessage() for r in caplog.records if "were cut" in r.getMessage()}
+    assert list(messages.values()) == [
+        "train: 2 of 16 pairs are longer than max_length=48 tokens and were cut."
+    ]
+
+
+def test_no_warning_of_long_inputs_while_lengths_are_counted(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert token_lengths(tokenizer, ["sea " * 3000, "ice"]) == [3000, 1]
+    assert token_lengths(tokenizer, []) == []
+    assert "longer than" not in caplog.text + capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
+        ({"negatives": 3, "min_negatives": 4}, "1 ≤ min_negatives ≤ negatives"),
+        ({"min_negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
+        ({"val_fraction": 1.0}, "from 0 to below 1"),
+        ({"val_fraction": -0.1}, "from 0 to below 1"),
+        ({"max_queries": 0}, "max_queries=0: give at least 1, or null"),
+        ({"val_queries": -1}, "val_queries=-1"),
+        ({"source": "disk"}, "give embedded, hub or files"),
+        ({"invalid": "drop"}, "give error or skip"),
+        ({"train_file": "a.jsonl"}, "source=embedded: it takes no files"),
+        ({"source": "files"}, "needs train_file, val_file or test_file"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RerankerDataModule("unused", **options)
+
+
+@pytest.mark.parametrize("max_length", [4, 129])
+def test_max_length_must_suit_the_tokenizer(
+    max_length: int, module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    with pytest.raises(DataError, match=rf"max_length={max_length}: .* from 5 to 128 tokens"):
+        module(make_rows(3), max_length=max_length).setup("fit")
+
+
+def test_stage_without_data_says_what_to_set(
+    module: Callable[..., RerankerDataModule],
+    make_row: Callable[..., Any],
+    make_rows: Callable[..., Rows],
+) -> None:
+    for stage, name in (("validate", "val"), ("test", "test")):
+        with pytest.raises(DataError, match=f"no data for {name} .*Set {name}_file, or val_frac"):
+            module(make_rows(4)).setup(stage)
+    rows = [make_row("how long", f"sea {i}", ["ice", "ship", "lake"]) for i in range(4)]
+    with pytest.raises(DataError, match=r"all records are of one query .*Set val_file"):
+        module(rows, val_fraction=0.5).setup("fit")
+
+
+def test_arguments_parse_from_a_configuration_and_are_documented(tmp_path: Path) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(RerankerDataModule, "data")
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model_name: m\nsource: files\ntrain_file: t.jsonl\nmax_queries: null\ninvalid: skip\n"
+        'template: "Query: {query}\\nSentence: {passage}"\nmin_negatives: 2\nnegatives: 4\n'
+    )
+    parsed = parser.parse_args([f"--data={path}"])
+    options = {k: v for k, v in parsed.data.as_dict().items() if not k.startswith("__")}
+    made = RerankerDataModule(**options)
+    assert (made.negatives, made.min_negatives, made.max_queries) == (4, 2, None)
+    assert made.template == "Query: {query}\nSentence: {passage}"
+    undocumented = [
+        action.dest
+        for action in parser._actions
+        if action.dest.startswith("data.") and not (action.help or "").split("(")[0].strip()
+    ]
+    assert not undocumented

@@ -1,0 +1,278 @@
+"""The exported folder, loaded with sentence-transformers, gives the module's scores to 1e-5."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
+from pl_pointwise.tasks.reranker.export import chat_template, export_cross_encoder
+from pl_pointwise.tasks.reranker.module import RerankerModule
+
+TEMPLATE = "Query: {query}\nSentence: {passage}"
+ODD_TEMPLATE = (
+    '"{query}" -> [MASK] \\n .type é {passage}'  # what JSON, Jinja and others may trip on
+)
+CUT = 90  # tokens: two of the passages below are longer
+
+QUERIES = {
+    "how long does a river flow": [
+        "a river",
+        "it runs from the mountain to the sea, and that is 6,650 km",
+        "fish eat " * 60,
+        " leading and trailing space \n",
+    ],
+    "what do 'fish' \"eat\"? {{ messages }} {query}": [
+        "salt {% raw %} {passage} {0} </s> [SEP] \\n \\u0041",
+        "日本語 ß 🐟 é",
+        "a long list of things to eat: " + "water, ice; " * 40,
+    ],
+}
+
+
+def write_model(folder: Path, kind: str, num_labels: int, tokenizer: Path) -> str:
+    """A tiny model of another architecture than BERT, with the tiny tokenizer."""
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    sizes: dict[str, Any] = {
+        "vocab_size": len(loaded),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+        "num_labels": num_labels,
+        "pad_token_id": loaded.pad_token_id,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if kind == "modernbert":
+            config = ModernBertConfig(**sizes, local_attention=8, classifier_bias=True)
+            model: Any = ModernBertForSequenceClassification(config)
+        else:
+            model = RobertaForSequenceClassification(RobertaConfig(**sizes))
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    loaded.save_pretrained(folder)
+    return str(folder)
+
+
+def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
+    """The module's scores by the way its users get them: file, data module, predict_step."""
+    file = tmp_path / "predict.jsonl"
+    rows = [{"query": query, "passages": passages} for query, passages in QUERIES.items()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = RerankerDataModule(
+        module.model_name,
+        source="files",
+        predict_file=str(file),
+        max_length=module.max_length,
+        template=module.template,
+    )
+    data.setup("predict")
+    batch = data.collate([{**data.datasets["predict"][i], "index": i} for i in range(len(rows))])
+    assert (batch["lengths"] == CUT).any()  # some pair is cut
+    assert (batch["lengths"] < CUT).any()
+    with torch.no_grad():
+        return [row["scores"] for row in module.eval().predict_step(batch)]
+
+
+def assert_equal(encoder: CrossEncoder, expected: list[list[float]]) -> None:
+    everything = [score for scores in expected for score in scores]
+    assert np.std(everything) > 0.01  # guards the comparison: the pairs do differ
+    assert max(everything) > 1 or min(everything) < 0  # and a sigmoid would show
+    for (query, passages), scores in zip(QUERIES.items(), expected, strict=True):
+        found = encoder.predict([(query, passage) for passage in passages])
+        np.testing.assert_allclose(found, scores, rtol=0, atol=1e-5)
+        ranked = encoder.rank(query, passages)
+        assert [hit["corpus_id"] for hit in ranked] == np.argsort(-np.array(scores)).tolist()
+        np.testing.assert_allclose([h["score"] for h in ranked], sorted(scores)[::-1], atol=1e-5)
+
+
+def load(folder: Path) -> CrossEncoder:
+    return CrossEncoder(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, ODD_TEMPLATE])
+@pytest.mark.parametrize("num_labels", [1, 2])
+@pytest.mark.parametrize("token_types", [True, False])
+def test_predict_and_rank_give_the_modules_scores(
+    template: str | None,
+    num_labels: int,
+    token_types: bool,
+    write_tiny_cross_encoder: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    name = write_tiny_cross_encoder(tmp_path / "model", num_labels, pair=token_types)
+    module = RerankerModule(str(name), max_length=CUT, template=template)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+@pytest.mark.parametrize("num_labels", [1, 2])
+@pytest.mark.parametrize("kind", ["modernbert", "roberta"])
+def test_heads_of_other_architectures_are_carried_too(
+    kind: str,
+    num_labels: int,
+    template: str | None,
+    tiny_tokenizer_without_types_dir: Path,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    name = write_model(folder, kind, num_labels, tiny_tokenizer_without_types_dir)
+    module = RerankerModule(name, max_length=CUT, template=template)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+def test_an_encoder_that_got_a_new_head_is_exported_with_it(
+    tiny_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(
+        BertConfig(vocab_size=len(tokenizer), **sizes, intermediate_size=32, initializer_range=1.0)
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    module = RerankerModule(str(folder), max_length=CUT)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+def test_trained_weights_are_exported_not_those_the_module_began_with(
+    tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    module = RerankerModule(str(tiny_cross_encoder_dir), max_length=CUT)
+    before = module_scores(module, tmp_path)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.1)
+    module.export(tmp_path / "export")
+    after = module_scores(module, tmp_path)
+    assert not np.allclose(before[0], after[0], atol=1e-2)
+    assert_equal(load(tmp_path / "export"), after)
+
+
+def test_without_the_chat_template_pairs_score_differently(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Why the template must be carried: guards the comparisons above."""
+    name = write_tiny_cross_encoder(tmp_path / "model", 2)
+    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
+    module.export(tmp_path / "export")
+    (tmp_path / "export" / "chat_template.jinja").unlink()
+    query, passages = next(iter(QUERIES.items()))
+    found = load(tmp_path / "export").predict([(query, passage) for passage in passages])
+    assert np.abs(found - module_scores(module, tmp_path)[0]).max() > 0.1
+
+
+def test_exporting_leaves_the_module_as_it_is(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    name = write_tiny_cross_encoder(tmp_path / "model", 2)
+    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
+    config = module.model.config.to_dict()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    module.export(tmp_path / "export")
+    assert module.model.config.to_dict() == config
+    assert module.model.config.num_labels == 2
+    assert before.keys() == module.state_dict().keys()
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+
+
+def test_an_export_replaces_an_earlier_one(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A chat template left behind would turn the pairs of the later model into its text."""
+    name = str(write_tiny_cross_encoder(tmp_path / "model"))
+    RerankerModule(name, max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
+    module = RerankerModule(name, max_length=CUT)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+def test_a_chat_template_of_the_base_model_does_not_reach_the_pairs(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    name = write_tiny_cross_encoder(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(name)
+    module = RerankerModule(str(name), max_length=CUT)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+def test_the_folder_holds_safetensors_and_no_path_of_this_machine(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    name = write_tiny_cross_encoder(tmp_path / "model")
+    path = RerankerModule(str(name), max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
+    files = sorted(file.name for file in path.iterdir())
+    assert files == [
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    for file in path.iterdir():
+        assert str(tmp_path).encode() not in file.read_bytes()
+
+
+def test_a_template_that_the_tokenizer_reads_differently_is_refused(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """This one marks the first word of a text, which after a written-out [CLS] is not the first."""
+    name = write_tiny_cross_encoder(tmp_path / "model")
+    backend = Tokenizer(
+        models.WordLevel({"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "▁Query:": 3}, "[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path / "tokenizer")
+    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
+    with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):
+        export_cross_encoder(module, tmp_path / "export", str(tmp_path / "tokenizer"))
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("content", ["text", "parts"])
+def test_the_chat_template_renders_both_forms_of_a_message(
+    content: str, tiny_tokenizer_dir: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
+    tokenizer.chat_template = chat_template(TEMPLATE, tokenizer)
+    texts = {"query": "{{ q }}\n", "document": " d 'x'"}
+    messages = [
+        {"role": role, "content": text if content == "text" else [{"type": "text", "text": text}]}
+        for role, text in texts.items()
+    ]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert rendered == "[CLS]Query: {{ q }}\n\nSentence:  d 'x'[SEP]"

@@ -1,0 +1,185 @@
+"""Λ is the formula of the paper: against loops written from it, in value and in gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
+
+
+def reference(scores: list[float], lengths: list[float], top_k: int) -> float:
+    """Λ of one candidate set, written from the formula with loops; ties ranked by position."""
+    n = len(scores)
+    if n == 0:
+        return 0.0
+    gains = [max(lengths) - length for length in lengths]
+    ranks = [
+        1 + sum(scores[j] > scores[i] or (scores[j] == scores[i] and j < i) for j in range(n))
+        for i in range(n)
+    ]
+
+    def discount(rank: int) -> float:
+        return 1.0 / math.log2(rank + 1) if rank <= top_k else 0.0
+
+    ideal = sum(g * discount(r) for r, g in enumerate(sorted(gains, reverse=True), start=1))
+    if ideal == 0:
+        return 0.0
+    numerator = denominator = 0.0
+    for i in range(n):
+        for j in range(i + 1, n):
+            difference = gains[i] - gains[j]
+            if difference == 0:
+                continue
+            y = 1.0 if difference > 0 else -1.0
+            weight = abs(difference * (discount(ranks[j]) - discount(ranks[i]))) / ideal
+            numerator += weight * math.log1p(math.exp(-y * (scores[i] - scores[j])))
+            denominator += weight
+    return numerator / denominator if denominator > 0 else 0.0
+
+
+Case = tuple[list[list[float]], list[list[float]], list[list[bool]], int]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Batches with ties among scores and among lengths, and with absent candidates."""
+    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+
+    def table(element: st.SearchStrategy) -> list[list]:
+        row = st.lists(element, min_size=width, max_size=width)
+        return draw(st.lists(row, min_size=rows, max_size=rows))
+
+    few = st.sampled_from([-2.0, 0.0, 0.5, 3.0])
+    scores = table(st.one_of(few, st.floats(-8, 8)))
+    lengths = table(st.integers(1, 6).map(float))
+    return scores, lengths, table(st.booleans()), draw(st.integers(1, 8))
+
+
+def tensors(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    scores, lengths, candidates, _ = case
+    return (
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(lengths),
+        torch.tensor(candidates),
+    )
+
+
+@given(cases(), st.sampled_from(["all", "negatives"]))
+@example(([[1.0, 1.0, 1.0]], [[3.0, 1.0, 2.0]], [[True] * 3], 3), "all")  # all scores tied
+@example(([[1.0, 2.0]], [[3.0, 1.0]], [[False] * 2], 3), "all")  # nobody there
+def test_equals_the_formula_in_loops(case: Case, candidate_set: str) -> None:
+    found = length_biased_lambda_loss(*tensors(case), case[3], candidate_set)  # type: ignore[arg-type]
+    first = 0 if candidate_set == "all" else 1
+    for value, scores, lengths, present in zip(found, *case[:3], strict=True):
+        kept = [i for i in range(first, len(scores)) if present[i]]
+        expected = reference([scores[i] for i in kept], [lengths[i] for i in kept], case[3])
+        assert value.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@given(cases(), st.sampled_from(["all", "negatives"]))
+def test_gradient_equals_finite_differences_at_fixed_weights(
+    case: Case, candidate_set: str
+) -> None:
+    scores, lengths, candidates = tensors(case)
+    # Distinct scores, far enough apart for ranks, and so weights, to stay as they are.
+    scores = scores.round().add(torch.linspace(0, 0.3, scores.shape[1], dtype=torch.float64))
+    scores.requires_grad_()
+
+    def total(x: Tensor) -> Tensor:
+        return length_biased_lambda_loss(x, lengths, candidates, case[3], candidate_set).sum()  # type: ignore[arg-type]
+
+    (gradient,) = torch.autograd.grad(total(scores), scores)
+    assert gradient.isfinite().all()
+    step = 1e-6
+    for row in range(scores.shape[0]):
+        for column in range(scores.shape[1]):
+            shift = torch.zeros_like(scores)
+            shift[row, column] = step
+            slope = (total(scores + shift) - total(scores - shift)) / (2 * step)
+            assert gradient[row, column].item() == pytest.approx(slope.item(), abs=1e-8)
+
+
+def test_hand_worked_value() -> None:
+    """Two candidates: one pair, its weight cancels, log(1 + e^−(s_short − s_long)) is left."""
+    found = length_biased_lambda_loss(
+        torch.tensor([[2.0, 0.5]]), torch.tensor([[30.0, 10.0]]), torch.ones(1, 2, dtype=torch.bool)
+    )
+    assert found.item() == pytest.approx(math.log1p(math.exp(1.5)))
+
+
+@pytest.mark.parametrize("candidate_set", ["all", "negatives"])
+def test_all_lengths_equal_gives_zero_loss_and_gradient(candidate_set: str) -> None:
+    scores = torch.randn(3, 5, requires_grad=True)
+    found = length_biased_lambda_loss(
+        scores,
+        torch.full((3, 5), 7.0),
+        torch.ones(3, 5, dtype=torch.bool),
+        3,
+        candidate_set,  # type: ignore[arg-type]
+    )
+    found.sum().backward()
+    assert found.tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(scores.grad, torch.zeros(3, 5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("present", [[True, False, False], [False, False, False]])
+def test_no_pair_left_gives_zero_loss_and_gradient(present: list[bool]) -> None:
+    scores = torch.randn(1, 3, requires_grad=True)
+    lengths = torch.tensor([[4.0, 5.0, 9.0]])
+    found = length_biased_lambda_loss(scores, lengths, torch.tensor([present]))
+    found.sum().backward()
+    assert found.item() == 0.0
+    assert torch.equal(scores.grad, torch.zeros(1, 3))  # type: ignore[arg-type]
+
+
+def test_absent_candidates_change_nothing_whatever_they_hold() -> None:
+    scores = torch.tensor([[0.3, -1.0, 2.0]], requires_grad=True)
+    lengths = torch.tensor([[4.0, 9.0, 6.0]])
+    alone = length_biased_lambda_loss(scores, lengths, torch.ones(1, 3, dtype=torch.bool))
+    junk = torch.tensor([[math.nan, -math.inf]])
+    padded_scores = torch.cat([scores, junk], dim=1)
+    padded = length_biased_lambda_loss(
+        padded_scores,
+        torch.cat([lengths, torch.tensor([[1e6, math.nan]])], dim=1),
+        torch.tensor([[True, True, True, False, False]]),
+    )
+    assert padded.item() == alone.item()
+    (with_junk,) = torch.autograd.grad(padded.sum(), scores, retain_graph=True)
+    (without,) = torch.autograd.grad(alone.sum(), scores)
+    assert torch.equal(with_junk, without)
+
+
+def test_a_nan_score_stays_visible_in_its_row_alone() -> None:
+    scores = torch.tensor([[1.0, math.nan, 0.0], [1.0, 2.0, 0.0]])
+    lengths = torch.tensor([[1.0, 2.0, 3.0]]).repeat(2, 1)
+    found = length_biased_lambda_loss(scores, lengths, torch.ones(2, 3, dtype=torch.bool))
+    assert found.isnan().tolist() == [True, False]
+
+
+def test_descent_brings_the_shortest_passages_to_the_top() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(1, 10, requires_grad=True)
+    lengths = torch.tensor([[50.0, 12.0, 80.0, 33.0, 7.0, 61.0, 25.0, 90.0, 41.0, 18.0]])
+    present = torch.ones(1, 10, dtype=torch.bool)
+    optimizer = torch.optim.Adam([scores], lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        length_biased_lambda_loss(scores, lengths, present, 3).sum().backward()
+        optimizer.step()
+    top = scores.argsort(descending=True)[0, :3]
+    assert lengths[0, top].tolist() == [7.0, 12.0, 18.0]
+
+
+def test_half_precision_scores_are_computed_in_float32() -> None:
+    scores, lengths = torch.randn(2, 6), torch.randint(5, 50, (2, 6)).float()
+    present = torch.ones(2, 6, dtype=torch.bool)
+    rounded = scores.bfloat16()
+    found = length_biased_lambda_loss(rounded, lengths, present)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, length_biased_lambda_loss(rounded.float(), lengths, present))

@@ -1,0 +1,200 @@
+"""The ranking metrics: against loops over sorted lists, for any real scores, with ties and gaps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import label_ranking_average_precision_score
+from torch import Tensor
+
+from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
+from pl_pointwise.tasks.reranker.metrics import (
+    AverageLength,
+    HitRate,
+    LengthRank,
+    MeanReciprocalRank,
+    average_length,
+    hit,
+    length_rank,
+    ranked_order,
+    ranking_metrics,
+    reciprocal_rank,
+)
+
+
+def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[str, float]:
+    """The four metrics of one query, from a sorted list: the positive after those it ties with."""
+    order = [i for i in range(len(scores)) if present[i]]
+    order.sort(key=lambda i: (-scores[i], i == 0, i))
+    rank = order.index(0) + 1
+    negatives = [i for i in order if i != 0][:10]
+    return {
+        "mrr@10": 1 / rank if rank <= 10 else 0.0,
+        "hit@3": 1.0 if rank <= 3 else 0.0,
+        "lenrank@10": sum(lengths[i] / r for r, i in enumerate(negatives, start=1)),
+        "avglength@3": sum(lengths[i] for i in order[:3]) / len(order[:3]),
+    }
+
+
+def found(scores: Tensor, lengths: Tensor, present: Tensor) -> dict[str, Tensor]:
+    return {
+        "mrr@10": reciprocal_rank(scores, present, 10),
+        "hit@3": hit(scores, present, 3),
+        "lenrank@10": length_rank(scores, lengths, present, 10),
+        "avglength@3": average_length(scores, lengths, present, 3),
+    }
+
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Up to 14 candidates, so that the cuts at 10 and 3 matter; the positive is always there."""
+    rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 14))
+    numbers = st.one_of(st.sampled_from([-3.0, -0.5, 0.0]), st.floats(-1e4, 1e4, width=32))
+
+    def table(element: st.SearchStrategy) -> list[list]:
+        row = st.lists(element, min_size=width, max_size=width)
+        return draw(st.lists(row, min_size=rows, max_size=rows))
+
+    present = torch.tensor(table(st.booleans()))
+    present[:, 0] = True
+    lengths = torch.tensor(table(st.integers(0, 300).map(float)))
+    return torch.tensor(table(numbers)), lengths, present
+
+
+@given(batches())
+def test_equal_loops_over_sorted_lists(batch: Batch) -> None:
+    values = found(*batch)
+    for row, (scores, lengths, present) in enumerate(zip(*batch, strict=True)):
+        expected = loops(scores.double().numpy(), lengths.numpy(), present.numpy())
+        for name, value in expected.items():
+            assert values[name][row].item() == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+def test_a_positive_with_a_negative_logit_still_counts() -> None:
+    """torchmetrics' reciprocal rank gives 0 here: it drops a positive scored at or below 0."""
+    scores = torch.tensor([[-1.0, -4.0, -2.0]])
+    assert reciprocal_rank(scores, torch.ones(1, 3, dtype=torch.bool)).item() == 1.0
+
+
+def test_a_model_that_scores_everything_alike_ranks_the_positive_last() -> None:
+    scores, present = torch.zeros(1, 10), torch.ones(1, 10, dtype=torch.bool)
+    assert reciprocal_rank(scores, present).item() == pytest.approx(0.1)
+    assert hit(scores, present).item() == 0.0
+    assert ranked_order(scores, present)[0].tolist() == [*range(1, 10), 0]
+
+
+def test_a_rank_beyond_ten_counts_nothing_in_mrr() -> None:
+    scores = torch.arange(11.0)[None]
+    assert reciprocal_rank(scores, torch.ones(1, 11, dtype=torch.bool)).item() == 0.0
+
+
+def test_nan_and_absent_candidates_rank_below_everything() -> None:
+    scores = torch.tensor([[math.nan, -math.inf, 5.0, 9.0]])
+    present = torch.tensor([[True, True, True, False]])
+    assert ranked_order(scores, present)[0].tolist() == [2, 1, 0, 3]
+
+
+def test_mrr_equals_sklearn_where_nothing_is_tied() -> None:
+    """With one relevant label a row, label ranking average precision is the reciprocal rank."""
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=(50, 10))
+    relevant = np.zeros((50, 10), dtype=int)
+    relevant[:, 0] = 1
+    metric = MeanReciprocalRank(10)
+    metric.update(torch.tensor(scores), torch.ones(50, 10), torch.ones(50, 10, dtype=torch.bool))
+    expected = label_ranking_average_precision_score(relevant, scores)
+    assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_scores_are_compared_in_their_own_precision() -> None:
+    scores = torch.tensor([[1.0 + 1e-12, 1.0]], dtype=torch.float64)
+    assert hit(scores, torch.ones(1, 2, dtype=torch.bool), top_k=1).item() == 1.0
+
+
+@given(st.lists(batches(), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_metric_is_the_mean_over_the_queries_of_all_batches(
+    several: list[Batch], random: Any
+) -> None:
+    metrics = ranking_metrics()
+    expected: dict[str, list[float]] = {name: [] for name in metrics}
+    for scores, lengths, present in several:
+        real = torch.tensor([random.random() < 0.7 for _ in scores])
+        for metric in metrics.values():
+            metric.update(scores, lengths, present, real)
+        values = found(scores, lengths, present)
+        values["length_objective"] = length_biased_lambda_loss(scores, lengths, present)
+        for name, value in values.items():
+            expected[name] += value[real].tolist()
+    for name, metric in metrics.items():
+        if not expected[name]:
+            assert math.isnan(metric.compute().item())
+        else:
+            mean = sum(expected[name]) / len(expected[name])
+            assert metric.compute().item() == pytest.approx(mean, rel=1e-5, abs=1e-6), name
+
+
+def test_padding_rows_count_neither_in_the_sum_nor_in_the_number() -> None:
+    scores = torch.tensor([[2.0, 1.0], [math.nan, 1.0]])
+    present = torch.ones(2, 2, dtype=torch.bool)
+    for metric in ranking_metrics().values():
+        metric.update(scores, torch.ones(2, 2), present, torch.tensor([True, False]))
+        assert metric.compute().isfinite()
+    mrr = MeanReciprocalRank()
+    mrr.update(scores, torch.ones(2, 2), present, torch.tensor([True, False]))
+    assert mrr.compute().item() == 1.0
+
+
+def _one_rank(rank: int, port: int, results: Any) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(7, 5, generator=generator)
+    lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
+    mine = slice(0, 5) if rank == 0 else slice(5, 7)
+    metrics = ranking_metrics()
+    for metric in metrics.values():
+        metric.update(scores[mine], lengths[mine], torch.ones(7, 5, dtype=torch.bool)[mine])
+    results[rank] = {name: metric.compute().item() for name, metric in metrics.items()}
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_of_unequal_size_give_the_mean_over_all_queries(unused_port: int) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(_one_rank, (unused_port, results), nprocs=2)
+        on_ranks = dict(results)
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(7, 5, generator=generator)
+    lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
+    for name, metric in ranking_metrics().items():
+        metric.update(scores, lengths, torch.ones(7, 5, dtype=torch.bool))
+        expected = pytest.approx(metric.compute().item(), rel=1e-6)
+        assert on_ranks[0][name] == expected
+        assert on_ranks[1][name] == expected
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("metric", [MeanReciprocalRank, HitRate, LengthRank, AverageLength])
+def test_a_cut_below_the_first_rank_is_refused(metric: type) -> None:
+    with pytest.raises(ValueError, match="top_k=0"):
+        metric(0)

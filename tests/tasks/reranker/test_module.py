@@ -1,0 +1,506 @@
+"""The re-ranker: its forward pass skips nothing but padding, and it learns what it is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch import Trainer, seed_everything
+from sklearn.metrics import log_loss
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from pl_pointwise import Optimization, Pointwise
+from pl_pointwise.data import PADDING
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
+from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
+from pl_pointwise.tasks.reranker.module import (
+    FORWARD_COST,
+    RerankerModule,
+    binary_cross_entropy,
+    like_length_groups,
+    padding_waste,
+)
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, Callable[..., PreTrainedModel]] = {
+    "bert": lambda **options: BertForSequenceClassification(BertConfig(**SIZES, **options)),
+    "roberta": lambda **options: RobertaForSequenceClassification(
+        RobertaConfig(**SIZES, **options)
+    ),
+    # Windows of 8 tokens in two layers of three, so that padding could reach into a window.
+    "modernbert": lambda **options: ModernBertForSequenceClassification(
+        ModernBertConfig(
+            **SIZES,
+            local_attention=8,
+            cls_token_id=1,
+            sep_token_id=2,
+            bos_token_id=1,
+            eos_token_id=2,
+            classifier_pooling="mean",
+            **options,
+        )
+    ),
+}
+
+
+def save(path: Path, kind: str = "bert", **options: Any) -> str:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        MODELS[kind](**options).save_pretrained(path)
+    return str(path)
+
+
+def batch_of(lengths: list[list[int]], token_types: bool = True, seed: int = 0) -> dict[str, Any]:
+    """A batch of random tokens with pairs of these lengths; 0 is no candidate."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.tensor(lengths)
+    inside = torch.arange(int(tokens.max())) < tokens[..., None]
+    ids = torch.randint(3, 60, inside.shape, generator=generator) * inside
+    batch = {
+        "index": torch.arange(len(lengths)),
+        "input_ids": ids,
+        "lengths": tokens,
+        "candidates": tokens > 0,
+        "passage_lengths": (tokens - 5).clamp(min=0).float(),
+    }
+    if token_types:
+        batch["token_type_ids"] = (torch.arange(ids.shape[-1]) > 4).long() * inside
+    return batch
+
+
+RAGGED = [[9, 31, 4, 17, 66], [5, 0, 58, 23, 4], [101, 12, 12, 0, 0]]
+
+
+def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
+    """The plain way: every pair, absent ones too, in one pass padded to the longest of all."""
+    shape = batch["lengths"].shape
+    inputs = {k: batch[k].flatten(0, 1) for k in ("input_ids", "token_type_ids") if k in batch}
+    mask = torch.arange(batch["input_ids"].shape[-1]) < batch["lengths"].flatten()[:, None]
+    mask[~batch["candidates"].flatten(), 0] = True  # something to attend to
+    logits = module.model(**inputs, attention_mask=mask.long()).logits
+    scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+    return torch.where(batch["candidates"], scores.view(shape), 0.0)
+
+
+@pytest.mark.parametrize("num_labels", [1, 2])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
+    kind: str, num_labels: int, tmp_path: Path
+) -> None:
+    name = save(tmp_path, kind, num_labels=num_labels)
+    module = RerankerModule(name, dropout=0.0).train().double()  # differences are not rounding
+    batch = batch_of(RAGGED, token_types=kind == "bert")
+    weights = torch.linspace(-1, 2, 15).view(3, 5)
+
+    def gradients(scores: Tensor) -> list[Tensor]:
+        parameters = list(module.model.parameters())
+        found = torch.autograd.grad((weights * scores).sum(), parameters, allow_unused=True)
+        return [torch.zeros(1) if gradient is None else gradient for gradient in found]
+
+    scores, expected = module(batch), padded_scores(module, batch)
+    assert scores.std() > 0.1  # guards the comparison: the pairs do differ
+    torch.testing.assert_close(scores, expected, atol=1e-9, rtol=0)
+    pairs = list(zip(gradients(scores), gradients(expected), strict=True))
+    assert sum(float(gradient.abs().sum()) for gradient, _ in pairs) > 0
+    for gradient, reference in pairs:
+        torch.testing.assert_close(gradient, reference, atol=1e-9, rtol=1e-9)
+
+
+def test_absent_candidates_score_zero_and_touch_no_gradient(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path), dropout=0.0)
+    batch = batch_of(RAGGED)
+    scores = module(batch)
+    assert torch.equal(scores[~batch["candidates"]], torch.zeros(3))
+    scores.retain_grad()
+    loss = module.objective(scores, batch).sum() + scores[~batch["candidates"]].sum()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
+def test_a_batch_without_any_pair_gives_zeros(tmp_path: Path) -> None:
+    batch = batch_of([[1, 1]])
+    batch["lengths"] = torch.zeros(1, 2, dtype=torch.long)
+    assert torch.equal(RerankerModule(save(tmp_path))(batch), torch.zeros(1, 2))
+
+
+def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path, num_labels=2), dropout=0.0)
+    batch = batch_of(RAGGED)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = module(batch)
+        objective = module.objective(scores, batch)
+    assert scores.dtype == objective.dtype == torch.float32
+
+
+# Groups of like length ------------------------------------------------------------------------
+
+
+def realistic_lengths(pairs: int, seed: int) -> Tensor:
+    """Pair lengths distributed as in MS MARCO: mean 85 tokens, the longest of 40 has 172."""
+    draws = np.random.default_rng(seed).normal(4.384, 0.349, pairs)
+    return torch.from_numpy(np.exp(draws).round().clip(20, 512).astype(np.int64))
+
+
+def test_padding_costs_less_than_a_tenth_where_plain_padding_doubles_the_work() -> None:
+    grouped, plain, passes = [], [], []
+    for seed in range(20):
+        lengths = realistic_lengths(40, seed)
+        groups = like_length_groups(lengths, FORWARD_COST["cpu"])
+        grouped.append(padding_waste(lengths, groups))
+        plain.append(padding_waste(lengths, [torch.arange(40)]))
+        passes.append(len(groups))
+    assert np.mean(plain) > 0.8  # what there is to save
+    assert np.mean(grouped) < 0.10
+    assert max(grouped) < 0.15
+    assert max(passes) <= 9  # and not by a forward pass for every pair or two
+
+
+def test_larger_batches_waste_less() -> None:
+    waste = [
+        padding_waste(lengths, like_length_groups(lengths, FORWARD_COST["cuda"]))
+        for lengths in (realistic_lengths(80, 0), realistic_lengths(640, 0))
+    ]
+    assert waste[1] < 0.10
+    assert waste[1] < waste[0]
+
+
+def cost(lengths: list[int], groups: list[list[int]], forward_cost: int) -> int:
+    return sum(forward_cost + len(g) * max(lengths[i] for i in g) for g in groups)
+
+
+@given(st.lists(st.integers(1, 30), max_size=8), st.integers(0, 60))
+def test_groups_hold_every_pair_once_and_no_cut_is_cheaper(
+    lengths: list[int], forward_cost: int
+) -> None:
+    groups = [g.tolist() for g in like_length_groups(torch.tensor(lengths).long(), forward_cost)]
+    assert sorted(itertools.chain(*groups)) == list(range(len(lengths)))
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    cheapest = None
+    for cuts in itertools.product([False, True], repeat=max(0, len(order) - 1)):
+        tried: list[list[int]] = [[order[0]]] if order else []
+        for cut, i in zip(cuts, order[1:], strict=True):
+            tried.append([i]) if cut else tried[-1].append(i)
+        price = cost(lengths, tried, forward_cost)
+        cheapest = price if cheapest is None else min(cheapest, price)
+    assert cost(lengths, groups, forward_cost) == cheapest
+
+
+def test_forward_computes_no_more_tokens_than_the_groups_hold(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path))
+    lengths = realistic_lengths(40, 1).clamp(max=128).view(4, 10)
+    seen: list[int] = []
+    module.model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    with torch.no_grad():
+        module(batch_of(lengths.tolist()))
+    assert sum(seen) < 1.1 * int(lengths.sum())
+    assert len(seen) > 1
+
+
+# Loading --------------------------------------------------------------------------------------
+
+
+def test_a_head_of_three_labels_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"head of 3 labels.*two with score = logit 1 − logit 0"):
+        RerankerModule(save(tmp_path, num_labels=3))
+
+
+def test_two_labels_score_with_the_difference_of_their_logits(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path, num_labels=2)).eval()
+    batch = batch_of([[7]])
+    logits = module.model(batch["input_ids"][0], token_type_ids=batch["token_type_ids"][0]).logits
+    assert module(batch).item() == pytest.approx((logits[0, 1] - logits[0, 0]).item(), abs=1e-5)
+
+
+def test_a_new_head_depends_on_the_seed_of_the_run_alone(tmp_path: Path) -> None:
+    """Methods compared at one seed start alike, however much chance was used before."""
+    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
+
+    def head(seed: int, draws: int) -> Tensor:
+        seed_everything(seed, verbose=False)
+        torch.rand(draws)
+        before = torch.get_rng_state()
+        module = RerankerModule(str(tmp_path))
+        assert torch.equal(before, torch.get_rng_state())  # and building draws none
+        assert module.model.config.num_labels == 1
+        return module.model.classifier.weight.detach()
+
+    assert torch.equal(head(1, 0), head(1, 5))
+    assert not torch.equal(head(1, 0), head(2, 0))
+
+
+def test_dropout_reaches_every_dropout_of_the_model(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path, "modernbert"), dropout=0.05)
+    layers = [m.p for m in module.modules() if isinstance(m, torch.nn.Dropout)]
+    assert layers
+    assert set(layers) == {0.05}
+    assert module.model.config.attention_dropout == 0.05
+    module.train()
+    batch = batch_of(RAGGED, token_types=False)
+    assert not torch.equal(module(batch), module(batch))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"objective": "lenght"}, "objective='lenght'"),
+        ({"objective_candidates": "positives"}, "objective_candidates='positives'"),
+    ],
+)
+def test_an_argument_out_of_range_is_named(
+    arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RerankerModule(save(tmp_path), **arguments)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("bert", 128), ("roberta", 127)])
+def test_a_pair_longer_than_the_model_reads_is_an_error_with_the_remedy(
+    kind: str, limit: int, tmp_path: Path
+) -> None:
+    """RoBERTa counts positions from its padding index + 1, so it reads one token fewer here."""
+    module = RerankerModule(save(tmp_path, kind))
+    module(batch_of([[limit]], token_types=False))
+    with pytest.raises(ValueError, match=f"reads at most {limit}: lower max_length"):
+        module(batch_of([[limit + 1]], token_types=False))
+
+
+# Terms ----------------------------------------------------------------------------------------
+
+
+def test_terms_are_the_loss_the_margins_and_who_carries_them(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path), top_k=2, objective_candidates="negatives")
+    batch = batch_of(RAGGED)
+    scores = torch.randn(3, 5)
+    expected = length_biased_lambda_loss(
+        scores, batch["passage_lengths"], batch["candidates"], 2, "negatives"
+    )
+    assert torch.equal(module.objective(scores, batch), expected)
+    margins = module.constraint_values(scores, batch)["relevance"]
+    assert margins.shape == (3, 4)
+    assert margins[1, 2] == scores[1, 0] - scores[1, 3]
+    members = module.membership(batch)
+    assert members["objective"].tolist() == [True] * 3
+    assert members["relevance"].tolist() == [
+        [True, True, True, True],
+        [False, True, True, True],
+        [True, True, False, False],
+    ]
+
+
+def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) -> None:
+    module = RerankerModule(save(tmp_path), objective="monobert")
+    batch = batch_of(RAGGED)
+    scores = torch.randn(3, 5, dtype=torch.float64) * 3
+    found = module.objective(scores, batch)
+    for row in range(3):
+        present = batch["candidates"][row]
+        probabilities = scores[row][present].sigmoid().numpy()
+        labels = np.eye(1, len(probabilities))[0]
+        expected = log_loss(labels, probabilities, labels=[0, 1])
+        assert found[row].item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_monobert_of_two_labels_is_the_cross_entropy_of_their_logits() -> None:
+    logits = torch.randn(4, 2)
+    scores = (logits[:, 1] - logits[:, 0])[None]
+    labels = torch.tensor([1, 0, 0, 0])
+    expected = torch.nn.functional.cross_entropy(logits, labels)
+    found = binary_cross_entropy(scores, torch.ones(1, 4, dtype=torch.bool))
+    torch.testing.assert_close(found[0], expected)
+
+
+# Through the trainer --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(
+    tmp_path: Path,
+    tiny_cross_encoder_dir: Path,
+    make_rows: Callable[..., list[dict[str, Any]]],
+    write_jsonl: Callable[..., Path],
+) -> RerankerDataModule:
+    """Thirteen training queries in batches of four: the last batch is smaller, and K = 3."""
+    train = write_jsonl(tmp_path / "train.jsonl", make_rows(13))
+    held_out = write_jsonl(tmp_path / "val.jsonl", make_rows(20)[13:])
+    return RerankerDataModule(
+        str(tiny_cross_encoder_dir),
+        source="files",
+        train_file=str(train),
+        val_file=str(held_out),
+        max_length=32,
+        negatives=3,
+        batch_size=4,
+    )
+
+
+def trainer(tmp_path: Path, **options: Any) -> Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": tmp_path,
+    }
+    return Trainer(**{**defaults, **options})
+
+
+FAST = Optimization(learning_rate=2e-3)
+
+
+def module_of(folder: Path, *arguments: Any, **options: Any) -> RerankerModule:
+    seed_everything(0, verbose=False)
+    defaults: dict[str, Any] = {"max_length": 32, "dropout": 0.0, "optimization": FAST}
+    return RerankerModule(str(folder), *arguments, **{**defaults, **options})
+
+
+def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    module = module_of(tiny_cross_encoder_dir, Pointwise(alpha=1.0, dual_lr=0.1), tolerance=1.0)
+    before = trainer(tmp_path).test(module, data, verbose=False)
+    trainer(tmp_path, max_epochs=20).fit(module, data)
+    after = trainer(tmp_path).test(module, data, verbose=False)
+    key = "train/relevance/cvar95"  # not the share: where length pulls, violations end close to 0
+    assert merged(before)[key] > 3
+    assert merged(after)[key] < 0.5
+    assert merged(after)["train/mrr@10"] == 1.0
+    multipliers = module.multipliers["relevance"]
+    assert multipliers.shape == (13, 3)
+    assert (multipliers > 0).any()
+
+
+def test_dropout_is_on_while_training_and_off_while_evaluating(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """transformers loads models in evaluation mode, and Lightning keeps the mode it finds."""
+    module = module_of(tiny_cross_encoder_dir, dropout=0.5)
+    modes: dict[bool, set[bool]] = {True: set(), False: set()}
+    module.model.register_forward_pre_hook(
+        lambda model, _: modes[module.trainer.training].add(model.training)
+    )
+    trainer(tmp_path, max_epochs=2).fit(module, data)
+    assert modes == {True: {True}, False: {False}}
+
+
+def test_the_length_objective_alone_brings_short_passages_up(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    module = module_of(tiny_cross_encoder_dir)
+    before = merged(trainer(tmp_path).test(module, data, verbose=False))
+    trainer(tmp_path, max_epochs=12).fit(module, data)
+    after = merged(trainer(tmp_path).test(module, data, verbose=False))
+    assert after["train/objective"] < 0.5 * before["train/objective"]
+    assert after["train/lenrank@10"] < before["train/lenrank@10"]
+    assert after["train/avglength@3"] < before["train/avglength@3"]
+    # Trained on it: the metric that every method is compared by is the objective itself.
+    assert after["train/length_objective"] == pytest.approx(after["train/objective"], rel=1e-5)
+
+
+def test_monobert_learns_relevance_and_is_still_measured_on_length(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    module = module_of(tiny_cross_encoder_dir, objective="monobert")
+    trainer(tmp_path, max_epochs=12).fit(module, data)
+    after = merged(trainer(tmp_path).test(module, data, verbose=False))
+    assert after["train/mrr@10"] > 0.95
+    assert after["train/length_objective"] > 2 * after["train/objective"]
+
+
+def merged(results: list[dict[str, float]]) -> dict[str, float]:
+    return {key: value for part in results for key, value in part.items()}
+
+
+def test_an_untrained_reranker_is_evaluated_at_the_evaluation_tolerance(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """Off the shelf: `test` and no fit. Violations are shifted by the tolerances' difference."""
+    options: dict[str, Any] = {"tolerance": 50.0}
+    module = module_of(tiny_cross_encoder_dir, evaluation_tolerance=1.0, **options)
+    judged_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
+    own = module_of(tiny_cross_encoder_dir, **options)
+    judged_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
+    key = "test/relevance/mean"
+    assert judged_at_its_own[key] - judged_alike[key] == pytest.approx(49.0, abs=1e-4)
+    for name in ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "length_objective", "objective"):
+        assert np.isfinite(judged_alike[f"test/{name}"])
+
+
+def test_micro_batches_take_the_same_step(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """Micro-batches of three queries in batches of four: other groups of pairs, the same step."""
+    weights = []
+    for size in (None, 3):
+        module = module_of(tiny_cross_encoder_dir, Pointwise(), micro_batch_size=size).double()
+        start = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        trainer(tmp_path, max_steps=2).fit(module, data)
+        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
+        assert not torch.equal(start, weights[-1])
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-9, rtol=0)
+
+
+def test_a_checkpoint_gives_the_same_scores(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    module = module_of(
+        tiny_cross_encoder_dir, Pointwise(alpha=2.0), objective_candidates="negatives"
+    )
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(module, data)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = RerankerModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    batch = batch_of([[9, 5, 12], [4, 8, 0]])
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(batch), module.eval()(batch))
+    assert loaded.objective_candidates == "negatives"
+    assert loaded.formulations == module.formulations
+    assert loaded.optimization == FAST
+
+
+def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(
+    tiny_cross_encoder_dir: Path,
+) -> None:
+    module = module_of(tiny_cross_encoder_dir).eval()
+    batch = batch_of([[9, 5, 12, 7], [4, 8, 0, 0], [4, 8, 6, 0]])
+    batch["index"] = torch.tensor([7, 3, PADDING])
+    batch["query_id"] = ["a", None, "b"]
+    with torch.no_grad():
+        scores = module(batch)
+        first, second = module.predict_step(batch)
+    assert (first["index"], first["query_id"], second["index"]) == (7, "a", 3)
+    assert first["scores"] == pytest.approx(scores[0].tolist())
+    assert first["order"] == np.argsort(-scores[0].numpy()).tolist()
+    assert sorted(second["order"]) == [0, 1]
+    assert len(second["scores"]) == 2
+    assert second["scores"][second["order"][0]] == max(second["scores"])
