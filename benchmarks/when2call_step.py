@@ -56,7 +56,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
     from pl_pointwise.tasks.language_model import Lora, load_language_model, load_tokenizer
     from pl_pointwise.tasks.reference import ReferenceCache
-    from pl_pointwise.tasks.responses import ResponseScorer, collate_responses
+    from pl_pointwise.tasks.response_batch import collate_responses
+    from pl_pointwise.tasks.responses import ResponseScorer
 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -98,10 +99,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
                 scorer(batch)
     step(batches[0])
     seconds, losses = [], []
+    cpu_start = time.process_time()
     for batch in batches[1:]:
         start = time.perf_counter()
         losses.append(step(batch))
         seconds.append(time.perf_counter() - start)
+    cpu_seconds = (time.process_time() - cpu_start) / len(seconds)
     if arguments.profile:
         _profile(lambda: step(batches[1]))
     mean = statistics.mean(seconds)
@@ -111,6 +114,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
         "path": arguments.path + ("+cache" if arguments.cache else ""),
         "seconds_per_step": round(mean, 3),
         "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
+        # of all threads: on a busy machine, with --threads 1, the figure to compare
+        "cpu_seconds_per_step": round(cpu_seconds, 3),
         "samples_per_second": round(arguments.batch_size / mean, 2),
         "prompt_tokens_mean": round(tokens / len(seconds) / arguments.batch_size),
         "prompt_tokens_per_second": round(tokens / sum(seconds)),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from pl_pointwise.module import PointwiseModule
+
 log = logging.getLogger(__name__)
 
 
@@ -21,7 +23,6 @@ class ModelExport(Callback):
         self.folder = Path(folder)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            folder = Path(trainer.default_root_dir) / self.folder
-            pl_module.export(folder)  # type: ignore[operator]
+        if trainer.is_global_zero and isinstance(pl_module, PointwiseModule):
+            folder = pl_module.export(Path(trainer.default_root_dir) / self.folder)
             log.info("Model exported to %s", folder)

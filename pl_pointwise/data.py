@@ -12,10 +12,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from pl_pointwise.errors import DataError
 
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
@@ -104,8 +107,8 @@ class PointwiseSampler(DistributedSampler[Any]):
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
-    Its state is the sampler's seed and epoch, from which the order follows, and the number of
-    batches handed out. Lightning saves and restores it.
+    Its state is the sampler's seed and epoch, from which the order follows, the number of batches
+    handed out, and how many samples a batch has over all ranks. Lightning saves and restores it.
     """
 
     sampler: PointwiseSampler
@@ -131,12 +134,28 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         self.position = 0
         """Batches handed out in the current epoch."""
-        self._resume_at: tuple[int, int] | None = None
+        self.limit: float = len(self)
+        """Batches of an epoch; fewer than there are where the trainer limits them."""
+        self._resume_at: Mapping[str, int] | None = None
+
+    @property
+    def _global_batch_size(self) -> int:
+        return (self.batch_size or 1) * self.sampler.num_replicas
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # A generator body runs at the first batch, after Lightning has set the sampler's epoch.
+        # A generator body runs at the first batch, after Lightning has set the sampler's epoch,
+        # which is one too far after a stop in mid-epoch by max_steps.
         resumed, self._resume_at = self._resume_at, None
-        self.position = resumed[1] if resumed and resumed[0] == self.sampler.epoch else 0
+        self.position = resumed["position"] if resumed else 0
+        if resumed and self.position:
+            if resumed["global_batch_size"] != self._global_batch_size:
+                raise DataError(
+                    f"This checkpoint stopped after {self.position} batches of an epoch, of "
+                    f"{resumed['global_batch_size']} samples over all ranks; now a batch has "
+                    f"{self._global_batch_size}. Set the batch size so that batches are the same, "
+                    "or resume from the end of an epoch."
+                )
+            self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
         for batch in super().__iter__():
             self.position += 1
@@ -144,15 +163,18 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""
-        state = {"seed": self.sampler.seed, "epoch": self.sampler.epoch, "position": self.position}
-        if self.position >= len(self):
-            state |= {"epoch": self.sampler.epoch + 1, "position": 0}
-        return state
+        finished = self.position >= self.limit
+        return {
+            "seed": self.sampler.seed,
+            "epoch": self.sampler.epoch + finished,
+            "position": 0 if finished else self.position,
+            "global_batch_size": self._global_batch_size,
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at ``state`` in the next iteration, if that is over the same epoch."""
+        """Continue at ``state`` in the next iteration; at the start of an epoch, in that epoch."""
         self.sampler.seed = state["seed"]
-        self._resume_at = (state["epoch"], state["position"])
+        self._resume_at = state
 
 
 class PointwiseDataModule(LightningDataModule):
@@ -203,7 +225,7 @@ class PointwiseDataModule(LightningDataModule):
     def _loader(self, name: str, training: bool = False) -> Any:
         dataset = IndexedDataset(self.datasets[name])
         size = self.batch_size if training else self.eval_batch_size
-        if name == "predict" or (self.trainer and self.trainer.overfit_batches):
+        if name == "predict" or getattr(self.trainer, "overfit_batches", False):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
             return DataLoader(
                 dataset,
@@ -222,7 +244,7 @@ class PointwiseDataModule(LightningDataModule):
 
 
 def take_rows(batch: Any, rows: Tensor) -> Any:
-    """The given rows of a batch: of every tensor and list whose leading dimension is the batch's.
+    """The given rows of a batch: of all tensors, arrays and lists whose leading dimension is its.
 
     batch: a mapping with ``index``, (B,), from which B is read; nested mappings are followed.
     rows: (R,) positions in the batch, on the CPU.
@@ -233,6 +255,8 @@ def take_rows(batch: Any, rows: Tensor) -> Any:
     def select(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dim() > 0 and len(value) == size:
             return value[rows.to(value.device)]
+        if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == size:
+            return value[positions]
         if isinstance(value, Mapping):
             return {key: select(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)) and len(value) == size:

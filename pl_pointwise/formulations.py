@@ -14,7 +14,10 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import isabstract
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -103,7 +106,10 @@ class Formulation(ABC):
     def config(self) -> dict[str, Any]:
         """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
         kind = type(self)
-        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(vars(self))}
+        return {
+            "class_path": f"{kind.__module__}.{kind.__qualname__}",
+            "init_args": dict(vars(self)),
+        }
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -344,11 +350,14 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
         raise ValueError(f"Not a formulation: {config!r}. Give an object such as Pointwise().")
-    module_name = path.rpartition(".")[0]
+    module_name, _, class_name = path.rpartition(".")
     known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
     if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
-        importlib.import_module(module_name)
-        known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
+        # Ours by another name, such as the "pl_pointwise.Pointwise" that LightningCLI writes.
+        with suppress(ModuleNotFoundError):
+            found = getattr(importlib.import_module(module_name), class_name, None)
+            if isinstance(found, type) and issubclass(found, Formulation) and not isabstract(found):
+                known[path] = found
     if path not in known:
         raise ValueError(
             f"Unknown formulation class {path!r}; import the module that defines it first. "
@@ -358,9 +367,10 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     return built
 
 
-def _subclasses(kind: type[Formulation]) -> list[type[Formulation]]:
+def _subclasses(kind: Any) -> list[type[Formulation]]:
     children = kind.__subclasses__()
-    return children + [leaf for child in children for leaf in _subclasses(child)]
+    leaves = [leaf for child in children for leaf in _subclasses(child)]
+    return [child for child in children if not isabstract(child)] + leaves
 
 
 def _augmented(violation: Tensor, multiplier: Tensor, alpha: float | None) -> Tensor:
@@ -391,7 +401,7 @@ def _number(
     minimum: float | None = None,
     above: float | None = None,
 ) -> float:
-    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if valid and (minimum is None or value >= minimum) and (above is None or value > above):
         return float(value)
     bound = f"> {above:g}" if above is not None else f">= {minimum:g}"

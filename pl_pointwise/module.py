@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,14 +18,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric
 
-from pl_pointwise.data import PointwiseSampler, fingerprint, take_rows
+from pl_pointwise.data import PointwiseSampler, ResumableDataLoader, fingerprint, take_rows
 from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.formulations import Constraint, Formulation, formulation_from
 from pl_pointwise.metrics import ViolationStatistics, violation_statistics
 from pl_pointwise.multipliers import Multipliers
-from pl_pointwise.optimization import Optimization
+from pl_pointwise.optimization import Optimization, keeping_monitors
 from pl_pointwise.state import plain, random_state, replayed_random_state, restore_random_state
 from pl_pointwise.terms import (
     OBJECTIVE,
@@ -106,6 +108,11 @@ class PointwiseModule(LightningModule):
             ``primal_steps > 1`` with ``order="dual_first"``.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "configure_optimizers" in vars(cls):
+            cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
+
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
 
@@ -157,7 +164,8 @@ class PointwiseModule(LightningModule):
         self._taken_this_epoch = 0
         self._skipped_this_epoch = 0
         self._columns: dict[str, int] = {}
-        self._window: list[dict[str, list[Tensor]]] = []
+        self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
+        """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
         self._restored: dict[str, Any] | None = None
         self._total_steps: int | None = None
@@ -192,6 +200,14 @@ class PointwiseModule(LightningModule):
         self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor
     ) -> None:
         """Adds a batch; ``real``, bool (B,), is False for rows that only fill up a rank."""
+
+    def export(self, path: str | Path) -> Path:
+        """Writes the model as a folder that other libraries load; a task says which.
+
+        Raises:
+            TypeError: the task has no export.
+        """
+        raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
 
     # The training step --------------------------------------------------------------------------
 
@@ -347,9 +363,7 @@ class PointwiseModule(LightningModule):
         """
         formulations = {n: f for n, f in self._formulations_now().items() if f.scope == "batch"}
         means = {
-            name: torch.zeros(
-                self.constraints[name].sides, dtype=torch.float32, device=self.device
-            )
+            name: torch.zeros(self.constraints[name].sides, dtype=torch.float32, device=self.device)
             for name in formulations
         }
         needed = self.order == "dual_first" or not all(f.linear for f in formulations.values())
@@ -405,15 +419,24 @@ class PointwiseModule(LightningModule):
 
     def _may_step(self, record: Record) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        expected = False
         if not any(bool(carried.any()) for carried in record.members.values()):
             reason = "no sample of the batch is left"
-        elif math.isfinite(record.gradient_norm) or self._gradient_scaler() is not None:
-            return True  # A scaler of float16 gradients makes this decision itself.
+        elif math.isfinite(record.gradient_norm):
+            return True
         else:
-            reason = f"the norm of the gradient is {record.gradient_norm}"
+            reason = (
+                f"the norm of the gradient is {record.gradient_norm}, of finite values (perhaps a "
+                "root, logarithm or division at 0, also where membership() masks the value)"
+            )
+            scaler = self._gradient_scaler()
+            if scaler is not None:
+                scale = scaler.get_scale()
+                scaler.update(scale * scaler.get_backoff_factor())
+                expected = scale > 1  # It starts from a factor too large for float16.
         self._optimizer().zero_grad()
         self.skipped_steps += 1
-        self._skipped_this_epoch += 1
+        self._skipped_this_epoch += not expected
         self._warn(
             f"Step skipped ({self._where()}): {reason}. Neither weights nor multipliers moved; "
             f"{self.skipped_steps} so far."
@@ -426,7 +449,7 @@ class PointwiseModule(LightningModule):
 
     def _dual_step(self, record: Record) -> None:
         """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others."""
-        self._window.append(self._visited(record))
+        self._window.append((self.current_epoch, self._visited(record)))
         if len(self._window) >= self.primal_steps:
             self._close_window()
 
@@ -453,10 +476,11 @@ class PointwiseModule(LightningModule):
     def _close_window(self) -> None:
         """The dual step of every sample visited in the window, at its last visit's violation."""
         window, self._window = self._window, []
-        for name, formulation in self._formulations_now().items():
-            visits = [visited[name] for visited in window if name in visited]
+        for name, declared in self.formulations.items():
+            visits = [visited[name] for _, visited in window if name in visited]
             if not visits:
                 continue
+            formulation = declared.at_epoch(window[-1][0])
             if formulation.scope == "batch":
                 mean = torch.stack([visit[0] for visit in visits]).mean(0)
                 multiplier = self.multipliers.scalar(name, len(mean)).to(mean)
@@ -598,9 +622,25 @@ class PointwiseModule(LightningModule):
         if dataset is not None:
             self._refuse_repeating_sampler()
             self._claim_multipliers(dataset)
-        states = (self._restored or {}).get("random_states", [])
-        if len(states) == self.trainer.world_size:
-            restore_random_state(states[self.global_rank], self.device)
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader):
+            loader.limit = min(len(loader), self.trainer.num_training_batches)
+        if self._restored is not None:
+            self._restore_chance(self._restored["random_states"])
+
+    def _restore_chance(self, states: list[Any]) -> None:
+        """Puts the random state back where it stood, unless the number of ranks is another now."""
+        if len(states) != self.trainer.world_size:
+            return
+        restore_random_state(states[self.global_rank], self.device)
+        loop: Any = self.trainer.fit_loop
+        batches = loop.epoch_loop
+        new_epoch = loop.resumed_on_epoch_end or (
+            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
+        )
+        if new_epoch and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
+            # Of this one epoch Lightning made the iterator, which draws the order, before.
+            iter(loop._data_fetcher)
 
     def _claim_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
@@ -621,12 +661,6 @@ class PointwiseModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self._taken_this_epoch = self._skipped_this_epoch = 0
-        loop = self.trainer.fit_loop
-        plain = not hasattr(self.trainer.train_dataloader, "load_state_dict")
-        if self._restored is not None and loop.is_resuming and plain:
-            # Lightning made this epoch's iterator, which draws the order, before the random state
-            # was restored.
-            iter(loop._data_fetcher)  # type: ignore[call-overload]
 
     def on_train_epoch_end(self) -> None:
         if self._is_counted_twice():
@@ -646,7 +680,7 @@ class PointwiseModule(LightningModule):
         and is from then on one epoch ahead in the samplers' order and in ``max_epochs``.
         https://github.com/Lightning-AI/pytorch-lightning/issues/19617
         """
-        progress = self.trainer.fit_loop.epoch_progress
+        progress: Any = self.trainer.fit_loop.epoch_progress
         surplus = progress.current.processed - (progress.current.completed + 1)
         progress.current.processed -= surplus
         progress.total.processed -= surplus
@@ -656,6 +690,7 @@ class PointwiseModule(LightningModule):
         self._close_window()
 
     def on_fit_end(self) -> None:
+        self._close_window()  # Still open if the run was resumed at its end.
         self._restored = None
 
     def _training_set(self) -> Any:
@@ -671,7 +706,7 @@ class PointwiseModule(LightningModule):
         return None
 
     def _refuse_repeating_sampler(self) -> None:
-        loader = self.trainer.train_dataloader
+        loader: Any = self.trainer.train_dataloader
         uneven = len(loader.dataset) % self.trainer.world_size
         if uneven and not isinstance(loader.sampler, PointwiseSampler):
             raise TrainingError(
@@ -684,7 +719,7 @@ class PointwiseModule(LightningModule):
         """Batches of the whole run, from the loader; ``estimated_stepping_batches`` would set the
         loaders up too early for a mid-epoch resume."""
         trainer = self.trainer
-        limits = [trainer.max_steps] if trainer.max_steps not in (None, -1) else []
+        limits: list[float] = [trainer.max_steps] if trainer.max_steps not in (None, -1) else []
         if trainer.max_epochs not in (None, -1):
             limits.append(trainer.max_epochs * trainer.num_training_batches)
         if not limits or math.isinf(min(limits)):
@@ -727,9 +762,9 @@ class PointwiseModule(LightningModule):
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
-                config.monitor: float(self.trainer.callback_metrics[config.monitor])
+                _monitor(config.scheduler): float(value)
                 for config in self.trainer.lr_scheduler_configs
-                if config.monitor in self.trainer.callback_metrics
+                if (value := self._monitored(config.scheduler)) is not None
             },
             "random_states": states,
         }
@@ -776,23 +811,30 @@ class PointwiseModule(LightningModule):
         count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
         for config in self.trainer.lr_scheduler_configs:
             due = config.interval == interval and count % config.frequency == 0
-            if not due or config.reduce_on_plateau != plateau:
+            scheduler = config.scheduler
+            if not due or plateau != getattr(
+                scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
+            ):
                 continue
-            metric = self._monitored(config.monitor or "") if plateau else None
+            metric = self._monitored(scheduler) if plateau else None
             if plateau and metric is None:
                 known = ", ".join(sorted(self.trainer.callback_metrics))
                 message = (
-                    f"The scheduler monitors {config.monitor!r}, which is not logged. "
+                    f"The scheduler monitors {_monitor(scheduler)!r}, which is not logged. "
                     f"Logged: {known}."
                 )
-                if config.strict:
+                if getattr(scheduler, "strict", True):
                     raise TrainingError(message)
                 self._warn(message)
                 continue
-            self.lr_scheduler_step(config.scheduler, metric)  # type: ignore[arg-type]
+            self.lr_scheduler_step(scheduler, metric)
 
-    def _monitored(self, name: str) -> Any:
-        """A logged value; after a resume between validation and its use, the checkpoint's."""
+    def _monitored(self, scheduler: Any) -> Any:
+        """What the scheduler monitors, None if it is not logged.
+
+        After a resume between a validation and the use of what it logged, the checkpoint's value.
+        """
+        name = _monitor(scheduler)
         restored = (self._restored or {}).get("monitored", {})
         return self.trainer.callback_metrics.get(name, restored.get(name))
 
@@ -881,6 +923,11 @@ def _stages(stage: str, loaders: Any) -> list[str]:
     if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
         return [f"{stage}{number}" for number in range(len(loaders))]
     return [stage]
+
+
+def _monitor(scheduler: Any) -> str:
+    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
+    return getattr(scheduler, "monitor", None) or ""
 
 
 def _connected_zero(module: LightningModule) -> Tensor:

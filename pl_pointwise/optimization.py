@@ -1,10 +1,12 @@
-"""The default optimizer's settings, as one group that every task passes through."""
+"""The default optimizer's settings, as one group, and what schedulers need to be stepped by."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal
 
 
 @dataclass
@@ -36,3 +38,37 @@ class Optimization:
         if self.schedule == "cosine":
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         return 1.0
+
+
+def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
+
+    Under manual optimization Lightning drops the keys ``monitor``, ``strict`` and
+    ``reduce_on_plateau`` of a scheduler. Here they become attributes of the scheduler, as
+    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already.
+    """
+
+    @wraps(configure)
+    def configured(module: Any) -> Any:
+        result = configure(module)
+        for part in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(part, Mapping):
+                scheduler = part if "scheduler" in part else part.get("lr_scheduler")
+                _annotate(scheduler, part.get("monitor"))
+            elif isinstance(part, (list, tuple)):
+                for entry in part:
+                    _annotate(entry)
+        return result
+
+    return configured
+
+
+def _annotate(entry: Any, monitor: str | None = None) -> None:
+    """Moves the keys of a declared scheduler that Lightning would drop to the scheduler."""
+    keys = {"monitor": monitor} if monitor is not None else {}
+    if isinstance(entry, dict):
+        dropped = [key for key in ("monitor", "strict", "reduce_on_plateau") if key in entry]
+        keys |= {key: entry.pop(key) for key in dropped}
+        entry = entry.get("scheduler")
+    for key, value in keys.items():
+        setattr(entry, key, value)

@@ -45,7 +45,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],  # type: ignore[union-attr]
+        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],  # type: ignore[attr-defined]
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":

@@ -96,16 +96,15 @@ def prepare_for_training(
     quantized: bool = False,
 ) -> PreTrainedModel | PeftModel:
     """Adapters and gradient checkpointing on a model that is already there."""
-    # Non-reentrant: the reentrant kind loses the gradient where a layer's input needs none.
-    checkpointing = {"use_reentrant": False}
     if quantized:
-        model = prepare_model_for_kbit_training(
-            model,
-            use_gradient_checkpointing=gradient_checkpointing,
-            gradient_checkpointing_kwargs=checkpointing,
-        )
-    elif gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if gradient_checkpointing:
+        # Renamed in newer versions of transformers. Non-reentrant, as the other kind loses the
+        # gradient where a layer's input needs none.
+        older = getattr(model, "gradient_checkpointing_enable", None)
+        enable = getattr(model, "activation_checkpointing_enable", older)
+        assert enable is not None
+        enable({"use_reentrant": False})
     return model if lora is None else add_lora(model, lora)
 
 
@@ -118,7 +117,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number does
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
     )

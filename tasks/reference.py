@@ -127,8 +127,8 @@ class ReferenceCache:
         folder: where to keep them. None keeps them in memory, for this run. On disk they serve
             later runs and several processes at once; entries of other models beside them are
             neither read nor removed.
-        dtype: how to keep them. bfloat16 halves the space and moves a KL by about 1e-4; float32
-            is exact.
+        dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
+            a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
     """
 
     def __init__(

@@ -131,11 +131,6 @@ class Pairs:
     def length(self, row: int, column: int) -> int:
         return self.response_lengths[row][column]
 
-    def ids(self, row: int, column: int) -> tuple[Tensor, Tensor]:
-        """Prompt (p,) and response (t,) of one pair, on the CPU."""
-        prompt = self.prompt_ids[row, : self.prompt_lengths[row]]
-        return prompt.cpu(), self.response_ids[row, column, : self.length(row, column)].cpu()
-
     @property
     def widths(self) -> tuple[int, int]:
         return self.prompt_ids.shape[1], self.response_ids.shape[2]

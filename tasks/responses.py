@@ -30,6 +30,7 @@ from .response_batch import Pairs
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
+    TokenStatistics,
     VocabularyHead,
     chunked_token_statistics,
     decoder_of,
@@ -100,9 +101,9 @@ class ResponseScorer:
             reference: whether to compute what needs the reference policy; (B, R) bool asks for
                 some of the responses only, and costs only those.
         """
+        pairs = Pairs.of(batch)
         if self.path == "auto":
             self.choose_path(batch)
-        pairs = Pairs.of(batch)
         wanted = _wanted(pairs, reference)
         if self.path == "plain":
             tokens = self._plain(pairs, wanted)
@@ -134,6 +135,9 @@ class ResponseScorer:
                         break
                     log.warning('The "%s" path is not used: %s.', path, problem)
                     self.path = "plain"
+        except BaseException:  # the plain path failed, so nothing was found out
+            self.path = "auto"
+            raise
         finally:
             self.cache = cache
             for module in in_training:
@@ -166,7 +170,7 @@ class ResponseScorer:
             uninstall(base)
         return problem
 
-    def _plain(self, pairs: Pairs, wanted: Pairs | None) -> tuple[Tensor, ...]:
+    def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
         ids, mask, predicting = pairs.sequences()
         logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -182,7 +186,7 @@ class ResponseScorer:
         _, kl, reference_ll = token_statistics(logits[chosen], wanted.targets, reference)
         return log_likelihood, kl, reference_ll
 
-    def _chunked(self, pairs: Pairs, wanted: Pairs | None) -> tuple[Tensor, ...]:
+    def _chunked(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
@@ -191,25 +195,23 @@ class ResponseScorer:
         head = VocabularyHead(base_of(self.model))
         adapted = head_is_adapted(self.model)
 
-        def statistics(rows: Tensor | slice, targets: Tensor, of_reference: Tensor | None) -> Any:
+        def statistics(
+            hidden: Tensor, targets: Tensor, reference: Tensor | None
+        ) -> TokenStatistics:
+            mode = (lambda: adapters_off(self.model)) if adapted else nullcontext
             return chunked_token_statistics(
-                head,
-                hidden[rows],
-                targets,
-                of_reference,
-                (lambda: adapters_off(self.model)) if adapted else nullcontext,
-                self.chunk_elements,
+                head, hidden, targets, reference, mode, self.chunk_elements
             )
 
         if wanted is None or len(wanted.targets) == len(pairs.targets):
-            return statistics(slice(None), pairs.targets, reference)
-        with_reference = wanted.within(pairs)
-        without = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
-        without[with_reference] = False
-        ll, kl, reference_ll = statistics(with_reference, wanted.targets, reference)
-        rest, _, _ = statistics(without, pairs.targets[without], None)
-        log_likelihood = ll.new_zeros(len(hidden)).index_put((with_reference,), ll)
-        return log_likelihood.masked_scatter(without, rest), kl, reference_ll
+            return statistics(hidden, pairs.targets, reference)
+        asked = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
+        asked[wanted.within(pairs)] = True
+        some, kl, reference_ll = statistics(hidden[asked], wanted.targets, reference)
+        rest, _, _ = statistics(hidden[~asked], pairs.targets[~asked], None)
+        log_likelihood = some.new_zeros(len(hidden))
+        log_likelihood = log_likelihood.masked_scatter(asked, some).masked_scatter(~asked, rest)
+        return log_likelihood, kl, reference_ll
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -238,7 +240,14 @@ class ResponseScorer:
             with adapters_off(self.model):
                 return self._hidden(wanted)
         device = wanted.prompt_ids.device
-        keys = {place: ReferenceCache.key(*wanted.ids(*place)) for place in wanted.places}
+        prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
+        keys = {
+            (row, column): ReferenceCache.key(
+                prompts[row, : wanted.prompt_lengths[row]],
+                responses[row, column, : wanted.length(row, column)],
+            )
+            for row, column in wanted.places
+        }
         kept = {place: self.cache.get(key) for place, key in keys.items()}
         missing = wanted.only({place for place, hidden in kept.items() if hidden is None})
         if missing.places:

@@ -26,20 +26,20 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+# (n,) log-likelihood, KL, log-likelihood under the reference; None without a reference
+TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None]
+
 CHUNK_ELEMENTS = 2**24  # logits in a chunk: 64 MiB in float32, of which five or so are alive
 
 
 def token_statistics(
     logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> TokenStatistics:
     """Log-likelihood of each target, and if there is a reference, its own and KL(π ‖ π_ref).
 
     Args:
         logits, reference_logits: (n, V), computed in float32 or wider.
         targets: (n,) token ids.
-
-    Returns:
-        (n,) log-likelihood, (n,) KL or None, (n,) log-likelihood under the reference or None.
     """
     target = targets[:, None]
     log_policy = _at_least_float32(logits).log_softmax(-1)
@@ -58,7 +58,7 @@ def chunked_token_statistics(
     reference_hidden: Tensor | None = None,
     reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     chunk_elements: int = CHUNK_ELEMENTS,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
     Args:
@@ -66,7 +66,7 @@ def chunked_token_statistics(
         chunk_elements: the most logits to hold at a time.
     """
 
-    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> tuple[Any, ...]:
+    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
         logits = head(hidden)
         if reference is None:
             return token_statistics(logits, targets)
@@ -76,21 +76,26 @@ def chunked_token_statistics(
 
     size = max(1, chunk_elements // head.vocabulary)
     recompute = len(hidden) > size and torch.is_grad_enabled()
-    pieces = []
+    pieces: list[TokenStatistics] = []
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
-        reference = None if reference_hidden is None else reference_hidden[rows]
-        chunk = (hidden[rows], targets[rows], reference)
+        chunk = (
+            hidden[rows],
+            targets[rows],
+            None if reference_hidden is None else reference_hidden[rows],
+        )
         if recompute:
             rng = not head.plain  # only an adapted head can hold dropout
-            chunk = checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng)
+            pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
         else:
-            chunk = of_chunk(*chunk)
-        pieces.append(chunk)
-    log_likelihood, divergence, reference_log_likelihood = zip(*pieces, strict=True)
+            pieces.append(of_chunk(*chunk))
+
+    def joined(place: int) -> Tensor:
+        return torch.cat([value for piece in pieces if (value := piece[place]) is not None])
+
     if reference_hidden is None:
-        return torch.cat(log_likelihood), None, None
-    return torch.cat(log_likelihood), torch.cat(divergence), torch.cat(reference_log_likelihood)
+        return joined(0), None, None
+    return joined(0), joined(1), joined(2)
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -126,7 +131,8 @@ class VocabularyHead:
             raise NotImplementedError(f"{type(model).__name__} has no separate vocabulary layer")
         self.model, self.decoder, self.linear = model, decoder_of(model), linear
         # Otherwise adapted, quantised or trained: then the layer's own product is taken.
-        self.plain = type(linear) is nn.Linear and not linear.weight.requires_grad
+        trained = torch.is_grad_enabled() and any(p.requires_grad for p in linear.parameters())
+        self.plain = type(linear) is nn.Linear and not trained
         if self.plain:
             self.products = _product_dtype(linear.weight)
             on_cuda = linear.weight.device.type == "cuda"
@@ -146,7 +152,7 @@ class VocabularyHead:
 
     def _project(self, hidden: Tensor) -> Tensor:
         """(1, n, H) → (1, n, V), float32 or wider."""
-        logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)  # type: ignore[no-untyped-call]
+        logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)
         if self.linear.bias is not None:
             logits = logits + self.linear.bias
         return logits[None]
@@ -159,15 +165,13 @@ class _Project(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
         return _multiply(hidden, weight.t(), products)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return _multiply(gradient, weight, ctx.products).to(ctx.dtype), None, None
 
@@ -176,7 +180,8 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
     """left · right, factors rounded to ``products`` at worst, summed in float32 or wider."""
     device = left.device.type
     with torch.autocast(device, enabled=False):
-        if device == "cuda" and products in (torch.bfloat16, torch.float16):
+        low = products in (torch.bfloat16, torch.float16)
+        if device == "cuda" and low and torch.__version__ >= "2.8":
             return torch.mm(left.to(products), right.to(products), out_dtype=torch.float32)
         wide = torch.promote_types(products, torch.float32)
         with _fast_float32() if device == "cpu" and products == torch.bfloat16 else nullcontext():
@@ -186,7 +191,10 @@ def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
 @contextmanager
 def _fast_float32() -> Iterator[None]:
     """float32 products that oneDNN may compute from bfloat16 factors; sums stay float32."""
-    matmul = torch.backends.mkldnn.matmul
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:  # an older torch
+        yield
+        return
     before = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
     try:
@@ -213,11 +221,11 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 def _forward_is(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Call this function in place of the module's forward, hooks and all else unchanged."""
     before = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore[method-assign, assignment]
+    module.forward = forward
     try:
         yield
     finally:
         if before is None:
             del module.forward
         else:
-            module.forward = before  # type: ignore[method-assign]
+            module.forward = before

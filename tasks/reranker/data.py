@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.models import model_source
 
 from .corpus import docstring_rows
 
@@ -567,7 +568,8 @@ class RerankerDataModule(PointwiseDataModule):
     record whose passages are all of one length is kept; the length objective is 0 there.
 
     Args:
-        model_name: the model whose tokenizer to use, a name on the hub or a folder.
+        model_name: the model whose tokenizer to use: a name on the hub, a folder, or
+            ``package:NAME/FOLDER``.
         source: where labelled records come from.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
@@ -586,7 +588,8 @@ class RerankerDataModule(PointwiseDataModule):
         max_queries: the most training queries; None is all.
         val_queries: the most queries in validation and test data each; None is all.
         val_fraction: the part of the training queries to hold out where the source has no
-            validation data; 0 holds out none.
+            validation data; 0 holds out none. None is val_queries / (max_queries + val_queries),
+            or 0.1 if one of them is all.
         batch_size: queries per rank in one optimisation step.
         eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -611,7 +614,7 @@ class RerankerDataModule(PointwiseDataModule):
         min_negatives: int | None = None,
         max_queries: int | None = 50_000,
         val_queries: int | None = 5_000,
-        val_fraction: float = 0.1,
+        val_fraction: float | None = None,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         num_workers: int = 0,
@@ -628,11 +631,15 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError(
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
         for option, count in (("max_queries", max_queries), ("val_queries", val_queries)):
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
+        if val_fraction is None:
+            val_fraction = 0.1
+            if max_queries is not None and val_queries is not None:
+                val_fraction = val_queries / (max_queries + val_queries)
+        if not 0 <= val_fraction < 1:
+            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
         if source not in ("embedded", "hub", "files"):
             raise DataError(f"source={source!r}: give embedded, hub or files.")
         if invalid not in ("error", "skip", None):
@@ -882,7 +889,8 @@ class RerankerDataModule(PointwiseDataModule):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(self.model_name)
+        source = model_source(self.model_name)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         if not tokenizer.is_fast or tokenizer.pad_token_id is None:
             raise DataError(
                 f"{self.model_name}: its tokenizer is slow or has no pad token. Take an encoder "

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from pl_pointwise.tasks.models import model_source
+
 from .data import split_template
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def export_cross_encoder(
     Args:
         module: the re-ranker. It is left as it is.
         path: folder to write; files of an earlier export in it are replaced.
-        tokenizer_name: name or folder of the tokenizer; None takes the model's.
+        tokenizer_name: whose tokenizer, named as a model is; None takes the model's.
 
     Returns:
         The folder.
@@ -50,8 +52,8 @@ def export_cross_encoder(
             that inputs stay the same, token by token.
     """
     path = Path(path)
-    name = tokenizer_name or module.model_name
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    source = model_source(tokenizer_name or module.model_name)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
     if module.template is not None:

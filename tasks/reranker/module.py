@@ -38,6 +38,7 @@ from transformers import (
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule
 from pl_pointwise.data import PADDING
+from pl_pointwise.tasks.models import model_source
 
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
@@ -65,7 +66,7 @@ class RerankerModule(PointwiseModule):
     head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
 
     Args:
-        model_name: name on the hub or folder of the model.
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
         formulation: how the margin is enforced; one for the constraint, {"relevance": one}, or
             None for plain training on the objective.
         tolerance: ε, the margin s_p − s_n each negative has to keep.
@@ -78,9 +79,10 @@ class RerankerModule(PointwiseModule):
         top_k: K of Λ, the ranks that count in it.
         dropout: probability for every dropout of the model; None leaves the model's own.
         attention: attention implementation; None leaves the choice to transformers.
-        max_length: tokens to which the data cut a pair; kept for the export.
-        template: the input as one string with {query} and {passage}, as the data made it; None
-            for pairs. Kept for the export.
+        max_length: tokens to which the data cut a pair, for the export. A fit takes it from its
+            data module.
+        template: the input as one string with {query} and {passage}, as the data make it, or None
+            for pairs; for the export. A fit takes it from its data module.
         optimization: optimizer and schedule; by default the paper's, AdamW at 2e-5 with a linear
             schedule, a warm-up ratio of 0.1 and no weight decay.
         micro_batch_size: queries per forward and backward pass; None takes the whole batch.
@@ -133,6 +135,15 @@ class RerankerModule(PointwiseModule):
         self.template = template
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.longest_input = learned_positions(self.model)
+
+    def setup(self, stage: str) -> None:
+        """Take over how the data of a fit make inputs, so that the export makes them alike."""
+        data = getattr(self.trainer, "datamodule", None)
+        for name in ("max_length", "template"):
+            if stage == "fit" and hasattr(data, name):
+                value = getattr(data, name)
+                setattr(self, name, value)
+                self.hparams[name] = value
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where there is none.
@@ -300,7 +311,8 @@ def load_cross_encoder(
     Raises:
         ValueError: a head of three labels or more, or a dropout the model has no place for.
     """
-    config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+    source = model_source(model_name)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     architectures = config.architectures or []
     has_head = any(name.endswith("ForSequenceClassification") for name in architectures)
     if not has_head:
@@ -316,7 +328,7 @@ def load_cross_encoder(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            model_name,
+            source,
             config=config,
             attn_implementation=attention,
             dtype=torch.float32,

@@ -15,10 +15,38 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Formulation,
+    Penalty,
+    Pointwise,
+    PointwiseDataModule,
+    PointwiseModule,
+    Relaxed,
+)
 
 PAIRS = 3
-CONSTRAINTS = {"fit": Constraint(at_most=0.1), "pair": Constraint(at_least=0.2)}
+CONSTRAINTS = {"fit": Constraint(at_most=-0.3), "pair": Constraint(at_least=0.2)}
+INTERVALS = {
+    "fit": Constraint(at_least=-0.2, at_most=0.3),
+    "pair": Constraint(at_least=0.4, at_most=0.4),
+}
+FORMULATIONS: dict[str, Any] = {
+    "none": None,
+    "penalty": Penalty(weight=0.7),
+    "average": Average(dual_lr=0.5),
+    "average augmented": Average(alpha=0.8, dual_lr=1.1),
+    "pointwise": Pointwise(alpha=0.8, dual_lr=1.2),
+    "pointwise standard": Pointwise(alpha=None, dual_lr=0.6),
+    "relaxed": Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9),
+    "relaxed linear": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
+    "relaxed standard": Relaxed(alpha=None, beta=1.7, dual_lr=0.5),
+    "by name": {
+        "fit": Average(alpha=0.8, dual_lr=1.1),
+        "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
+    },
+}
 
 
 class ToyRows:
@@ -71,7 +99,7 @@ class Toy(PointwiseModule):
         *,
         partial: bool = False,
         dropout: float = 0.0,
-        learning_rate: float = 0.3,
+        learning_rate: float = 0.05,
         micro_batch_size: int | None = None,
         gradient_clip_val: float | None = None,
         primal_steps: int = 1,
@@ -167,3 +195,26 @@ def trainer(**options: Any) -> Trainer:
         "num_sanity_val_steps": 0,
     }
     return Trainer(**(defaults | options))
+
+
+def fit(module: Toy, rows: Any, *, batch_size: int = 4, epochs: int = 3, **options: Any) -> Toy:
+    """Trains in one process and gives the module back."""
+    data = {name: options.pop(name) for name in ("pieces", "held_out") if name in options}
+    trainer(max_epochs=epochs, **options).fit(module, ToyData(rows, batch_size=batch_size, **data))
+    return module
+
+
+def assert_same_run(found: Any, expected: Any, atol: float = 1e-6) -> None:
+    """Weights and multipliers of two modules agree, to the precision that λ is stored with."""
+    torch.testing.assert_close(weights_of(found), weights_of(expected), rtol=0, atol=atol)
+    assert found.multipliers.keys() == expected.multipliers.keys()
+    for name, table in expected.multipliers.items():
+        torch.testing.assert_close(found.multipliers[name], table, rtol=0, atol=atol, msg=name)
+
+
+def assert_identical_run(found: Any, expected: Any) -> None:
+    """Weights and multipliers of two modules are the same to the last bit."""
+    assert torch.equal(weights_of(found), weights_of(expected))
+    assert found.multipliers.keys() == expected.multipliers.keys()
+    for name, table in expected.multipliers.items():
+        assert torch.equal(found.multipliers[name], table), name

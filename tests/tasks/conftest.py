@@ -76,7 +76,9 @@ def build_config(architecture: str, **overrides: Any) -> PreTrainedConfig:
         "mistral": lambda: MistralConfig(**sizes | {"sliding_window": 7} | overrides),
         "phi3": lambda: Phi3Config(**sizes | {"sliding_window": 7} | overrides),
         "gemma2": lambda: Gemma2Config(
-            **sizes | {"head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 3.0} | overrides
+            **sizes
+            | {"head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 3.0}
+            | overrides
         ),
         "gemma3": lambda: Gemma3TextConfig(
             **sizes

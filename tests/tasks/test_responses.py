@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import responses as responses_module
 from pl_pointwise.tasks.reference import ReferenceCache, adapters_off, base_fingerprint
 from pl_pointwise.tasks.response_batch import collate_responses
 from pl_pointwise.tasks.responses import ResponseScorer, ResponseStatistics
 from pl_pointwise.tasks.vocabulary import VocabularyHead
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 VOCABULARY = 97
 PROMPTS = (17, 5, 23)
@@ -177,7 +178,7 @@ def test_gradient_checkpointing_changes_nothing(
     model = make_adapted(make_model(architecture)).train()
     scorer = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)
     expected = gradients(model, loss_of(scorer(make_batch())))
-    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
     assert_same_gradients(gradients(model, loss_of(scorer(make_batch()))), expected)
 
 
@@ -311,6 +312,26 @@ def test_a_cached_reference_is_not_computed_again(
     scorer(make_batch())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_validation_put_in_the_cache_serves_training(
+    dtype: torch.dtype, make_model: Make, make_adapted: Adapt
+) -> None:
+    """Lightning validates in inference mode, whose tensors autograd refuses."""
+    model = make_adapted(make_model("llama")).train()
+    expected = gradients(model, loss_of(ResponseScorer(model, path="plain")(make_batch())))
+    scorer = ResponseScorer(
+        model,
+        path="shared_prompt",
+        cache=ReferenceCache(model, dtype=dtype),
+        chunk_elements=CHUNK,
+    )
+    with torch.inference_mode():
+        scorer(make_batch())
+    actual = gradients(model, loss_of(scorer(make_batch())))
+    if dtype == torch.float32:
+        assert_same_gradients(actual, expected)
+
+
 def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
     make_model: Make, make_adapted: Adapt
 ) -> None:
@@ -395,7 +416,7 @@ def test_no_cache_where_head_embeddings_or_final_norm_are_adapted(
     options: dict[str, object], make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model("llama", tie_word_embeddings=False), **options)
-    with pytest.raises(ValueError, match="not kept: .* is adapted"):
+    with pytest.raises(ValueError, match=r"not kept: .* is adapted"):
         ReferenceCache(model)
 
 
@@ -452,14 +473,12 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
     assert_same_values(actual, ResponseScorer(model, path="plain")(make_batch()))
 
 
-def test_a_refused_attention_implementation_falls_back(
-    make_model: Make, make_adapted: Adapt, caplog: pytest.LogCaptureFixture
+def test_attention_that_takes_no_mask_is_refused_by_name(
+    make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_adapted(make_model("llama", attention="flex_attention"))
-    if not hasattr(torch.nn.attention, "flex_attention"):
-        pytest.skip("no flex attention in this torch")
-    model.config._attn_implementation = "flash_attention_2"  # as it would be on a GPU
-    with pytest.raises(NotImplementedError, match="flash_attention_2"):
+    model = make_adapted(make_model("llama"))
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
         ResponseScorer(model, path="shared_prompt")
 
 
@@ -495,6 +514,17 @@ def test_a_head_that_is_not_the_models_own_is_noticed(
     assert "differs from the plain path's" in logged(caplog)
 
 
+def test_a_failed_comparison_decides_nothing(make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("llama")))
+    batch = make_batch()
+    batch["prompt_ids"][2, 0] = VOCABULARY  # no such token
+    with pytest.raises(IndexError):
+        scorer(batch)
+    assert scorer.path == "auto"
+    scorer(make_batch())
+    assert scorer.path == "shared_prompt"
+
+
 def test_an_unknown_path_is_refused(make_model: Make) -> None:
     with pytest.raises(ValueError, match="path must be"):
         ResponseScorer(make_model("llama"), path="fastest")
@@ -514,11 +544,13 @@ def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> No
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_logits_are_summed_in_float32_in_a_half_precision_run(mixed: bool, make_model: Make) -> None:
+def test_logits_are_summed_in_float32_in_a_half_precision_run(
+    mixed: bool, make_model: Make
+) -> None:
     """Logits rounded to bfloat16, as the model itself returns them, are off by a quarter and bias
     what is summed over them."""
     model = make_model("gemma3", final_logit_softcapping=300.0)
-    model = model if mixed else model.bfloat16()
+    model = (model if mixed else model.bfloat16()).requires_grad_(False)
     hidden = (torch.randn(7, 32) * 30).to(model.lm_head.weight.dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         logits = VocabularyHead(model)(hidden)
@@ -575,9 +607,9 @@ def test_collate_pads_and_counts() -> None:
 
 
 def test_empty_prompts_and_responses_are_refused_by_place(make_model: Make) -> None:
-    with pytest.raises(DataError, match="Sample 1 .* prompt has no tokens"):
+    with pytest.raises(DataError, match=r"Sample 1 .* prompt has no tokens"):
         collate_responses([[1], []], [[[2]], [[3]]])
-    with pytest.raises(DataError, match="Sample 0 .* response 1 has no tokens"):
+    with pytest.raises(DataError, match=r"Sample 0 .* response 1 has no tokens"):
         collate_responses([[1]], [[[2], []]])
     with pytest.raises(DataError, match="without a single response"):
-        ResponseScorer(make_model("llama"), path="plain")(collate_responses([[1]], [[]]))
+        ResponseScorer(make_model("llama"))(collate_responses([[1]], [[]]))

@@ -343,6 +343,17 @@ def test_rows_of_one_query_are_never_split(
     assert data_module.datasets["test"] is val
 
 
+def test_part_held_out_follows_from_the_numbers_of_queries(
+    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+) -> None:
+    data_module = module(make_rows(20), val_fraction=None, max_queries=12, val_queries=4)
+    data_module.setup("fit")
+    assert data_module.val_fraction == 0.25
+    assert len(data_module.datasets["train"]) == 12
+    assert len(data_module.datasets["val"]) == 4
+    assert RerankerDataModule("unused", max_queries=None).val_fraction == 0.1
+
+
 def test_given_validation_and_test_files_are_used(
     module: Callable[..., RerankerDataModule],
     make_rows: Callable[..., Rows],
@@ -591,7 +602,6 @@ def test_embedded_corpus_needs_no_file_and_keeps_groups_apart(tiny_tokenizer_dir
         max_length=64,
         max_queries=300,
         val_queries=60,
-        val_fraction=0.2,
     )
     data_module.setup("fit")
     train, val = data_module.datasets["train"], data_module.datasets["val"]
@@ -931,17 +941,20 @@ def test_passage_without_a_token_in_the_input_is_an_error(
     assert len(data_module.datasets["train"]) == 2
 
 
-def test_one_token_of_passage_is_enough(tokenizer: Any, make_row: Callable[..., Any]) -> None:
-    """With the two special tokens and the template's two words, 44 are room for 39 and one more."""
-    for length, fits in ((39, True), (40, False)):
-        row = make_row("river " * length, "sea sea", ["ice ice", "ship ship", "lake lake"])
-        arguments = {"max_length": 44, "template": TEMPLATE}
-        if fits:
-            dataset = RerankerDataset([parse(row)], tokenizer, **arguments)
-            assert tokenizer.decode(dataset[0]["input_ids"][0]).endswith("sentence sea [SEP]")
-        else:
-            with pytest.raises(DataError, match="cut away"):
-                RerankerDataset([parse(row)], tokenizer, **arguments)
+@pytest.mark.parametrize("template", [TEMPLATE, "query {query}:{passage}"])
+def test_one_token_of_passage_is_enough(
+    template: str, tokenizer: Any, make_row: Callable[..., Any]
+) -> None:
+    """With two special tokens and two of the template, 44 are room for 39 and one more."""
+    options: dict[str, Any] = {"max_length": 44, "template": template}
+
+    def dataset(length: int) -> RerankerDataset:
+        row = make_row("river " * (length - 1) + "river", "sea sea", ["ice"] * 3)
+        return RerankerDataset([parse(row)], tokenizer, **options)
+
+    assert tokenizer.decode(dataset(39)[0]["input_ids"][0]).endswith(" sea [SEP]")
+    with pytest.raises(DataError, match="the positive is cut away"):
+        dataset(40)
 
 
 def test_passage_that_tokenises_to_nothing_is_an_error(

@@ -29,7 +29,7 @@ from pl_pointwise.tasks.reranker.module import RerankerModule
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
 ODD_TEMPLATE = (
-    '"{query}" -> [MASK] \\n .type é {passage}'  # what JSON, Jinja and others may trip on
+    '"{query}" -> [MASK] {{y}} \\n .type é {passage}'  # what JSON, Jinja and others may trip on
 )
 CUT = 90  # tokens: two of the passages below are longer
 
@@ -105,8 +105,10 @@ def assert_equal(encoder: CrossEncoder, expected: list[list[float]]) -> None:
         found = encoder.predict([(query, passage) for passage in passages])
         np.testing.assert_allclose(found, scores, rtol=0, atol=1e-5)
         ranked = encoder.rank(query, passages)
-        assert [hit["corpus_id"] for hit in ranked] == np.argsort(-np.array(scores)).tolist()
-        np.testing.assert_allclose([h["score"] for h in ranked], sorted(scores)[::-1], atol=1e-5)
+        in_order = [hit["score"] for hit in ranked]
+        np.testing.assert_allclose(in_order, sorted(scores, reverse=True), rtol=0, atol=1e-5)
+        of_each = [scores[int(hit["corpus_id"])] for hit in ranked]
+        np.testing.assert_allclose(in_order, of_each, rtol=0, atol=1e-5)
 
 
 def load(folder: Path) -> CrossEncoder:
@@ -157,6 +159,17 @@ def test_an_encoder_that_got_a_new_head_is_exported_with_it(
     ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     module = RerankerModule(str(folder), max_length=CUT)
+    module.export(tmp_path / "export")
+    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
+
+
+def test_a_model_inside_an_installed_package_is_loaded_and_exported(
+    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_cross_encoder(tmp_path / "carrier_of_weights" / "model")
+    (tmp_path / "carrier_of_weights" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    module = RerankerModule("package:carrier_of_weights/model", max_length=CUT)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 

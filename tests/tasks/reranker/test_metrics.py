@@ -172,7 +172,9 @@ def test_two_ranks_of_unequal_size_give_the_mean_over_all_queries(unused_port: i
     context = torch.multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(_one_rank, (unused_port, results), nprocs=2)
+        torch.multiprocessing.spawn(  # type: ignore[attr-defined]
+            _one_rank, (unused_port, results), nprocs=2
+        )
         on_ranks = dict(results)
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(7, 5, generator=generator)

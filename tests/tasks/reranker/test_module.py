@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -437,7 +437,7 @@ def test_monobert_learns_relevance_and_is_still_measured_on_length(
     assert after["train/length_objective"] > 2 * after["train/objective"]
 
 
-def merged(results: list[dict[str, float]]) -> dict[str, float]:
+def merged(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: value for part in results for key, value in part.items()}
 
 
@@ -486,6 +486,20 @@ def test_a_checkpoint_gives_the_same_scores(
     assert loaded.objective_candidates == "negatives"
     assert loaded.formulations == module.formulations
     assert loaded.optimization == FAST
+
+
+def test_a_fit_takes_the_form_of_the_input_from_the_data(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """Else an export would make its inputs in another way than training did."""
+    data.template = "Query: {query} {passage}"
+    module = module_of(tiny_cross_encoder_dir, max_length=100)
+    run = trainer(tmp_path, max_steps=1)
+    run.fit(module, data)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = RerankerModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    for each in (module, loaded):
+        assert (each.max_length, each.template) == (32, "Query: {query} {passage}")
 
 
 def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(

@@ -1,0 +1,50 @@
+"""Predictions arrive in the inputs' order, whichever batch or rank made them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from pl_pointwise.callbacks import PredictionWriter
+from pl_pointwise.data import IndexedDataset
+
+
+class Doubler(LightningModule):
+    def predict_step(self, batch: Any, batch_idx: int) -> list[dict[str, Any]]:
+        pairs = zip(batch["index"].tolist(), batch["x"].tolist(), strict=True)
+        return [{"index": index, "twice": 2 * x, "text": "ä"} for index, x in pairs]
+
+
+def predict(path: Path, devices: int = 1) -> None:
+    rows = [{"x": torch.tensor(float(i))} for i in range(7)]
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp_spawn" if devices > 1 else "auto",
+        logger=False,
+        callbacks=[PredictionWriter(str(path))],
+        enable_progress_bar=False,
+    )
+    trainer.predict(
+        Doubler(), DataLoader(IndexedDataset(rows), batch_size=2), return_predictions=False
+    )
+
+
+def check(path: Path) -> None:
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert found == [{"index": i, "twice": 2.0 * i, "text": "ä"} for i in range(7)]
+
+
+def test_one_line_per_input_in_order(tmp_path: Path) -> None:
+    predict(tmp_path / "new" / "found.jsonl")
+    check(tmp_path / "new" / "found.jsonl")
+
+
+def test_two_ranks_write_one_file_without_repeats(tmp_path: Path) -> None:
+    predict(tmp_path / "found.jsonl", devices=2)
+    check(tmp_path / "found.jsonl")

@@ -1,0 +1,192 @@
+"""The algorithm once more, as a plain loop in float64, written from the method's definition.
+
+Nothing here comes from the package. ψ is the printed square; gradients with respect to the weights
+come from autograd through it, the mean of the batch included; ∂ψ/∂λ is the printed column. The only
+concession is that λ is rounded to float32 after each dual step, as the store rounds it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests.pl_pointwise.toy import PAIRS, ToyRows, initial_weights
+
+
+@dataclass
+class Rule:
+    """One formulation: kind, α, β, η, cost; ``growth`` multiplies α every ``every`` epochs."""
+
+    kind: str  # "penalty", "average", "pointwise", "relaxed"
+    alpha: float | None = None
+    beta: float | None = None
+    eta: float = 0.0
+    linear_cost: bool = False
+    growth: float = 1.0
+    every: int = 1
+
+    def alpha_at(self, epoch: int) -> float | None:
+        return None if self.alpha is None else self.alpha * self.growth ** (epoch // self.every)
+
+
+@dataclass
+class Outcome:
+    weights: Tensor
+    multipliers: dict[str, Tensor]
+    branches: Counter[str] = field(default_factory=Counter)
+
+
+def psi(rule: Rule, v: Tensor, m: Tensor, epoch: int) -> Tensor:
+    alpha, beta = rule.alpha_at(epoch), rule.beta
+    if rule.kind == "penalty":
+        return beta * v
+    if alpha is None:
+        return m * v if rule.kind != "relaxed" else m * v - m**2 / (4 * beta)
+    square = (v + m / (2 * alpha)).clamp(min=0) ** 2
+    plain = alpha * square - m**2 / (4 * alpha)
+    if rule.kind != "relaxed":
+        return plain
+    if not rule.linear_cost:
+        return alpha * beta / (alpha + beta) * square - m**2 / (4 * alpha)
+    capped = beta * v - (m - beta) ** 2 / (4 * alpha)
+    return torch.where(m + 2 * alpha * v > beta, capped, plain)
+
+
+def ascent(rule: Rule, v: Tensor, m: Tensor, epoch: int, branches: Counter[str]) -> Tensor:
+    alpha, beta = rule.alpha_at(epoch), rule.beta
+    if alpha is None:
+        return v if rule.kind != "relaxed" else v - m / (2 * beta)
+    s = m + 2 * alpha * v
+    branches["active"] += int((s > 0).sum())
+    branches["inactive"] += int((s < 0).sum())
+    plain = torch.where(s >= 0, v, -m / (2 * alpha))
+    if rule.kind != "relaxed":
+        return plain
+    if rule.linear_cost:
+        branches["capped"] += int((s > beta).sum())
+        return torch.where(s > beta, (beta - m) / (2 * alpha), plain)
+    return torch.where(s >= 0, (beta * v - m / 2) / (alpha + beta), -m / (2 * alpha))
+
+
+def stepped(rule: Rule, v: Tensor, m: Tensor, epoch: int, branches: Counter[str]) -> Tensor:
+    moved = m + rule.eta * ascent(rule, v, m, epoch, branches)
+    branches["projected"] += int((moved < 0).sum())
+    return moved.clamp(min=0).float().double()
+
+
+def run(
+    rows: ToyRows,
+    batches: list[tuple[int, list[int]]],
+    rules: dict[str, Rule | None],
+    bounds: dict[str, tuple[float | None, float | None]],
+    *,
+    learning_rate: float,
+    order: str = "simultaneous",
+    primal_steps: int = 1,
+    clip: float | None = None,
+) -> Outcome:
+    """Trains over the given batches, each an epoch and the indices of its samples.
+
+    bounds: by constraint, (upper, lower), either None.
+    """
+    first, last = (w.clone().requires_grad_() for w in initial_weights())
+    branches: Counter[str] = Counter()
+    # λ by constraint and side: one number, or a table by sample.
+    store: dict[str, list[Tensor]] = {}
+    for name, (upper, lower) in bounds.items():
+        rule = rules.get(name)
+        sides = (upper is not None) + (lower is not None)
+        if rule is not None and rule.kind in ("pointwise", "relaxed"):
+            width = PAIRS if name == "pair" else 1
+            store[name] = [torch.zeros(len(rows), width, dtype=torch.float64) for _ in range(sides)]
+        elif rule is not None and rule.kind == "average":
+            store[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
+
+    window: list[tuple[int, list[int], dict[str, list[Tensor]]]] = []
+
+    def close_window() -> None:
+        for name, rule in rules.items():
+            if rule is None or rule.kind == "penalty":
+                continue
+            epoch = window[-1][0]
+            for side, table in enumerate(store[name]):
+                if rule.kind == "average":
+                    seen = [mean_of(name, v[name][side], batch) for _, batch, v in window]
+                    seen = [mean for mean in seen if mean is not None]
+                    if seen:
+                        mean = sum(seen) / len(seen)
+                        store[name][side] = stepped(rule, mean, table, epoch, branches)
+                    continue
+                latest = {}
+                for _, batch, v in window:
+                    for row, sample in enumerate(batch):
+                        if carries(name, sample).any():
+                            latest[sample] = v[name][side][row]
+                for sample, v_sample in latest.items():
+                    moved = stepped(rule, v_sample, table[sample], epoch, branches)
+                    table[sample] = torch.where(carries(name, sample), moved, table[sample])
+        window.clear()
+
+    def carries(name: str, sample: int) -> Tensor:
+        return rows.has[name][sample].reshape(-1)
+
+    def mean_of(name: str, v: Tensor, batch: list[int]) -> Tensor | None:
+        """Mean over the carriers of the mean over the columns each carries."""
+        means = []
+        for row, sample in enumerate(batch):
+            mask = carries(name, sample)
+            if mask.any():
+                means.append(v[row][mask].mean())
+        return torch.stack(means).mean() if means else None
+
+    for epoch, batch in batches:
+        x, y = rows.x[batch], rows.y[batch]
+        z = torch.tanh(x @ first) @ last
+        values = {"fit": z[:, None], "pair": z[:, None] * x[:, :PAIRS]}
+        v: dict[str, list[Tensor]] = {}
+        for name, (upper, lower) in bounds.items():
+            v[name] = [] if upper is None else [values[name] - upper]
+            v[name] += [] if lower is None else [lower - values[name]]
+        fixed = {name: [side.detach() for side in sides] for name, sides in v.items()}
+        window.append((epoch, batch, fixed))
+
+        if order == "dual_first":
+            close_window()
+        carried = rows.has["objective"][batch]
+        loss = ((z - y)[carried] ** 2).mean() if carried.any() else 0.0 * z.sum()
+        for name, rule in rules.items():
+            if rule is None:
+                continue
+            for side in range(len(v[name])):
+                if rule.kind == "average":
+                    mean = mean_of(name, v[name][side], batch)
+                    if mean is not None:
+                        loss = loss + psi(rule, mean, store[name][side], epoch)
+                    continue
+                m = torch.zeros_like(v[name][side])
+                if rule.kind != "penalty":
+                    m = store[name][side][batch]
+                mean = mean_of(name, psi(rule, v[name][side], m, epoch), batch)
+                loss = loss if mean is None else loss + mean
+        gradients = torch.autograd.grad(loss, [first, last])
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        factor = 1.0 if clip is None else min(1.0, clip / float(norm))
+        with torch.no_grad():
+            for weight, gradient in zip((first, last), gradients, strict=True):
+                weight -= learning_rate * factor * gradient
+        if order == "simultaneous" and len(window) == primal_steps:
+            close_window()
+    if window:
+        close_window()
+
+    multipliers = {}
+    for name, sides in store.items():
+        if sides[0].dim() == 0:
+            multipliers[name] = sides[0] if len(sides) == 1 else torch.stack(sides)
+        else:
+            multipliers[name] = torch.cat(sides, dim=1)
+    weights = torch.cat([first.detach().flatten(), last.detach().flatten()])
+    return Outcome(weights, multipliers, branches)

@@ -1,0 +1,537 @@
+"""Interrupted and resumed equals uninterrupted, to the last bit; what cannot be is refused.
+
+The module under test is hard on checkpoints: dropout, windows of three steps that are open at most
+checkpoints, a growing α, an average and pointwise multipliers, Adam, a scheduler, and a last batch
+that is smaller. A resumed process starts from another random state than the uninterrupted one had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Formulation,
+    Optimization,
+    Penalty,
+    Pointwise,
+    PointwiseModule,
+    Relaxed,
+)
+from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import DataError, TrainingError
+from tests.pl_pointwise.toy import (
+    At,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    fit,
+    multipliers_of,
+    stack,
+    trainer,
+    weights_of,
+)
+
+ROWS = ToyRows(13, partial=True)  # batches of 4, 4, 4 and 1
+HELD_OUT = ToyRows(5, seed=1, partial=True)
+
+
+class Hard(Toy):
+    def __init__(self, interval: str = "epoch") -> None:
+        super().__init__(
+            {
+                "fit": Average(alpha=1.0, dual_lr=0.5),
+                "pair": Pointwise(dual_lr=0.5, alpha_growth=2.0),
+            },
+            partial=True,
+            dropout=0.3,
+            primal_steps=3,
+        )
+        self.interval = interval
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        return [optimizer], [{"scheduler": scheduler, "interval": self.interval}]
+
+
+class Saver(Callback):
+    """Saves at every call of one hook."""
+
+    def __init__(self, hook: str, folder: Path) -> None:
+        self.folder, self.paths = folder, []
+        setattr(self, hook, self.save)
+
+    def save(self, trainer: Any, *_: Any) -> None:
+        if not trainer.sanity_checking:
+            self.paths.append(self.folder / f"{len(self.paths)}.ckpt")
+            trainer.save_checkpoint(self.paths[-1])
+
+
+def train(
+    data: Any,
+    *callbacks: Callback,
+    module: Any = None,
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> tuple[Any, list[tuple[int, list[int]]]]:
+    """The trained module and the batches it saw; resumed from another random state."""
+    module, seen = module or Hard(), Seen()
+    torch.manual_seed(0 if checkpoint is None else 1234)
+    np.random.seed(0 if checkpoint is None else 1234)
+    runner = trainer(callbacks=[seen, *callbacks], **options)
+    runner.fit(
+        module, data, ckpt_path=checkpoint, weights_only=None if checkpoint is None else True
+    )
+    return module, seen.batches
+
+
+def data(held_out: bool = True, **options: Any) -> ToyData:
+    return ToyData(ROWS, HELD_OUT if held_out else None, batch_size=4, **options)
+
+
+def assert_every_resume_is_exact(make: Any, saver: Saver, make_data: Any, **options: Any) -> None:
+    uninterrupted, batches = train(make_data(), saver, module=make(), **options)
+    rates = [group["lr"] for group in uninterrupted.trainer.optimizers[0].param_groups]
+    assert len(saver.paths) >= 2
+    for path in saver.paths:
+        resumed, rest = train(make_data(), module=make(), checkpoint=path, **options)
+        assert rest == batches[len(batches) - len(rest) :]
+        assert_identical_run(resumed, uninterrupted)
+        assert resumed.trainer.global_step == uninterrupted.trainer.global_step
+        if rest:  # Lightning leaves a run that had ended by max_steps an epoch short.
+            assert resumed.trainer.current_epoch == uninterrupted.trainer.current_epoch
+        assert rates == [group["lr"] for group in resumed.trainer.optimizers[0].param_groups]
+    assert len(batches) == uninterrupted.trainer.global_step
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "epochs": {"max_epochs": 3},
+    "steps": {"max_epochs": -1, "max_steps": 11},
+    "epochs and steps": {"max_epochs": 3, "max_steps": 500},
+    "part of each epoch": {"max_epochs": 3, "limit_train_batches": 3},
+    "validation within epochs": {"max_epochs": 3, "val_check_interval": 3},
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end", "on_train_epoch_end"])
+def test_resumed_equals_uninterrupted(hook: str, limits: Any, tmp_path: Path) -> None:
+    """From every batch, from the end of validation (ModelCheckpoint's place) and of the epoch.
+
+    Seen to go wrong: an epoch's scheduler missed its step when the checkpoint was written in the
+    epoch's last batch, and under max_steps Lightning runs and counts the last epoch twice.
+    """
+    assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), data, **limits)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+def test_resumed_equals_uninterrupted_without_validation(hook: str, tmp_path: Path) -> None:
+    def make_data() -> ToyData:
+        return data(held_out=False)
+
+    assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), make_data, max_epochs=3)
+
+
+def test_resumed_equals_uninterrupted_with_workers(tmp_path: Path) -> None:
+    """Workers have fetched ahead of what was trained on when the checkpoint is written."""
+    uninterrupted, batches = train(data(held_out=False), max_epochs=2)
+    saver = Saver("on_train_batch_end", tmp_path)
+    train(data(held_out=False, num_workers=2), saver, max_epochs=2)
+    for path in (saver.paths[1], saver.paths[3], saver.paths[6]):
+        resumed, rest = train(data(held_out=False, num_workers=2), checkpoint=path, max_epochs=2)
+        assert rest == batches[-len(rest) :]
+        assert_identical_run(resumed, uninterrupted)
+
+
+def test_run_stopped_by_max_steps_within_an_epoch_can_be_prolonged(tmp_path: Path) -> None:
+    saver = Saver("on_train_epoch_end", tmp_path)
+    train(data(), saver, max_epochs=-1, max_steps=6)
+    uninterrupted, batches = train(data(), max_epochs=-1, max_steps=12)
+    prolonged, rest = train(data(), checkpoint=saver.paths[-1], max_epochs=-1, max_steps=12)
+    assert rest == batches[6:]
+    assert_identical_run(prolonged, uninterrupted)
+
+
+def test_checkpoint_of_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
+    first = Saver("on_train_epoch_end", tmp_path)
+    limits = {"max_epochs": -1, "max_steps": 12}
+    uninterrupted, batches = train(data(), first, **limits)
+    (tmp_path / "again").mkdir()
+    again = Saver("on_train_batch_end", tmp_path / "again")
+    train(data(), again, checkpoint=first.paths[0], **limits)
+    for path in again.paths:
+        resumed, rest = train(data(), checkpoint=path, **limits)
+        assert rest == batches[len(batches) - len(rest) :]
+        assert_identical_run(resumed, uninterrupted)
+
+
+class Random(ToyRows):
+    """Rows that draw from the global random state, as data augmentation does."""
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        row = super().__getitem__(position)
+        return {**row, "x": row["x"] + torch.randn(4) + float(np.random.rand())}
+
+
+def test_rows_that_draw_random_numbers_draw_the_same_after_a_resume(tmp_path: Path) -> None:
+    rows = Random(13, partial=True)
+    rows.fingerprint = "augmented"  # type: ignore[attr-defined]
+
+    def make_data() -> ToyData:
+        return ToyData(rows, HELD_OUT, batch_size=4)
+
+    saver = Saver("on_train_batch_end", tmp_path)
+    assert_every_resume_is_exact(Hard, saver, make_data, max_epochs=2)
+
+
+class Plateau(Hard):
+    """Its scheduler needs a metric of the validation that ran before the checkpoint."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, mode="max"
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val/objective"},
+        }
+
+
+def test_resumed_between_validation_and_the_plateau_it_feeds(tmp_path: Path) -> None:
+    """ModelCheckpoint saves at the end of validation; the scheduler is stepped after that."""
+    saver = ModelCheckpoint(
+        dirpath=tmp_path,
+        monitor="val/objective",
+        save_top_k=-1,
+        filename="{epoch}",
+        save_on_train_epoch_end=False,
+    )
+    options: Any = {"max_epochs": 4, "enable_checkpointing": True}
+    uninterrupted, _ = train(data(), saver, module=Plateau(), **options)
+    rate = uninterrupted.trainer.optimizers[0].param_groups[0]["lr"]
+    assert rate < 0.01
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 4
+    for path in paths:
+        resumed, _ = train(data(), module=Plateau(), checkpoint=path, max_epochs=4)
+        assert resumed.trainer.optimizers[0].param_groups[0]["lr"] == rate
+        assert_identical_run(resumed, uninterrupted)
+
+
+# Other loaders ------------------------------------------------------------------------------------
+
+
+def plain(**options: Any) -> DataLoader[Any]:
+    return DataLoader(IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack, **options)
+
+
+def stateful(**options: Any) -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_plain_loader_resumes_exactly_at_the_end_of_an_epoch(workers: int, tmp_path: Path) -> None:
+    """Its order is drawn from the random state, so that has to be restored before."""
+    saver = Saver("on_train_epoch_end", tmp_path)
+    uninterrupted, batches = train(plain(num_workers=workers), saver, max_epochs=2)
+    resumed, rest = train(plain(num_workers=workers), checkpoint=saver.paths[0], max_epochs=2)
+    assert rest == batches[4:]
+    assert_identical_run(resumed, uninterrupted)
+
+
+def test_plain_loader_resumes_exactly_from_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
+    saver = Saver("on_train_batch_end", tmp_path)
+    uninterrupted, batches = train(plain(), saver, max_epochs=2)
+    resumed, rest = train(plain(), checkpoint=saver.paths[3], max_epochs=2)
+    assert rest == batches[4:]
+    assert_identical_run(resumed, uninterrupted)
+
+
+def test_plain_loader_is_refused_in_mid_epoch_with_the_remedy(tmp_path: Path) -> None:
+    """It replays the start of the epoch: samples step twice, others never."""
+    saver = Saver("on_train_batch_end", tmp_path)
+    train(plain(), saver, max_epochs=2)
+    with pytest.raises(TrainingError, match=r"stopped after 2 batches.*PointwiseDataModule"):
+        train(plain(), checkpoint=saver.paths[1], max_epochs=2)
+
+
+def test_loader_with_state_resumes_exactly_in_mid_epoch(tmp_path: Path) -> None:
+    saver = Saver("on_train_batch_end", tmp_path)
+    uninterrupted, batches = train(stateful(), saver, max_epochs=2)
+    resumed, rest = train(stateful(), checkpoint=saver.paths[1], max_epochs=2)
+    assert rest == batches[2:]
+    assert_identical_run(resumed, uninterrupted)
+
+
+class Estimating(Hard):
+    """Reads the number of steps where OneCycleLR and its like are usually given it."""
+
+    def configure_optimizers(self) -> Any:
+        assert self.trainer.estimated_stepping_batches == 8
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("make", [data, stateful], ids=["ours", "torchdata"])
+def test_estimated_stepping_batches_is_refused_in_mid_epoch(make: Any, tmp_path: Path) -> None:
+    """Reading it sets the loaders up before their state is loaded, and the epoch starts over."""
+    saver = Saver("on_train_batch_end", tmp_path)
+    uninterrupted, _ = train(make(), saver, module=Estimating(), max_epochs=2)
+    with pytest.raises(TrainingError, match="estimated_stepping_batches"):
+        train(make(), module=Estimating(), checkpoint=saver.paths[1], max_epochs=2)
+    if make is data:  # The end of an epoch needs no loader state.
+        resumed, _ = train(make(), module=Estimating(), checkpoint=saver.paths[3], max_epochs=2)
+        assert_identical_run(resumed, uninterrupted)
+
+
+# What a checkpoint belongs to ---------------------------------------------------------------------
+
+
+class Reversed:
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        return ROWS[len(ROWS) - 1 - position]
+
+
+@pytest.fixture(name="two_epochs")
+def checkpoints_of_two_epochs(tmp_path: Path) -> list[Path]:
+    """One after every batch, of which there are four an epoch."""
+    saver = Saver("on_train_batch_end", tmp_path)
+    train(data(), saver, max_epochs=2)
+    return saver.paths
+
+
+@pytest.mark.parametrize(
+    ("rows", "now"),
+    [
+        (ToyRows(12, partial=True), "12"),
+        (ToyRows(13, seed=9, partial=True), "13"),
+        (Reversed(), "13"),
+    ],
+    ids=["fewer", "other", "reversed"],
+)
+@pytest.mark.parametrize("batches", [2, 4])
+def test_another_training_set_is_refused(
+    rows: Any, now: str, batches: int, two_epochs: list[Path]
+) -> None:
+    """Its samples would be trained with the multipliers of others."""
+    message = rf"another training set.*checkpoint: 13 samples; now: {now}\)"
+    with pytest.raises(TrainingError, match=message):
+        train(ToyData(rows, batch_size=4), checkpoint=two_epochs[batches - 1], max_epochs=2)
+
+
+def test_another_batch_size_is_refused_in_mid_epoch(two_epochs: list[Path], tmp_path: Path) -> None:
+    """The place in the epoch is counted in batches: samples would be repeated or left out."""
+    with pytest.raises(DataError, match=r"2 batches of an epoch, of 4 samples .* now .* 3"):
+        train(ToyData(ROWS, batch_size=3), checkpoint=two_epochs[1], max_epochs=2)
+    saver = Saver("on_train_epoch_end", tmp_path / "ends")
+    train(data(), saver, max_epochs=2)
+    _, rest = train(ToyData(ROWS, batch_size=3), checkpoint=saver.paths[0], max_epochs=2)
+    assert sorted(i for _, batch in rest for i in batch) == list(range(13))
+
+
+def test_checkpoint_of_another_module_is_refused(tmp_path: Path) -> None:
+    class Foreign(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Toy().first, Toy().last
+
+    runner = trainer(max_epochs=0)
+    runner.strategy.connect(Foreign())
+    runner.save_checkpoint(tmp_path / "foreign.ckpt")
+    with pytest.raises(TrainingError, match="not written by a PointwiseModule"):
+        train(data(), checkpoint=tmp_path / "foreign.ckpt")
+
+
+def test_second_fit_on_the_same_data_keeps_the_multipliers() -> None:
+    module = fit(Toy(Pointwise(alpha=None)), ToyRows(7))
+    before = multipliers_of(module)
+    module.learning_rate = 0.0
+    fit(module, ToyRows(7), limit_train_batches=0)
+    assert all(torch.equal(module.multipliers[name], before[name]) for name in before)
+    fit(module, ToyRows(7), epochs=1)
+    assert (module.multipliers["pair"] >= 0.9 * before["pair"] - 0.5).all()
+    assert module.multipliers["pair"].sum() > 0
+
+
+def test_fit_on_other_data_starts_its_multipliers_at_zero(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(7))
+    assert module.multipliers["pair"].any()
+    module.learning_rate = 0.0
+    fit(module, ToyRows(9), epochs=1, limit_train_batches=1)
+    assert module.multipliers["pair"].shape == (9, 3)
+    assert (module.multipliers["pair"].any(1)).sum() <= 4  # the one batch it saw
+    assert "Another training set than before" in caplog.text
+
+
+def test_finished_run_that_is_resumed_once_more_leaves_nothing_behind(
+    two_epochs: list[Path],
+) -> None:
+    """It takes no step; the next fit of the module, on other data, is a new one."""
+    module, batches = train(data(), checkpoint=two_epochs[-1], max_epochs=2)
+    assert batches == []
+    train(ToyData(ToyRows(6, partial=True), batch_size=4), module=module)
+    assert module.multipliers["pair"].shape == (6, 3)
+
+
+# What a checkpoint holds --------------------------------------------------------------------------
+
+
+@dataclass
+class Sizes:
+    hidden: int = 5
+    path: Path = Path("models")
+
+
+class Notebook(PointwiseModule):
+    """A module as one writes it in a notebook, with arguments of all kinds."""
+
+    def __init__(
+        self,
+        formulation: Formulation | dict[str, Formulation] | None,
+        tolerance: float = 0.1,
+        folder: Path | str = "",
+        sizes: Any = None,
+        optimization: Optimization | None = None,
+        extra: Any = None,
+    ) -> None:
+        super().__init__(
+            formulation=formulation,
+            constraints={"fit": Constraint(at_most=float(tolerance))},
+            optimization=optimization,
+            gradient_clip_val=2.0,
+        )
+        self.first, self.last = Toy().first, Toy().last
+
+    forward = Toy.forward
+    objective = Toy.objective
+    constraint_values = Toy.constraint_values
+    dropout = torch.nn.Dropout(0.0)
+
+
+def assert_plain(value: Any) -> None:
+    assert type(value) in (dict, list, str, int, float, bool, type(None)), value
+    for entry in (
+        value.values() if isinstance(value, dict) else value if type(value) is list else []
+    ):
+        assert_plain(entry)
+
+
+@pytest.mark.parametrize(
+    "formulation",
+    [
+        None,
+        Penalty(weight=0.5),
+        Relaxed(beta=2.0, cost="linear", alpha_growth=2.0),
+        {"fit": Average(alpha=0.5)},
+    ],
+)
+def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path: Path) -> None:
+    """Hyperparameters are plain: a pickled object would need its class, or weights_only=False."""
+    path = tmp_path / "notebook.ckpt"
+    module = Notebook(
+        formulation,
+        tolerance=np.float32(0.25),  # type: ignore[arg-type]
+        folder=tmp_path / "models",
+        sizes=Sizes(),
+        optimization=Optimization(learning_rate=1e-2, schedule="cosine"),
+        extra=[np.int64(3), (1, 2), {"a": np.float64(0.5)}, torch.tensor(2.5), torch.nn.ReLU()],
+    )
+    fit(module, ToyRows(7), epochs=1)  # type: ignore[arg-type]
+    module.trainer.save_checkpoint(path)
+
+    stored = torch.load(path, weights_only=True)["hyper_parameters"]
+    for value in stored.values():
+        assert_plain(value)
+    assert stored["folder"] == str(tmp_path / "models")
+    assert stored["sizes"] == {"hidden": 5, "path": "models"}
+    assert stored["extra"] == [3, [1, 2], {"a": 0.5}, 2.5, None]
+    assert stored["tolerance"] == 0.25
+
+    loaded = Notebook.load_from_checkpoint(path, weights_only=True)
+    assert loaded.formulations == module.formulations
+    assert loaded.optimization == module.optimization
+    assert loaded.constraints == module.constraints
+    assert_identical_run(loaded, module)
+    assert loaded.multipliers.samples == 7
+    other = Notebook.load_from_checkpoint(path, weights_only=True, formulation=Pointwise())
+    assert other.formulations == {"fit": Pointwise()}
+
+
+def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(7))
+    module.trainer.save_checkpoint(path)
+    loaded = Toy.load_from_checkpoint(path, weights_only=True)
+    torch.manual_seed(0)
+    fit(loaded, ToyRows(7), epochs=1)
+    torch.manual_seed(0)
+    fit(module, ToyRows(7), epochs=1)
+    assert_identical_run(loaded, module)
+    assert loaded.trainer.global_step == 2  # a new run: only weights and multipliers go on
+
+
+def test_multipliers_are_in_the_checkpoint_but_not_in_the_state_dict(tmp_path: Path) -> None:
+    module = fit(Toy(Pointwise()), ToyRows(7))
+    module.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert stored["state_dict"].keys() == {"first", "last"}
+    tables = stored["pl_pointwise"]["multipliers"]
+    assert {name: table.dtype for name, table in tables.items()} == {
+        "fit": torch.float32,
+        "pair": torch.float32,
+    }
+    assert torch.equal(tables["pair"], module.multipliers["pair"])
+
+
+def test_test_with_a_checkpoint_needs_no_training_data(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    module = fit(Toy(Pointwise()), ToyRows(7))
+    module.trainer.save_checkpoint(path)
+    fresh = Toy(Pointwise())
+    loader = ToyData(ToyRows(7), HELD_OUT, batch_size=4).test_dataloader()["test"]
+    trainer().test(fresh, loader, ckpt_path=path, verbose=False, weights_only=True)
+    assert_identical_run(fresh, module)
+
+
+def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
+    module = Hard()
+    module.left_out, module.skipped_steps = 3, 2
+    saver = Saver("on_train_batch_end", tmp_path)
+    train(data(), saver, module=module)
+    resumed, _ = train(data(), checkpoint=saver.paths[0])
+    assert (resumed.left_out, resumed.skipped_steps) == (3, 2)
+
+
+def test_interrupt_by_an_exception_is_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """The usual interruption: the machine is taken away between two checkpoints."""
+    saver = Saver("on_train_batch_end", tmp_path)
+
+    def stop(_: Any) -> None:
+        raise RuntimeError("taken away")
+
+    with pytest.raises(RuntimeError, match="taken away"):
+        train(data(), saver, At(7, stop), max_epochs=3)
+    uninterrupted, _ = train(data(), max_epochs=3)
+    resumed, _ = train(data(), checkpoint=saver.paths[4], max_epochs=3)
+    assert_identical_run(resumed, uninterrupted)
+    assert (weights_of(resumed) - weights_of(Hard())).abs().max() > 0.01

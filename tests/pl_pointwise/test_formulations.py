@@ -1,0 +1,466 @@
+"""Every formulation is the table of docs/formulations.md: values, derivatives, limits, errors.
+
+The reference here is written from the printed squares, in float64, and never from the package's
+own expansions; derivatives come from autograd, the relaxation from a numerical minimum over u.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from pl_pointwise import Average, Constraint, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise.formulations import formulation_from
+
+# Several decades on both sides of zero, and exact zeros.
+magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
+violations = st.one_of(
+    st.just(0.0), st.builds(lambda m, s: m * s, magnitudes, st.sampled_from([-1, 1]))
+)
+multipliers = st.one_of(st.just(0.0), magnitudes)
+
+
+def scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def all_formulations(alpha: float, beta: float) -> list[Formulation]:
+    return [
+        Penalty(weight=beta),
+        Average(),
+        Average(alpha=alpha),
+        Pointwise(alpha=None),
+        Pointwise(alpha=alpha),
+        Relaxed(alpha=alpha, beta=beta),
+        Relaxed(alpha=alpha, beta=beta, cost="linear"),
+        Relaxed(alpha=None, beta=beta),
+    ]
+
+
+def printed(formulation: Formulation, v: float, m: float) -> float:
+    """ψ as the table prints it, with the square."""
+    alpha, beta = getattr(formulation, "alpha", None), getattr(formulation, "beta", None)
+    if isinstance(formulation, Penalty):
+        return formulation.weight * v
+    if alpha is None:
+        return m * v if beta is None else m * v - m**2 / (4 * beta)
+    square = max(0.0, v + m / (2 * alpha)) ** 2
+    if beta is None:
+        return alpha * square - m**2 / (4 * alpha)
+    if formulation.cost == "quadratic":
+        return alpha * beta / (alpha + beta) * square - m**2 / (4 * alpha)
+    if m + 2 * alpha * v > beta:
+        return beta * v - (m - beta) ** 2 / (4 * alpha)
+    return alpha * square - m**2 / (4 * alpha)
+
+
+def printed_slope(formulation: Formulation, v: float, m: float) -> float:
+    """∂ψ/∂v as the table prints it: the force on the sample."""
+    alpha, beta = getattr(formulation, "alpha", None), getattr(formulation, "beta", None)
+    if isinstance(formulation, Penalty):
+        return formulation.weight
+    if alpha is None:
+        return m
+    force = max(0.0, m + 2 * alpha * v)
+    if beta is None:
+        return force
+    return min(force, beta) if formulation.cost == "linear" else beta / (alpha + beta) * force
+
+
+def close(found: Any, expected: float, scale: float = 1.0) -> bool:
+    return abs(float(found) - expected) <= 1e-9 * max(1.0, scale, abs(expected))
+
+
+@given(violations, multipliers, magnitudes, magnitudes)
+def test_lagrangian_is_the_printed_square(v: float, m: float, alpha: float, beta: float) -> None:
+    for formulation in all_formulations(alpha, beta):
+        found = formulation.lagrangian(scalar(v), scalar(m))
+        # The printed form subtracts two large numbers; its own rounding is the tolerance's scale.
+        scale = m**2 / alpha + alpha * v**2 + (beta + m) * abs(v) + beta**2 / alpha + m**2 / beta
+        assert close(found, printed(formulation, v, m), scale * 1e-3), formulation
+
+
+@given(violations, multipliers, magnitudes, magnitudes)
+def test_derivative_columns_equal_autograd(v: float, m: float, alpha: float, beta: float) -> None:
+    """A wrong ∂ψ/∂λ moves multipliers the wrong way while the loss still looks right."""
+    for formulation in all_formulations(alpha, beta):
+        violation = scalar(v).requires_grad_()
+        multiplier = scalar(m).requires_grad_()
+        shifted = m + 2 * alpha * v
+        kinks = [shifted] + (
+            [shifted - beta] if getattr(formulation, "cost", "") == "linear" else []
+        )
+        assume(all(abs(kink) > 1e-9 * (m + abs(alpha * v) + beta) for kink in kinks))
+        psi = formulation.lagrangian(violation, multiplier)
+        slope, ascent = torch.autograd.grad(
+            psi, [violation, multiplier], allow_unused=True, materialize_grads=True
+        )
+        scale = m + alpha * abs(v) + beta
+        assert close(slope, printed_slope(formulation, v, m), scale), formulation
+        direction = formulation.dual_direction(scalar(v), scalar(m))
+        scale = abs(v) + (m + beta) / alpha + m / beta
+        assert close(direction, float(ascent), scale), formulation
+
+
+@pytest.mark.parametrize("cost", ["quadratic", "linear"])
+@given(v=violations, m=multipliers, alpha=magnitudes, beta=magnitudes)
+def test_relaxed_is_the_minimum_over_the_relaxation(
+    cost: Any, v: float, m: float, alpha: float, beta: float
+) -> None:
+    """ψ = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ), and ``relaxation`` is where."""
+    relaxed = Relaxed(alpha=alpha, beta=beta, cost=cost)
+    pointwise = Pointwise(alpha=alpha)
+
+    def price(u: float) -> float:
+        bought = beta * u**2 if cost == "quadratic" else beta * u
+        return bought + printed(pointwise, v - u, m)
+
+    found = float(relaxed.lagrangian(scalar(v), scalar(m)))
+    at = float(relaxed.relaxation(scalar(v), scalar(m)))
+    assert at >= 0
+    scale = max(1.0, abs(found), m**2 / alpha, alpha * v**2, beta * abs(v))
+    # ψ is attained at u*, and no other u ≥ 0 is cheaper.
+    assert abs(price(at) - found) <= 1e-9 * scale
+    upper = 2 * (abs(v) + m / (2 * alpha)) + 1e-3
+    best = minimize_scalar(price, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-12})
+    assert found <= min(best.fun, price(0.0), price(upper)) + 1e-9 * scale
+    # Strongly convex in u, so the argmin is unique and the numerical one is near.
+    curvature = alpha + (beta if cost == "quadratic" else 0.0)
+    if cost == "quadratic" or m + 2 * alpha * v > beta:
+        tolerance = math.sqrt(1e-9 * scale / curvature) + 1e-4 * upper
+        assert abs(at - best.x) <= tolerance
+
+
+@given(v=violations, m=multipliers, beta=magnitudes)
+def test_standard_relaxed_is_the_minimum_of_its_lagrangian(v: float, m: float, beta: float) -> None:
+    relaxed = Relaxed(alpha=None, beta=beta)
+    at = m / (2 * beta)
+    value = beta * at**2 + m * (v - at)
+    scale = m**2 / beta + m * abs(v)
+    assert close(relaxed.relaxation(scalar(v), scalar(m)), at, at)
+    assert close(relaxed.lagrangian(scalar(v), scalar(m)), value, scale)
+
+
+@given(v=violations, m=multipliers, alpha=magnitudes)
+def test_relaxing_at_an_infinite_price_is_pointwise(v: float, m: float, alpha: float) -> None:
+    pointwise = Pointwise(alpha=alpha)
+    scale = alpha * v**2 + m**2 / alpha + m * abs(v)
+    for cost in ("quadratic", "linear"):
+        relaxed = Relaxed(alpha=alpha, beta=1e12, cost=cost)
+        for method, size in (("lagrangian", scale), ("dual_direction", abs(v) + m / alpha)):
+            found = getattr(relaxed, method)(scalar(v), scalar(m))
+            expected = getattr(pointwise, method)(scalar(v), scalar(m))
+            assert abs(float(found - expected)) <= 1e-6 * max(1.0, size)
+        assert float(relaxed.relaxation(scalar(v), scalar(m))) <= 1e-6 * max(1.0, scale)
+
+
+@given(v=violations, m=magnitudes, beta=magnitudes)
+def test_vanishing_augmentation_is_the_standard_lagrangian(v: float, m: float, beta: float) -> None:
+    pairs = [
+        (Average(alpha=1e-9), Average()),
+        (Pointwise(alpha=1e-9), Pointwise(alpha=None)),
+        (Relaxed(alpha=1e-9, beta=beta), Relaxed(alpha=None, beta=beta)),
+    ]
+    scale = m * abs(v) + m**2 / beta + v**2
+    for augmented, standard in pairs:
+        found = augmented.lagrangian(scalar(v), scalar(m))
+        assert abs(float(found - standard.lagrangian(scalar(v), scalar(m)))) <= 1e-5 * scale
+        found = augmented.dual_direction(scalar(v), scalar(m))
+        expected = standard.dual_direction(scalar(v), scalar(m))
+        assert abs(float(found - expected)) <= 1e-5 * (abs(v) + m / beta + m + 1)
+
+
+@given(violations, violations, multipliers, multipliers, magnitudes, magnitudes, st.floats(0, 1))
+def test_lagrangian_is_convex_in_violation_and_concave_in_multiplier(
+    v: float, other_v: float, m: float, other_m: float, alpha: float, beta: float, share: float
+) -> None:
+    for formulation in all_formulations(alpha, beta):
+
+        def psi(violation: float, multiplier: float, f: Formulation = formulation) -> float:
+            return float(f.lagrangian(scalar(violation), scalar(multiplier)))
+
+        def mix(a: float, b: float) -> float:
+            return share * a + (1 - share) * b
+
+        largest = max(abs(psi(a, b)) for a in (v, other_v) for b in (m, other_m))
+        slack = 1e-9 * max(1.0, largest, alpha * max(v**2, other_v**2))
+        assert psi(mix(v, other_v), m) <= mix(psi(v, m), psi(other_v, m)) + slack
+        assert psi(v, mix(m, other_m)) >= mix(psi(v, m), psi(v, other_m)) - slack
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1.0, 1e3])
+def test_float32_keeps_its_digits_at_small_alpha(alpha: float) -> None:
+    """The printed square loses 6 % at α = 1e-6, λ = 1, v = 0.1 in float32: λ²/4α cancels."""
+    grid = itertools.product([0.01, 0.1, 1.0, 3.0], [0.5, 1.0, 2.0])
+    for formulation in all_formulations(alpha, beta=2.0):
+        if getattr(formulation, "cost", "") == "linear" and alpha < 1e-3:
+            continue  # Beyond β its ψ itself is of the size of 1/α.
+        for v, m in grid:
+            exact = formulation.lagrangian(scalar(v), scalar(m))
+            rounded = formulation.lagrangian(torch.tensor(v), torch.tensor(m))
+            assert rounded.dtype == torch.float32
+            assert abs(float(rounded - exact)) <= 1e-5 * (abs(float(exact)) + 0.01), formulation
+
+
+@given(m=magnitudes, alpha=magnitudes, share=st.floats(0.01, 3))
+def test_multiplier_stays_nonnegative_by_itself_iff_the_step_is_at_most_two_alpha(
+    m: float, alpha: float, share: float
+) -> None:
+    assume(abs(share - 1) > 1e-6)
+    step = 2 * alpha * share
+    pointwise = Pointwise(alpha=alpha, dual_lr=step)
+    far = scalar(-1e6 * (1 + m / alpha))  # deeply satisfied: the steepest descent of λ
+    unprojected = m + step * float(pointwise.dual_direction(far, scalar(m)))
+    assert (unprojected >= 0) == (share <= 1)
+    assert float(pointwise.ascend(far, scalar(m))) == pytest.approx(max(0.0, unprojected))
+
+
+@given(violations, multipliers, magnitudes, magnitudes, magnitudes)
+def test_ascent_is_the_projected_step(
+    v: float, m: float, alpha: float, beta: float, step: float
+) -> None:
+    for formulation in all_formulations(alpha, beta):
+        formulation.dual_lr = step
+        expected = m + step * float(formulation.dual_direction(scalar(v), scalar(m)))
+        assert float(formulation.ascend(scalar(v), scalar(m))) == max(0.0, expected)
+
+
+def test_step_of_two_alpha_is_the_classical_multiplier_step() -> None:
+    pointwise = Pointwise(alpha=3.0, dual_lr=6.0)
+    v = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    m = torch.full_like(v, 1.5)
+    torch.testing.assert_close(pointwise.ascend(v, m), (m + 6 * v).clamp(min=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)])
+def test_dtype_and_shape_are_kept(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    v, m = torch.full(shape, 0.5, dtype=dtype), torch.full(shape, 2.0, dtype=dtype)
+    for formulation in all_formulations(1.5, 2.5):
+        methods = ["lagrangian", "dual_direction", "ascend"]
+        if isinstance(formulation, Relaxed):
+            methods.append("relaxation")
+        for method in methods:
+            found = getattr(formulation, method)(v, m)
+            assert (found.dtype, found.shape) == (dtype, torch.Size(shape)), (formulation, method)
+
+
+def test_gradient_is_finite_where_a_branch_not_taken_overflows() -> None:
+    """torch.where lets the NaN of the other branch through its backward pass."""
+    for formulation in all_formulations(1e3, 1e-3):
+        v = torch.tensor([-1e18, 1e18], dtype=torch.float32, requires_grad=True)
+        m = torch.tensor([1.0, 1.0])
+        (slope,) = torch.autograd.grad(formulation.lagrangian(v, m).sum(), v)
+        assert torch.isfinite(slope).all(), formulation
+
+
+INVALID = [
+    *itertools.product([Pointwise, Average], ["alpha"], [0, -1.0, math.nan, math.inf, "1", True]),
+    *itertools.product([Pointwise, Average, Relaxed], ["dual_lr"], [-0.1, math.nan, None]),
+    *itertools.product([Pointwise, Average, Relaxed], ["alpha_growth"], [0.5, math.inf]),
+    *itertools.product([Pointwise, Average, Relaxed], ["alpha_every"], [0, -1]),
+    *itertools.product([Relaxed], ["beta"], [0, -2.0, math.nan, math.inf, None]),
+    *itertools.product([Relaxed], ["alpha"], [0, -1.0, math.nan]),
+    *itertools.product([Penalty], ["weight"], [-1e-9, math.nan, -math.inf, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), INVALID)
+def test_invalid_argument_is_refused_by_name(kind: Any, name: str, value: Any) -> None:
+    arguments = {"beta": 1.0} if kind is Relaxed else {}
+    with pytest.raises(ValueError, match=name):
+        kind(**{**arguments, name: value})
+
+
+def test_linear_cost_without_augmentation_is_refused() -> None:
+    with pytest.raises(ValueError, match="unbounded"):
+        Relaxed(alpha=None, beta=1.0, cost="linear")
+
+
+def test_unknown_cost_is_refused() -> None:
+    with pytest.raises(ValueError, match="cubic"):
+        Relaxed(beta=1.0, cost="cubic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Average, Pointwise])
+def test_growth_without_alpha_is_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="no α to grow"):
+        kind(alpha=None, alpha_growth=2.0)
+
+
+def test_arguments_are_keyword_only() -> None:
+    for kind in (Penalty, Average, Pointwise, Relaxed):
+        with pytest.raises(TypeError):
+            kind(1.0)
+
+
+def test_numpy_numbers_become_plain_ones() -> None:
+    """A sweep over np.logspace(…, dtype=float32) is a natural way to make them."""
+    for value in (np.float32(0.5), np.float64(0.5)):
+        alpha = Pointwise(alpha=value).alpha
+        assert type(alpha) is float
+        assert alpha == 0.5
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_alpha_grows_every_so_many_epochs(every: int) -> None:
+    for formulation in (
+        Average(alpha=0.5, alpha_growth=3.0, alpha_every=every),
+        Relaxed(alpha=0.5, beta=2.0, cost="linear", alpha_growth=3.0, alpha_every=every),
+    ):
+        for epoch in range(7):
+            grown: Any = formulation.at_epoch(epoch)
+            assert type(grown) is type(formulation)
+            assert grown.alpha == 0.5 * 3.0 ** (epoch // every)
+            others = {k: v for k, v in vars(grown).items() if k != "alpha"}
+            assert others == {k: v for k, v in vars(formulation).items() if k != "alpha"}
+        assert formulation.alpha == 0.5  # growing leaves the declared formulation as it is
+
+
+# Configurations ----------------------------------------------------------------------------------
+
+
+@given(magnitudes, magnitudes, magnitudes)
+def test_configuration_round_trip(alpha: float, beta: float, step: float) -> None:
+    for formulation in all_formulations(alpha, beta):
+        if not isinstance(formulation, Penalty):
+            formulation.dual_lr = step
+        config = json.loads(json.dumps(formulation.config()))  # plain enough for YAML and JSON
+        assert formulation_from(config) == formulation
+        assert type(formulation_from(config)) is type(formulation)
+
+
+def test_configuration_is_a_copy() -> None:
+    pointwise = Pointwise(alpha=1.0)
+    pointwise.config()["init_args"]["alpha"] = 7.0
+    assert pointwise.alpha == 1.0
+
+
+def test_formulations_differ_by_class_and_arguments() -> None:
+    different = all_formulations(1.0, 2.0) + all_formulations(1.5, 2.5)
+    equal = [(a, b) for a, b in itertools.combinations(different, 2) if a == b]
+    # Those that know neither α nor β occur in both lists.
+    assert equal == [(Average(), Average()), (Pointwise(alpha=None), Pointwise(alpha=None))]
+
+
+def test_short_class_path_is_understood() -> None:
+    """LightningCLI writes the shortest import path into the hyperparameters."""
+    config = {"class_path": "pl_pointwise.Relaxed", "init_args": {"beta": 2.0}}
+    assert formulation_from(config) == Relaxed(beta=2.0)
+
+
+def test_formulation_and_none_pass_through() -> None:
+    pointwise = Pointwise()
+    assert formulation_from(pointwise) is pointwise
+    assert formulation_from(None) is None
+
+
+class Hinge(Pointwise):
+    """A formulation of the user's own."""
+
+
+def test_own_subclass_is_understood_once_imported() -> None:
+    hinge = Hinge(alpha=2.0)
+    assert formulation_from(hinge.config()) == hinge
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.system",
+        "Pointwise",
+        "",
+        "pl_pointwise.Constraint",
+        "pl_pointwise.module.PointwiseModule",
+        "pl_pointwise.nowhere.Thing",
+        "pl_pointwise.formulations.Missing",
+    ],
+)
+def test_unknown_class_is_refused_and_the_known_ones_are_named(path: str) -> None:
+    with pytest.raises(ValueError, match=r"pl_pointwise\.formulations\.Pointwise"):
+        formulation_from({"class_path": path, "init_args": {}})
+
+
+@pytest.mark.parametrize("config", ["Pointwise", 3, [], {}, {"class_path": 3}, {"init_args": {}}])
+def test_what_is_no_configuration_is_refused(config: Any) -> None:
+    with pytest.raises(ValueError, match="Not a formulation"):
+        formulation_from(config)
+
+
+@pytest.mark.parametrize("name", ["foreign_trap", "pl_pointwise_trap", "foreign_trap.inner"])
+def test_loading_a_configuration_imports_no_foreign_module(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint from elsewhere must not be able to run code by naming a module."""
+    (tmp_path / f"{name.split('.')[0]}.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="Unknown formulation"):
+        formulation_from({"class_path": f"{name}.Pointwise", "init_args": {}})
+
+
+# Constraints -------------------------------------------------------------------------------------
+
+values_1d = torch.tensor([-1.0, 0.0, 0.5, 2.0])
+values_2d = torch.tensor([[-1.0, 0.0], [0.5, 2.0], [1.0, 1.0]])
+
+
+def test_upper_bound_is_violated_above_and_lower_bound_below() -> None:
+    upper, lower = Constraint(at_most=0.5), Constraint(at_least=0.5)
+    torch.testing.assert_close(upper.violation(values_1d), values_1d - 0.5)
+    torch.testing.assert_close(lower.violation(values_1d), 0.5 - values_1d)
+    assert (upper.violation(values_1d) > 0).tolist() == [False, False, False, True]
+    assert (lower.violation(values_1d) > 0).tolist() == [True, True, False, False]
+    assert upper.sides == lower.sides == 1
+
+
+def test_one_sided_violation_keeps_the_shape() -> None:
+    assert Constraint(at_most=0).violation(values_1d).shape == (4,)
+    assert Constraint(at_least=0).violation(values_2d).shape == (3, 2)
+
+
+def test_interval_has_the_upper_columns_first_then_the_lower() -> None:
+    interval = Constraint(at_least=-0.5, at_most=1.0)
+    assert interval.sides == 2
+    scalar_values = interval.violation(values_1d)
+    assert scalar_values.shape == (4, 2)
+    torch.testing.assert_close(scalar_values[:, 0], values_1d - 1.0)
+    torch.testing.assert_close(scalar_values[:, 1], -0.5 - values_1d)
+    vector_values = interval.violation(values_2d)
+    assert vector_values.shape == (3, 4)
+    torch.testing.assert_close(vector_values[:, :2], values_2d - 1.0)
+    torch.testing.assert_close(vector_values[:, 2:], -0.5 - values_2d)
+
+
+def test_equality_is_violated_on_either_side_and_nowhere_else() -> None:
+    equality = Constraint(at_least=0.5, at_most=0.5)
+    violation = equality.violation(values_1d)
+    torch.testing.assert_close(violation[:, 0], -violation[:, 1])
+    assert (violation.max(1).values > 0).tolist() == [True, True, False, True]
+
+
+def test_constraint_needs_a_bound() -> None:
+    with pytest.raises(ValueError, match="needs a bound"):
+        Constraint()
+
+
+@pytest.mark.parametrize("bound", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["at_most", "at_least"])
+def test_bound_must_be_finite(name: str, bound: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Constraint(**{name: bound})
+
+
+def test_empty_interval_is_refused() -> None:
+    with pytest.raises(ValueError, match="Empty interval"):
+        Constraint(at_least=1.0, at_most=0.5)

@@ -1,0 +1,221 @@
+"""A value that is not finite reaches neither λ nor the weights, and is named.
+
+Masking it in the loss is not enough: inf · 0 in the backward pass is NaN, and one bad record would
+turn the whole model into NaN. The step is the one without that sample, with the denominators of
+the whole batch. Its twin here is the same sample made neutral: it carries every term, at values
+that are constant, with an objective of 0 and violations of 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pl_pointwise import Average, Pointwise
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
+    FORMULATIONS,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_same_run,
+    fit,
+    multipliers_of,
+    trainer,
+    weights_of,
+)
+
+CLEAN, NEUTRAL, OBJECTIVE_NAN, OBJECTIVE_INF, FIT_MINUS_INF, PAIR_NAN, GRADIENT_NAN = range(7)
+BAD = {
+    "objective NaN": OBJECTIVE_NAN,
+    "objective inf": OBJECTIVE_INF,
+    "constraint -inf": FIT_MINUS_INF,
+    "one column NaN": PAIR_NAN,
+}
+
+
+class Defective(ToyRows):
+    """Rows of which some have a defect, by index."""
+
+    def __init__(self, count: int, defects: dict[int, int], partial: bool = False) -> None:
+        super().__init__(count, seed=5, partial=partial)
+        self.defects = defects
+        self.fingerprint = "the same data, whatever breaks"
+
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        row = super().__getitem__(position)
+        return {**row, "defect": torch.tensor(self.defects.get(position, CLEAN))}
+
+
+class Fragile(Toy):
+    """The toy, whose values break in the given way; the break is part of the graph."""
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        values, defect = super().objective(outputs, batch).clone(), batch["defect"]
+        values[defect == NEUTRAL] = 0.0
+        values[defect == OBJECTIVE_NAN] *= torch.nan
+        values[defect == OBJECTIVE_INF] /= 0.0
+        at = defect == GRADIENT_NAN
+        values[at] = values[at] + (0 * outputs[at]).sqrt()
+        return values
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        values, defect = super().constraint_values(outputs, batch), batch["defect"]
+        fit, pair = values["fit"].clone(), values["pair"].clone()
+        fit[defect == NEUTRAL] = CONSTRAINTS["fit"].at_most
+        pair[defect == NEUTRAL] = CONSTRAINTS["pair"].at_least
+        fit[defect == FIT_MINUS_INF] = (0 * fit[defect == FIT_MINUS_INF]).log()
+        pair[defect == PAIR_NAN, 1] *= torch.nan
+        return {"fit": fit, "pair": pair}
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize("kind", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+def test_step_is_the_one_without_the_sample_with_the_original_denominators(
+    formulation: Any, kind: int, micro_batch_size: int | None
+) -> None:
+    bad = fit(Fragile(formulation, micro_batch_size=micro_batch_size), Defective(7, {3: kind}))
+    twin = fit(Fragile(formulation), Defective(7, {3: NEUTRAL}))
+    assert_same_run(bad, twin)
+    assert torch.isfinite(weights_of(bad)).all()
+    assert (bad.left_out, bad.skipped_steps) == (3, 0)  # once in each of three epochs
+    assert bad.trainer.global_step == 6
+
+
+@pytest.mark.parametrize("options", [{"order": "dual_first"}, {"primal_steps": 2}, {}])
+def test_several_bad_samples_of_a_batch(options: Any) -> None:
+    defects = {1: OBJECTIVE_NAN, 2: PAIR_NAN, 5: FIT_MINUS_INF}
+    formulation = FORMULATIONS["by name"]
+    bad = fit(Fragile(formulation, **options), Defective(8, defects), batch_size=8)
+    twin_rows = Defective(8, dict.fromkeys(defects, NEUTRAL))
+    assert_same_run(bad, fit(Fragile(formulation, **options), twin_rows, batch_size=8))
+    assert bad.left_out == 9
+
+
+def test_multiplier_of_a_sample_left_out_keeps_its_value() -> None:
+    """The sample was fine for an epoch and has a multiplier; a NaN then must not move it."""
+    rows = Defective(6, {})
+    module = fit(Fragile(Pointwise(dual_lr=1.0)), rows, epochs=2)
+    before = multipliers_of(module)
+    sample = int(before["pair"].max(1).values.argmax())
+    assert before["pair"][sample].max() > 0.1
+    rows.defects = {sample: PAIR_NAN}
+    fit(module, rows, epochs=1, batch_size=6)
+    assert torch.equal(module.multipliers["pair"][sample], before["pair"][sample])
+    assert torch.equal(module.multipliers["fit"][sample], before["fit"][sample])
+    others = torch.arange(6) != sample
+    assert not torch.equal(module.multipliers["fit"][others], before["fit"][others])
+
+
+def test_bad_value_that_is_not_carried_does_not_matter() -> None:
+    """Where a sample has no such term, a task may return anything that has no gradient."""
+    rows = Defective(7, {3: PAIR_NAN}, partial=True)
+    rows.has["pair"][3] = False
+    clean = Defective(7, {}, partial=True)
+    clean.has["pair"][3] = False
+
+    class Constant(Fragile):
+        def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+            values = Toy.constraint_values(self, outputs, batch)
+            hole = (batch["defect"] == PAIR_NAN)[:, None]
+            return values | {"pair": torch.where(hole, torch.nan, values["pair"])}
+
+    found = fit(Constant(Pointwise(), partial=True), rows)
+    assert found.left_out == found.skipped_steps == 0
+    assert_same_run(found, fit(Constant(Pointwise(), partial=True), clean))
+
+
+def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    """sqrt(0) is finite and its gradient is not: no value gives the sample away."""
+    rows = Defective(4, {})
+    module = Fragile(Pointwise(dual_lr=1.0))
+    start = weights_of(module)
+    rows.defects = {2: GRADIENT_NAN}
+    with pytest.raises(TrainingError, match="All 1 steps of epoch 0 were skipped"):
+        fit(module, rows)
+    assert torch.equal(weights_of(module), start)
+    assert all(not table.any() for table in module.multipliers.values())
+    assert (module.left_out, module.skipped_steps) == (0, 1)
+    assert "Step skipped (train, epoch 0, step 0): the norm of the gradient is nan" in caplog.text
+
+
+def test_skipped_step_leaves_the_other_steps_alone() -> None:
+    """Neither weights, multipliers, windows nor global_step count a step that was not taken."""
+    seen = Seen()
+    rows = Defective(12, {4: GRADIENT_NAN})
+    options = {"primal_steps": 2}
+    module = fit(Fragile(FORMULATIONS["by name"], **options), rows, epochs=1, callbacks=[seen])
+    assert (module.skipped_steps, module.trainer.global_step) == (1, 2)
+
+    class Without(ToyData):
+        """The same batches, without the one that is skipped."""
+
+        def train_dataloader(self) -> Any:
+            loader = super().train_dataloader()
+            batches = [index for _, index in seen.batches if 4 not in index]
+            loader.sampler.order = lambda: [i for batch in batches for i in batch]
+            return loader
+
+    twin = Fragile(FORMULATIONS["by name"], **options)
+    data = Without(Defective(12, {}), batch_size=4)
+    trainer(limit_train_batches=2).fit(twin, data)
+    assert_same_run(module, twin)
+
+
+def test_bad_samples_are_counted_logged_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    rows = Defective(8, {1: OBJECTIVE_NAN, 6: PAIR_NAN, 7: FIT_MINUS_INF})
+    with caplog.at_level(logging.WARNING):
+        module = fit(Fragile(Pointwise()), rows, epochs=1, batch_size=8)
+    named = [record.getMessage() for record in caplog.records if "Left out" in record.getMessage()]
+    for text in ("Objective: nan for sample 1 (", 'Constraint "pair": nan for sample 6 ('):
+        assert any(text in message for message in named), (text, named)
+    # fit has the upper bound, so a value of −inf is a violation of −inf.
+    assert any('Constraint "fit": -inf for sample 7 (' in message for message in named)
+    assert all("(train, epoch 0, step 0)" in m and "3 so far" in m for m in named)
+    assert len(named) == 3
+    logged = module.trainer.callback_metrics
+    assert logged["running/left_out"] == 3
+    assert logged["running/skipped_steps"] == 0
+    assert torch.isfinite(logged["running/gradient_norm"])
+    assert torch.isfinite(logged["running/objective"])
+
+
+def test_names_of_many_bad_samples_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    rows = Defective(40, dict.fromkeys(range(39), OBJECTIVE_NAN))
+    fit(Fragile(Pointwise()), rows, epochs=1, batch_size=40)
+    assert sum("Left out" in record.getMessage() for record in caplog.records) <= 10
+
+
+@pytest.mark.parametrize("kind", [OBJECTIVE_NAN, PAIR_NAN])
+def test_run_in_which_everything_is_skipped_stops(kind: int) -> None:
+    """Else it would train for days on nothing, and save a model that never moved."""
+    module = Fragile(Pointwise())
+    start = weights_of(module)
+    with pytest.raises(TrainingError, match="All 2 steps of epoch 0 were skipped"):
+        fit(module, Defective(7, dict.fromkeys(range(7), kind)))
+    assert torch.equal(weights_of(module), start)
+    assert module.trainer.global_step == 0
+
+
+def test_batch_of_bad_samples_only_is_skipped_and_the_rest_is_trained() -> None:
+    rows = Defective(8, dict.fromkeys(range(4), OBJECTIVE_INF))
+
+    class Ordered(ToyData):
+        def train_dataloader(self) -> Any:
+            loader = super().train_dataloader()
+            loader.sampler.shuffle = False
+            return loader
+
+    module = Fragile(Average(alpha=1.0))
+    trainer(max_epochs=2).fit(module, Ordered(rows, batch_size=4))
+    assert (module.skipped_steps, module.left_out) == (2, 8)
+    assert module.trainer.global_step == 2
+    assert torch.isfinite(weights_of(module)).all()
+    assert module.multipliers["pair"] > 0

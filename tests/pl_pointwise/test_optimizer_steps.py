@@ -1,0 +1,409 @@
+"""What manual optimisation leaves to the module: counting, scheduling and clipping.
+
+Lightning steps no learning-rate scheduler here, counts ``global_step`` once per optimizer, and
+refuses its own clipping; max_steps, ModelCheckpoint(every_n_train_steps) and logged steps are
+wrong by a factor wherever the count is.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Formulation,
+    Optimization,
+    Pointwise,
+    PointwiseModule,
+    Relaxed,
+)
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_same_run,
+    fit,
+    initial_weights,
+    weights_of,
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"primal_steps": 3}])
+def test_global_step_counts_batches(options: Any) -> None:
+    module = fit(Toy(Average(alpha=1.0), **options), ToyRows(11), epochs=3)
+    assert module.trainer.global_step == 9
+
+
+def test_max_steps_counts_batches() -> None:
+    module = Toy(Pointwise(), micro_batch_size=1)
+    fitted = fit(module, ToyRows(11), epochs=-1, max_steps=4)
+    assert fitted.trainer.global_step == 4
+
+
+def test_checkpoint_every_n_steps_counts_batches(tmp_path: Path) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)
+    options = {"enable_checkpointing": True, "callbacks": [saver]}
+    fit(Toy(Pointwise(), micro_batch_size=2), ToyRows(11), epochs=2, **options)
+    steps = sorted(int(path.stem.rpartition("=")[2]) for path in tmp_path.iterdir())
+    assert steps == [2, 4, 6]
+
+
+# Schedulers ---------------------------------------------------------------------------------------
+
+
+class Rates(Callback):
+    """The learning rate with which each step was taken."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+class Scheduled(Toy):
+    """The toy with any schedulers; their factories get the optimizer."""
+
+    def __init__(self, *schedulers: Any, **options: Any) -> None:
+        super().__init__(Pointwise(), **options)
+        self.schedulers = schedulers
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        configs = [{"scheduler": make(optimizer), **rest} for make, rest in self.schedulers]
+        return [optimizer], configs
+
+
+def halving(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def rates(module: PointwiseModule, epochs: int = 3, **options: Any) -> list[float]:
+    seen = Rates()
+    module.learning_rate = 0.0
+    fit(module, ToyRows(11), epochs=epochs, callbacks=[seen], **options)  # type: ignore[arg-type]
+    return seen.rates
+
+
+class Small(Scheduled):
+    """Steps too small to matter; only the rates are looked at."""
+
+    def configure_optimizers(self) -> Any:
+        (optimizer,), configs = super().configure_optimizers()
+        for group in optimizer.param_groups:
+            group["params"] = [torch.nn.Parameter(torch.zeros(()))]
+        return [optimizer], configs
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]),  # by epoch is Lightning's default
+        ({"interval": "step"}, [0.5**i for i in range(9)]),
+        ({"interval": "step", "frequency": 2}, [0.5 ** (i // 2) for i in range(9)]),
+        ({"interval": "epoch", "frequency": 2}, [1] * 6 + [0.5] * 3),
+    ],
+)
+def test_scheduler_is_stepped_as_declared(config: Any, expected: list[float]) -> None:
+    assert rates(Small((halving, config))) == expected
+
+
+def test_several_schedulers_are_each_stepped_as_declared() -> None:
+    found = rates(Small((halving, {"interval": "step"}), (halving, {"interval": "epoch"})))
+    assert found == [0.5 ** (step + step // 3) for step in range(9)]
+
+
+def test_bare_scheduler_is_stepped_by_epoch() -> None:
+    class Bare(Small):
+        def configure_optimizers(self) -> Any:
+            (optimizer,), _ = super().configure_optimizers()
+            return [optimizer], [halving(optimizer)]
+
+    assert rates(Bare()) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_epochs_that_stop_short_do_not_step_the_epochs_scheduler() -> None:
+    assert rates(Small((halving, {})), epochs=-1, max_steps=5) == [1, 1, 1, 0.5, 0.5]
+
+
+def plateau(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, mode="max")
+
+
+class Rising(Small):
+    """Logs a metric in validation that rises in the first two epochs and then falls."""
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.log("score", [0.0, 1.0, 0.5, 0.25][self.current_epoch])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda optimizer, scheduler: ([optimizer], [{"scheduler": scheduler, "monitor": "score"}]),
+        lambda optimizer, scheduler: ([optimizer], {"scheduler": scheduler, "monitor": "score"}),
+        lambda optimizer, scheduler: {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "score"},
+        },
+        lambda optimizer, scheduler: {
+            "optimizer": optimizer,
+            "lr_scheduler": scheduler,
+            "monitor": "score",
+        },
+        lambda optimizer, scheduler: [
+            {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "score"}
+        ],
+    ],
+    ids=["lists", "list and dict", "dict", "monitor beside", "list of dicts"],
+)
+def test_plateau_is_stepped_after_validation_by_what_it_monitors(form: Any) -> None:
+    """However it is declared: under manual optimisation Lightning forgets the monitor."""
+
+    class Declared(Rising):
+        def configure_optimizers(self) -> Any:
+            (optimizer,), (config,) = super().configure_optimizers()
+            return form(optimizer, config["scheduler"])
+
+    found = rates(Declared((plateau, {})), epochs=4, held_out=ToyRows(5, seed=1))
+    assert found == [1.0] * 9 + [0.5] * 3
+
+
+def test_plateau_may_monitor_a_metric_of_the_step() -> None:
+    """From the first step on: what is logged in a step is known at its end."""
+    config = {"monitor": "running/objective", "interval": "step"}
+    found = rates(Small((plateau, config)), epochs=1)
+    assert found[0] == found[1] == 1.0  # the first value is the best so far
+
+
+def test_plateau_without_its_metric_names_what_is_logged() -> None:
+    with pytest.raises(TrainingError, match=r"'score'.*not logged.*running/objective"):
+        rates(Small((plateau, {"monitor": "score"})))
+
+
+def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"monitor": "score", "strict": False}
+    assert rates(Small((plateau, config))) == [1.0] * 9
+    assert "'score'" in caplog.text
+
+
+def test_more_than_one_optimizer_is_refused() -> None:
+    class Two(Toy):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD([self.first], 0.1), torch.optim.SGD([self.last], 0.1)]
+
+    with pytest.raises(TrainingError, match="2 optimizers"):
+        fit(Two(Pointwise()), ToyRows(4))
+
+
+# The default optimizer ----------------------------------------------------------------------------
+
+
+class Default(PointwiseModule):
+    """The base class's own optimizer."""
+
+    def __init__(self, optimization: Optimization | None = None) -> None:
+        super().__init__(
+            formulation=Pointwise(), constraints=CONSTRAINTS, optimization=optimization
+        )
+        first, last = initial_weights()
+        self.first, self.last = torch.nn.Parameter(first), torch.nn.Parameter(last)
+
+    forward = Toy.forward
+    objective = Toy.objective
+    constraint_values = Toy.constraint_values
+    dropout = torch.nn.Dropout(0.0)
+
+
+def share(schedule: str, progress: float) -> float:
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1 - progress if schedule == "linear" else 1.0
+
+
+@pytest.mark.parametrize("limit", [{"epochs": 4}, {"epochs": -1, "max_steps": 12}])
+@pytest.mark.parametrize("warmup", [0.0, 0.25, 0.3])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_default_schedule_warms_up_and_ends_with_the_run(
+    schedule: Any, warmup: float, limit: Any
+) -> None:
+    optimization = Optimization(learning_rate=1e-3, schedule=schedule, warmup_ratio=warmup)
+    found = rates(Default(optimization), **limit)
+    steps = math.ceil(12 * warmup)
+    expected = [
+        1e-3 * (step / steps if step < steps else share(schedule, (step - steps) / (12 - steps)))
+        for step in range(12)
+    ]
+    assert found == pytest.approx(expected)
+
+
+def test_schedule_takes_the_shorter_of_epochs_and_steps() -> None:
+    linear = Optimization(learning_rate=1.0, schedule="linear")
+    assert rates(Default(linear), epochs=4, max_steps=5)[-1] == pytest.approx(1 / 5)
+    assert rates(Default(linear), epochs=2, max_steps=500)[-1] == pytest.approx(1 / 6)
+    assert rates(Default(linear), epochs=2, limit_train_batches=2)[-1] == pytest.approx(1 / 4)
+
+
+def test_schedule_without_an_end_is_refused() -> None:
+    linear = Optimization(schedule="linear")
+    with pytest.raises(TrainingError, match="needs an end"):
+        fit(Default(linear), ToyRows(4), epochs=-1, max_time="00:00:01:00")  # type: ignore[arg-type]
+
+
+def test_weight_decay_reaches_the_optimizer() -> None:
+    module = Default(Optimization(learning_rate=1e-3, weight_decay=0.25))
+    fit(module, ToyRows(4), epochs=1)  # type: ignore[arg-type]
+    (group,) = module.trainer.optimizers[0].param_groups
+    assert (group["weight_decay"], group["lr"]) == (0.25, 1e-3)
+    assert isinstance(module.trainer.optimizers[0], torch.optim.AdamW)
+
+
+# Clipping -----------------------------------------------------------------------------------------
+
+
+def test_gradient_of_the_whole_step_is_clipped_once() -> None:
+    """Clipped piece by piece it would be another gradient (test_micro_batches compares those)."""
+    rows, bound = ToyRows(7), 0.25
+    start = weights_of(Toy())
+    module = fit(
+        Toy(Pointwise(), learning_rate=1.0, micro_batch_size=2, gradient_clip_val=bound),
+        rows,
+        batch_size=7,
+        epochs=1,
+    )
+    assert float((weights_of(module) - start).norm()) == pytest.approx(bound, rel=1e-5)
+    assert module.trainer.callback_metrics["running/gradient_norm"] > 2 * bound
+
+
+def test_gradient_below_the_bound_is_left_alone() -> None:
+    rows = ToyRows(7)
+    free = fit(Toy(Pointwise()), rows, batch_size=7)
+    bounded = fit(Toy(Pointwise(), gradient_clip_val=1e3), rows, batch_size=7)
+    assert_same_run(bounded, free, atol=0)
+
+
+def test_the_trainers_own_clipping_and_accumulation_are_refused() -> None:
+    """By Lightning; the module's gradient_clip_val and micro_batch_size take their place."""
+    for option in ({"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}):
+        with pytest.raises(MisconfigurationException, match="manual optimization"):
+            fit(Toy(Pointwise()), ToyRows(4), **option)
+
+
+# LightningCLI -------------------------------------------------------------------------------------
+
+
+class CommandModule(Toy):
+    """The toy as a user writes it for the command line: every argument typed."""
+
+    def __init__(
+        self,
+        formulation: Formulation | dict[str, Formulation] | None = None,
+        tolerance: float = 0.1,
+        optimization: Optimization = Optimization(learning_rate=0.125),  # noqa: B008
+    ) -> None:
+        PointwiseModule.__init__(
+            self,
+            formulation=formulation,
+            constraints={"fit": Constraint(at_most=tolerance)},
+            optimization=optimization,
+        )
+        first, last = initial_weights()
+        self.partial = False
+        self.first, self.last = torch.nn.Parameter(first), torch.nn.Parameter(last)
+        self.dropout = torch.nn.Dropout(0.0)
+
+    def configure_optimizers(self) -> Any:
+        return PointwiseModule.configure_optimizers(self)
+
+
+class CommandData(ToyData):
+    def __init__(self, count: int = 11, batch_size: int = 4) -> None:
+        super().__init__(ToyRows(count), ToyRows(5, seed=1), batch_size=batch_size)
+
+
+def command(tmp_path: Path, *arguments: str) -> tuple[LightningCLI, list[float]]:
+    """``fit`` with the given arguments, in this process; the rates of its steps."""
+    seen = Rates()
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "max_epochs": 3,
+        "default_root_dir": str(tmp_path),
+        "callbacks": [seen, ModelCheckpoint(dirpath=tmp_path, save_last=True)],
+    }
+    cli = LightningCLI(
+        CommandModule,
+        CommandData,
+        trainer_defaults=quiet,
+        save_config_callback=None,
+        args=["fit", *arguments],
+    )
+    return cli, seen.rates
+
+
+RELAXED = [
+    "--model.formulation=pl_pointwise.Relaxed",
+    "--model.formulation.beta=2.5",
+    "--model.formulation.cost=linear",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers.*")
+def test_optimizer_and_scheduler_of_the_command_line_are_used(tmp_path: Path) -> None:
+    cli, found = command(
+        tmp_path,
+        *RELAXED,
+        "--optimizer=torch.optim.SGD",
+        "--optimizer.lr=0.5",
+        "--lr_scheduler=torch.optim.lr_scheduler.StepLR",
+        "--lr_scheduler.step_size=1",
+        "--lr_scheduler.gamma=0.1",
+    )
+    assert isinstance(cli.trainer.optimizers[0], torch.optim.SGD)
+    assert found == pytest.approx([0.5] * 3 + [0.05] * 3 + [0.005] * 3)
+    assert cli.trainer.global_step == 9
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers.*")
+def test_plateau_of_the_command_line_is_stepped_by_what_it_monitors(tmp_path: Path) -> None:
+    _, found = command(
+        tmp_path,
+        *RELAXED,
+        "--optimizer=torch.optim.SGD",
+        "--optimizer.lr=0.5",
+        "--lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
+        "--lr_scheduler.monitor=val/objective",
+        "--lr_scheduler.patience=0",
+        "--lr_scheduler.threshold=1e9",  # nothing counts as better
+        "--lr_scheduler.factor=0.1",
+    )
+    assert found == pytest.approx([0.5] * 3 + [0.05] * 3 + [0.005] * 3)
+
+
+def test_checkpoint_of_a_command_line_run_loads_weights_only(tmp_path: Path) -> None:
+    """With the formulation it was trained with, and without unpickling any object."""
+    cli, found = command(tmp_path, *RELAXED, "--model.optimization.schedule=linear")
+    assert found[0] == 0.125
+    assert found[-1] == pytest.approx(0.125 / 9)
+    path = tmp_path / "last.ckpt"
+    torch.load(path, weights_only=True)
+    module = CommandModule.load_from_checkpoint(path, weights_only=True)
+    assert module.formulations == {"fit": Relaxed(beta=2.5, cost="linear")}
+    assert module.optimization == Optimization(learning_rate=0.125, schedule="linear")
+    assert torch.equal(module.multipliers["fit"], cli.model.multipliers["fit"])
+    assert torch.equal(module.first, cli.model.first)

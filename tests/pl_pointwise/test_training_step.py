@@ -1,0 +1,207 @@
+"""Training steps equal the algorithm re-derived by hand, for every formulation and option.
+
+The hand-written loop (by_hand.py) shares no line with the package. Samples carry different terms
+and different numbers of pairs, the last batch of an epoch is smaller, and plain SGD in float64
+shows any wrong factor. Each case also has to have learnt something, on every branch of its ψ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from pl_pointwise import Average, Constraint, Formulation, Penalty, Pointwise, Relaxed
+from tests.pl_pointwise.by_hand import Outcome, Rule, run
+from tests.pl_pointwise.toy import Seen, Toy, ToyData, ToyRows, multipliers_of, trainer, weights_of
+
+Case = tuple[Any, dict[str, Rule | None]]
+
+
+def both(formulation: Formulation, rule: Rule) -> Case:
+    return formulation, {"fit": rule, "pair": rule}
+
+
+CASES: dict[str, Case] = {
+    "none": (None, {}),
+    "penalty": both(Penalty(weight=0.7), Rule("penalty", beta=0.7)),
+    "average": both(Average(dual_lr=0.5), Rule("average", eta=0.5)),
+    "average augmented": both(Average(alpha=0.8, dual_lr=1.1), Rule("average", alpha=0.8, eta=1.1)),
+    "pointwise": both(Pointwise(alpha=0.8, dual_lr=1.2), Rule("pointwise", alpha=0.8, eta=1.2)),
+    "pointwise standard": both(Pointwise(alpha=None, dual_lr=0.6), Rule("pointwise", eta=0.6)),
+    # η > 2α, so that the projection onto λ ≥ 0 is needed.
+    "pointwise projected": both(
+        Pointwise(alpha=0.3, dual_lr=1.2), Rule("pointwise", alpha=0.3, eta=1.2)
+    ),
+    "pointwise growing": both(
+        Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7, alpha_every=2),
+        Rule("pointwise", alpha=0.2, eta=0.4, growth=1.7, every=2),
+    ),
+    "relaxed": both(
+        Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Rule("relaxed", alpha=0.8, beta=1.7, eta=0.9)
+    ),
+    "relaxed linear": both(
+        Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
+        Rule("relaxed", alpha=0.8, beta=0.6, eta=0.9, linear_cost=True),
+    ),
+    "relaxed standard": both(
+        Relaxed(alpha=None, beta=1.7, dual_lr=0.5), Rule("relaxed", beta=1.7, eta=0.5)
+    ),
+    "by name": (
+        {
+            "fit": Average(alpha=0.8, dual_lr=1.1, alpha_growth=1.5),
+            "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
+        },
+        {
+            "fit": Rule("average", alpha=0.8, eta=1.1, growth=1.5),
+            "pair": Rule("relaxed", alpha=0.8, beta=0.6, eta=0.9, linear_cost=True),
+        },
+    ),
+    "one of two": (
+        {"fit": None, "pair": Pointwise(alpha=0.8, dual_lr=1.2)},
+        {"pair": Rule("pointwise", alpha=0.8, eta=1.2)},
+    ),
+}
+ONE_SIDED = {"fit": (-0.8, None), "pair": (None, 0.2)}
+INTERVALS = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}  # the second an equality
+OPTIONS = {
+    "simultaneous": {},
+    "dual first": {"order": "dual_first"},
+    "two steps": {"primal_steps": 2},
+    "three steps": {"primal_steps": 3},
+}
+LEARNING_RATE = 0.05
+# Batches of 4, 4 and 3, stopped in the fourth epoch: windows of 2 steps cross the epochs, and
+# neither 2 nor 3 divides the number of steps.
+STEPS, EPOCHS = 11, 4
+SIZES = [4, 4, 3, 4, 4, 3, 4, 4, 3, 4, 4]
+
+
+def constraints(bounds: Any) -> dict[str, Constraint]:
+    return {n: Constraint(at_most=upper, at_least=lower) for n, (upper, lower) in bounds.items()}
+
+
+def train(
+    formulation: Any, bounds: Any, rows: ToyRows, **options: Any
+) -> tuple[Toy, list[tuple[int, list[int]]]]:
+    """The module trained by the Trainer, and the batches it saw."""
+    seen = Seen()
+    partial = not all(bool(mask.all()) for mask in rows.has.values())
+    module = Toy(
+        formulation, constraints(bounds), partial=partial, learning_rate=LEARNING_RATE, **options
+    )
+    trainer(max_epochs=EPOCHS, max_steps=STEPS, callbacks=[seen]).fit(
+        module, ToyData(rows, batch_size=4)
+    )
+    return module, seen.batches
+
+
+def assert_same(module: Toy, expected: Outcome) -> None:
+    torch.testing.assert_close(weights_of(module), expected.weights, rtol=0, atol=1e-6)
+    assert module.multipliers.keys() == expected.multipliers.keys()
+    for name, table in multipliers_of(module).items():
+        assert table.dtype == torch.float32
+        torch.testing.assert_close(
+            table.double(), expected.multipliers[name], rtol=0, atol=1e-6, msg=name
+        )
+
+
+def assert_learnt(expected: Outcome, rules: dict[str, Rule | None]) -> None:
+    start = run(ToyRows(1), [], {}, ONE_SIDED, learning_rate=0.0).weights
+    assert (expected.weights - start).abs().max() > 0.01
+    for name, table in expected.multipliers.items():
+        assert (table > 0.01).any(), name
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("bounds", [ONE_SIDED, INTERVALS], ids=["one-sided", "intervals"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_steps_equal_the_algorithm_by_hand(case: Case, bounds: Any, options: Any) -> None:
+    formulation, rules = case
+    rows = ToyRows(11, seed=5, partial=True)
+    module, batches = train(formulation, bounds, rows, **options)
+    assert [len(batch) for _, batch in batches] == SIZES
+    expected = run(rows, batches, rules, bounds, learning_rate=LEARNING_RATE, **options)
+    assert_same(module, expected)
+    assert_learnt(expected, rules)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_steps_equal_the_algorithm_by_hand_when_everyone_carries_everything(case: Case) -> None:
+    formulation, rules = case
+    rows = ToyRows(11, seed=6)
+    module, batches = train(formulation, ONE_SIDED, rows)
+    assert_same(module, run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE))
+
+
+def test_every_branch_of_every_formulation_was_compared() -> None:
+    """Two steps from λ = 0 reach only v > 0, and a wrong branch passes unseen."""
+    reached: Counter[str] = Counter()
+    batches = [(epoch, batch) for epoch in range(EPOCHS) for batch in BATCHES]
+    for name, (_, rules) in CASES.items():
+        outcome = run(
+            ToyRows(11, seed=5, partial=True), batches, rules, ONE_SIDED, learning_rate=0.05
+        )
+        for branch in ("active", "inactive", "capped", "projected"):
+            reached[f"{name}: {branch}"] = outcome.branches[branch]
+    wanted = {
+        "average augmented": ["active"],
+        "pointwise": ["active", "inactive"],
+        "pointwise projected": ["active", "inactive", "projected"],
+        "relaxed": ["active", "inactive"],
+        "relaxed linear": ["active", "inactive", "capped"],
+        "pointwise standard": ["projected"],
+        "relaxed standard": ["projected"],
+    }
+    missing = [
+        f"{n}: {b}" for n, branches in wanted.items() for b in branches if not reached[f"{n}: {b}"]
+    ]
+    assert not missing
+
+
+BATCHES = [[0, 5, 7, 2], [9, 10, 1, 3], [4, 8, 6]]
+
+
+def test_gradient_is_clipped_to_the_norm() -> None:
+    rows = ToyRows(11, seed=5, partial=True)
+    formulation, rules = CASES["pointwise"]
+    module, batches = train(formulation, ONE_SIDED, rows, gradient_clip_val=0.5)
+    expected = run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE, clip=0.5)
+    assert_same(module, expected)
+    free = run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE)
+    assert (expected.weights - free.weights).abs().max() > 0.01  # the bound was active
+
+
+def test_unvisited_samples_keep_their_multipliers() -> None:
+    rows = ToyRows(11, seed=5)
+    seen = Seen()
+    module = Toy(Pointwise(dual_lr=1.0), learning_rate=LEARNING_RATE)
+    trainer(limit_train_batches=1, callbacks=[seen]).fit(module, ToyData(rows, batch_size=4))
+    visited = torch.zeros(11, dtype=torch.bool)
+    visited[seen.batches[0][1]] = True
+    assert (module.multipliers["pair"][visited] > 0).any()
+    assert not module.multipliers["pair"][~visited].any()
+    assert not module.multipliers["fit"][~visited].any()
+
+
+def test_several_primal_steps_with_dual_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="no meaning"):
+        Toy(Pointwise(), primal_steps=2, order="dual_first")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"primal_steps": 0}, "primal_steps"),
+        ({"micro_batch_size": 0}, "micro_batch_size"),
+        ({"order": "dual_last"}, "dual_last"),
+        ({"formulation": {"fit": Pointwise(), "Pair": Pointwise()}}, "Pair"),
+        ({"formulation": {"fit": Pointwise()}}, "No formulation for constraint 'pair'"),
+        ({"constraints": {"objective": Constraint(at_most=1)}}, "objective"),
+    ],
+)
+def test_bad_options_are_refused_at_construction(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Toy(**options)
