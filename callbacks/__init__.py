@@ -1,6 +1,6 @@
 """Lightning callbacks around the method. They observe; none moves weights or multipliers."""
 
-from pl_pointwise.callbacks.export import ModelExport
-from pl_pointwise.callbacks.predictions import PredictionWriter
+from .export import ModelExport
+from .predictions import PredictionWriter
 
 __all__ = ["ModelExport", "PredictionWriter"]

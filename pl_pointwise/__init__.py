@@ -1,7 +1,7 @@
 """Fine-tuning language models under pointwise constraints, on PyTorch Lightning."""
 
-from pl_pointwise.data import PointwiseDataModule
-from pl_pointwise.formulations import (
+from .data import PointwiseDataModule
+from .formulations import (
     Average,
     Constraint,
     Formulation,
@@ -9,9 +9,9 @@ from pl_pointwise.formulations import (
     Pointwise,
     Relaxed,
 )
-from pl_pointwise.module import PointwiseModule
-from pl_pointwise.multipliers import Multipliers
-from pl_pointwise.optimization import Optimization
+from .module import PointwiseModule
+from .multipliers import Multipliers
+from .optimization import Optimization
 
 __all__ = [
     "Average",

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from lightning.pytorch.cli import ArgsType, LightningCLI
 
-from pl_pointwise.configs import packaged_configs, with_config_paths
-from pl_pointwise.data import PointwiseDataModule
-from pl_pointwise.module import PointwiseModule
+from .configs import packaged_configs, with_config_paths
+from .data import PointwiseDataModule
+from .module import PointwiseModule
 
 DESCRIPTION = "Fine-tuning under pointwise constraints. There is also: pl-pointwise compare --help."
 

@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.configs import config_path
-from pl_pointwise.figures import violation_cdfs
+from .cli import PointwiseCLI
+from .configs import config_path
+from .figures import violation_cdfs
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from pl_pointwise.errors import DataError
+from .errors import DataError
 
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""

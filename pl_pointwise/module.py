@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import MeanMetric, Metric
 
-from pl_pointwise.data import PointwiseSampler, ResumableDataLoader, fingerprint, take_rows
-from pl_pointwise.errors import DataError, TrainingError
-from pl_pointwise.formulations import Constraint, Formulation, formulation_from
-from pl_pointwise.metrics import ViolationStatistics, violation_statistics
-from pl_pointwise.multipliers import Multipliers
-from pl_pointwise.optimization import Optimization, keeping_monitors
-from pl_pointwise.state import plain, random_state, replayed_random_state, restore_random_state
-from pl_pointwise.terms import (
+from .data import PointwiseSampler, ResumableDataLoader, fingerprint, take_rows
+from .errors import DataError, TrainingError
+from .formulations import Constraint, Formulation, formulation_from
+from .metrics import ViolationStatistics, violation_statistics
+from .multipliers import Multipliers
+from .optimization import Optimization, keeping_monitors
+from .state import plain, random_state, replayed_random_state, restore_random_state
+from .terms import (
     OBJECTIVE,
     MicroBatch,
     Record,
@@ -42,6 +42,7 @@ from pl_pointwise.terms import (
     side_means,
     unpack,
     weights,
+    widest,
 )
 
 log = logging.getLogger(__name__)
@@ -332,7 +333,8 @@ class PointwiseModule(LightningModule):
                 if price is None:
                     mean = side_means(violation.detach(), normalised, sides)
                     price = self._price_of_mean(name, formulation, mean)
-                terms = price.repeat_interleave(violation.shape[1] // sides) * violation
+                price = price.to(violation.dtype).repeat_interleave(violation.shape[1] // sides)
+                terms = price * violation
             else:
                 multiplier = self._rows(name, formulation, index, violation)
                 if self.order == "dual_first" and formulation.scope == "sample":
@@ -363,7 +365,9 @@ class PointwiseModule(LightningModule):
         """
         formulations = {n: f for n, f in self._formulations_now().items() if f.scope == "batch"}
         means = {
-            name: torch.zeros(self.constraints[name].sides, dtype=torch.float32, device=self.device)
+            name: torch.zeros(
+                self.constraints[name].sides, dtype=widest(self.device), device=self.device
+            )
             for name in formulations
         }
         needed = self.order == "dual_first" or not all(f.linear for f in formulations.values())

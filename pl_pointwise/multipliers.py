@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from pl_pointwise.errors import TrainingError
+from .errors import TrainingError
 
 
 class Multipliers(Mapping[str, Tensor]):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pl_pointwise.formulations import Formulation
+from .formulations import Formulation
 
 
 def plain(value: Any) -> Any:

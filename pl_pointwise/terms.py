@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_pointwise.errors import DataError
-from pl_pointwise.formulations import Constraint
+from .errors import DataError
+from .formulations import Constraint
 
 OBJECTIVE = "objective"
 
@@ -66,7 +66,7 @@ def pack(
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
     """
-    dtype = torch.float32 if objective.device.type == "mps" else torch.float64
+    dtype = widest(objective.device)
     columns = [index.to(objective.device)[:, None], objective[:, None], members[OBJECTIVE][:, None]]
     for name, violation in violations.items():
         columns += [violation, members[name]]
@@ -84,6 +84,11 @@ def unpack(rows: Tensor, columns: Mapping[str, int], gradient_norm: float) -> Re
         start += 2 * width
     counts = {name: int(carriers(carried).sum()) for name, carried in members.items()}
     return Record(rows[:, 0].long(), rows[:, 1], violations, members, counts, gradient_norm)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """What every rank sends, whatever the dtype of its values: it may have none left."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def complete_members(

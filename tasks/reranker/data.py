@@ -1,40 +1,32 @@
-"""Re-ranking data: a query, the passage that answers it, and passages that do not.
-
-In the order of the file: records and their checks, reading, holding out and selecting queries,
-tokenising, the data module.
-"""
+"""Re-ranking data: where records come from, which are held out and kept, and the data module."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
-import string
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.parquet
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from tokenizers import Encoding
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.models import model_source
 
+from ..models import model_source
+from ..records import CHUNK, digest, hold_out, report_skipped
 from .corpus import docstring_rows
+from .encoding import RerankerDataset, split_template, token_lengths
+from .records import (
+    CHOICE,
+    Record,
+    parse_candidates,
+    parse_labelled,
+    read_records,
+)
 
-CHUNK = 256
-"""Records handed to the tokenizer at a time."""
-
-_CHOICE = "(invalid: skip leaves such records out.)"
 _RULE = "those whose negatives' lengths vary most"
 _NEEDS = {
     "fit": ("train", "val"),
@@ -43,493 +35,6 @@ _NEEDS = {
     "predict": ("predict",),
 }
 """Data sets by stage; the first it cannot do without."""
-
-
-# Records
-
-
-@dataclass(frozen=True)
-class Record:
-    """One query and its candidate passages.
-
-    Attributes:
-        query: the text of the query.
-        passages: the candidates; the positive first, where there is one.
-        query_id: the data's own name of the query.
-        where: file and line, or source and record, for messages.
-    """
-
-    query: str
-    passages: tuple[str, ...]
-    query_id: str | int | None
-    where: str
-
-
-Parser = Callable[[Any, str], Record]
-
-
-def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
-    """A record of the schema of ``microsoft/ms_marco``, the positive put first.
-
-    Args:
-        row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id".
-        where: the row's place, for messages.
-        negatives: the most negatives to keep. Of more, as many are drawn by ``seed`` and the row's
-            own text, so the choice does not depend on the rest of the file.
-        least: the fewest negatives allowed.
-        seed: of that draw.
-    """
-    record = parse_candidates(row, where)
-    passages = row["passages"]
-    if not isinstance(passages, dict):
-        raise _bad(where, "passages", "is a list", "Give {is_selected, passage_text}")
-    selected = _field(passages, "is_selected", where, "passages.")
-    if not isinstance(selected, list) or any(value not in (0, 1) for value in selected):
-        problem = "is not a list of 0 and 1"
-        raise _bad(where, "passages.is_selected", problem, "Mark the answer with 1")
-    texts = record.passages
-    if len(selected) != len(texts):
-        problem = f"has {len(selected)} entries for {len(texts)} passages"
-        raise _bad(where, "passages.is_selected", problem, "Give one entry for each passage")
-    if sum(selected) != 1:
-        problem = f"marks {sum(selected) or 'no'} passages"
-        raise _bad(where, "passages.is_selected", problem, "Mark exactly one passage with 1")
-    wrong = [text for text, mark in zip(texts, selected, strict=True) if not mark]
-    if len(wrong) < least:
-        problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
-        raise _bad(where, "passages.passage_text", problem, "Add some, or lower min_negatives")
-    if len(wrong) > negatives:
-        key = _digest(seed, record.query, *texts)
-        wrong = [wrong[i] for i in sorted(random.Random(key).sample(range(len(wrong)), negatives))]
-    return Record(record.query, (texts[selected.index(1)], *wrong), record.query_id, where)
-
-
-def parse_candidates(row: Any, where: str) -> Record:
-    """A record for prediction: any number of passages, in their order, labels ignored.
-
-    Args:
-        row: {"query", "passages"}, optionally "query_id"; the passages are a list of texts or
-            {"passage_text": such a list}.
-        where: the row's place, for messages.
-    """
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: the record is {_kind(row)}. Give one object for each query.")
-    query = _text(_field(row, "query", where), "query", where)
-    query_id = row.get("query_id")
-    if isinstance(query_id, str):
-        query_id = _text(query_id, "query_id", where)
-    elif isinstance(query_id, bool) or not isinstance(query_id, (int, type(None))):
-        raise _bad(where, "query_id", f"is {_kind(query_id)}", "Give an integer or a text")
-    passages, name = _field(row, "passages", where), "passages"
-    if isinstance(passages, dict):
-        passages = _field(passages, "passage_text", where, "passages.")
-        name = "passages.passage_text"
-    if not isinstance(passages, list):
-        raise _bad(where, name, f"is {_kind(passages)}", "Give a list of texts")
-    if not passages:
-        raise _bad(where, name, "is empty", "Give at least one passage")
-    texts = [_text(text, f"{name}[{i}]", where) for i, text in enumerate(passages)]
-    return Record(query, tuple(texts), query_id, where)
-
-
-def _field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
-    if name not in row:
-        found = ", ".join(map(repr, row)) or "nothing"
-        raise DataError(f'{where}: field "{prefix}{name}" is missing (found: {found}). Add it.')
-    return row[name]
-
-
-def _text(value: Any, name: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise _bad(where, name, f"is {_kind(value)}", "Give a text")
-    if not value.strip():
-        raise _bad(where, name, "is empty", "Fill it in")
-    if "\0" in value:
-        raise _bad(where, name, "holds a NUL character", "Take it out")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        problem = "holds half of a surrogate pair, which is no Unicode text"
-        raise _bad(where, name, problem, "Write the character itself") from None
-    return value
-
-
-def _bad(where: str, name: str, problem: str, remedy: str) -> DataError:
-    return DataError(f'{where}: field "{name}" {problem}. {remedy}.')
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    names |= {int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), f"of type {type(value).__name__}")
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-# Reading
-
-
-def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
-    """The records of a Parquet file (by its ending) or of a file of JSON lines (any other).
-
-    Empty lines are passed over.
-
-    Args:
-        path: the file.
-        parse: makes a record of a row and the row's place.
-        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
-            None is False where the user has no choice.
-
-    Raises:
-        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
-    """
-    if not Path(path).is_file():
-        raise DataError(f"{path}: no such file. Check the path.")
-    records, skipped = [], []
-    for where, raw in _parquet(path) if path.lower().endswith(".parquet") else _lines(path):
-        try:
-            records.append(parse(_decode(raw, where), where))
-        except DataError as error:
-            if skip_invalid is False:
-                raise DataError(f"{error} {_CHOICE}") from error.__cause__
-            if not skip_invalid:
-                raise
-            skipped.append(str(error))
-    _report_skipped(path, skipped, len(records))
-    if not records:
-        raise DataError(f"{path}: no usable record. Give at least one.")
-    return records
-
-
-def _lines(path: str) -> Iterator[tuple[str, Any]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield f"{path}, line {number}", line
-
-
-def _parquet(path: str) -> Iterator[tuple[str, Any]]:
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        found = file.schema_arrow.names
-        if missing := {"query", "passages"}.difference(found):
-            raise DataError(
-                f'{path}: column "{min(missing)}" is missing (found: {", ".join(found)}). Add it.'
-            )
-        names = [name for name in ("query_id", "query", "passages") if name in found]
-        number = 0
-        for batch in file.iter_batches(CHUNK, columns=names):
-            for scalar in batch.to_struct_array():
-                number += 1
-                yield f"{path}, record {number}", scalar
-    except (pyarrow.ArrowException, OSError) as error:
-        problem = f"not a readable Parquet file ({error})"
-        raise DataError(f"{path}: {problem}. Write it again.") from error
-
-
-def _decode(raw: Any, where: str) -> Any:
-    """A row from a JSON line or an Arrow scalar."""
-    try:
-        if not isinstance(raw, bytes):
-            return raw.as_py()
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except UnicodeDecodeError as error:
-        position = f"byte {error.start} of the {'line' if isinstance(raw, bytes) else 'text'}"
-        raise DataError(f"{where}: not UTF-8 at {position}. Save the file as UTF-8.") from error
-    except RecursionError:
-        raise DataError(f"{where}: nested too deeply. Give one flat record a line.") from None
-    except ValueError as error:
-        problem = f"not a readable record ({error})"
-        raise DataError(f"{where}: {problem}. Give one complete JSON object a line.") from error
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        name = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f'field "{name}" stands twice')
-    return row
-
-
-def _report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
-    if problems:
-        rank_zero_warn(
-            f"{source}: left out {len(problems):,} of {kept + len(problems):,} records that cannot "
-            f"be used; the first: {problems[0]}"
-        )
-
-
-# Holding out and selecting
-
-
-def hold_out(groups: Sequence[str], share: float, seed: int = 0) -> list[bool]:
-    """Which records to hold out so that no group stands on both sides.
-
-    Groups are taken in an order drawn by ``seed``, each that does not push the held-out part above
-    ``share`` of the records; the smallest alone where none fits. One group cannot be split.
-
-    Args:
-        groups: of each record, (N,).
-        share: of the records to hold out, 0 for none.
-        seed: of the order.
-    """
-    sizes = Counter(groups)
-    held: set[str] = set()
-    taken = 0
-    order = sorted(sizes, key=lambda group: _digest(seed, group))
-    for group in order:
-        if taken + sizes[group] <= share * len(groups):
-            held.add(group)
-            taken += sizes[group]
-    if not held and share > 0 and len(sizes) > 1:
-        held.add(min(order, key=lambda group: sizes[group]))
-    return [group in held for group in groups]
-
-
-def length_variance(passage_lengths: Sequence[int]) -> float:
-    """Variance of the negatives' lengths in tokens, leaving out the positive, which is first."""
-    return float(np.var(passage_lengths[1:])) if len(passage_lengths) > 1 else 0.0
-
-
-def largest(values: Sequence[float], count: int | None) -> list[int]:
-    """Positions of the ``count`` largest values, in their order; of equal values the earlier.
-
-    None takes all.
-    """
-    if count is None or count >= len(values):
-        return list(range(len(values)))
-    return sorted(np.argsort(-np.asarray(values), kind="stable")[:count].tolist())
-
-
-# Tokenising
-
-
-def split_template(template: str) -> tuple[str, str]:
-    """What stands before the query and between query and passage.
-
-    A template names {query}, then ends in {passage}: long inputs are cut at their end, and nothing
-    but passage may be lost there. A brace that is text is doubled.
-
-    Raises:
-        DataError: any other template.
-    """
-    texts, fields = [""], []
-    try:
-        for text, *field in string.Formatter().parse(template):
-            texts[-1] += text
-            if field[0] is not None:
-                fields.append(field)
-                texts.append("")
-    except ValueError:
-        fields = []
-    if fields != [["query", "", None], ["passage", "", None]] or texts[2]:
-        raise DataError(
-            f"template {template!r}: needs {{query}} once, then {{passage}} once and at its end. "
-            f'For example "Query: {{query}}\\nPassage: {{passage}}".'
-        )
-    return texts[0], texts[1]
-
-
-def encode(
-    tokenizer: PreTrainedTokenizerBase,
-    queries: Sequence[str],
-    passages: Sequence[str],
-    *,
-    max_length: int,
-    template: str | None = None,
-) -> BatchEncoding:
-    """Token ids of (query, passage) pairs, unpadded: what ``CrossEncoder.predict`` feeds its model.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        queries: (P,) texts.
-        passages: (P,) texts.
-        max_length: the most tokens of a pair, special ones included; of longer pairs the longer
-            text is cut first.
-        template: one text for both, cut at its end, instead of a pair; see ``split_template``.
-
-    Returns:
-        The tokenizer's BatchEncoding of P inputs.
-    """
-    inputs: tuple[list[str], ...] = (list(queries), list(passages))
-    if template is not None:
-        before, between = split_template(template)
-        inputs = ([f"{before}{q}{between}{p}" for q, p in zip(queries, passages, strict=True)],)
-    return tokenizer(
-        *inputs, truncation="longest_first", max_length=max_length, return_attention_mask=False
-    )
-
-
-def token_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text by itself: no special tokens, never cut."""
-    if not texts:
-        return []
-    encoding = tokenizer(
-        list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
-    )
-    return [len(ids) for ids in encoding["input_ids"]]
-
-
-class RerankerDataset:
-    """Records tokenised once, their token ids in flat arrays.
-
-    Row i is {"input_ids": C arrays (T,), "passage_lengths": (C,)}, with "token_type_ids" if the
-    tokenizer makes them, and with query_id, query and passages if ``with_text``.
-
-    Args:
-        records: in the order of the data set.
-        tokenizer: a fast tokenizer.
-        max_length: see ``encode``.
-        template: see ``encode``.
-        name: of the data set, for messages.
-        with_text: keep the texts in the rows.
-        skip_invalid: leave out records of which a passage has no token in the input, and say how
-            many, instead of stopping there.
-
-    Raises:
-        DataError: a passage of which no token is left, or no record.
-    """
-
-    def __init__(
-        self,
-        records: Sequence[Record],
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int,
-        template: str | None = None,
-        name: str = "data",
-        with_text: bool = False,
-        skip_invalid: bool = False,
-    ) -> None:
-        self.with_text = with_text
-        self.records: list[Record] = []
-        self._settings = (max_length, template, with_text)
-        ids: list[Any] = []
-        types: list[Any] = []
-        lengths: list[int] = []
-        skipped: list[str] = []
-        pairs = truncated = 0
-        if len(records) > 20 * CHUNK:
-            rank_zero_info(f"{name}: tokenising the passages of {len(records):,} queries.")
-        for start in range(0, len(records), CHUNK):
-            part = records[start : start + CHUNK]
-            passages = [passage for record in part for passage in record.passages]
-            queries = [record.query for record in part for _ in record.passages]
-            own = token_lengths(tokenizer, passages)
-            encoding = encode(
-                tokenizer, queries, passages, max_length=max_length, template=template
-            )
-            first = 0
-            for record in part:
-                mine = range(first, first := first + len(record.passages))
-                problem = _lost(encoding, mine, own, record, max_length, template, not with_text)
-                if problem is not None:
-                    if not skip_invalid:
-                        raise DataError(problem)
-                    skipped.append(problem)
-                    continue
-                self.records.append(record)
-                pairs += len(mine)
-                truncated += sum(bool(encoding.encodings[i].overflowing) for i in mine)
-                lengths += own[mine.start : mine.stop]
-                ids += [np.asarray(encoding["input_ids"][i], np.int32) for i in mine]
-                if "token_type_ids" in encoding:
-                    types += [np.asarray(encoding["token_type_ids"][i], np.int8) for i in mine]
-        _report_skipped(name, skipped, len(self.records))
-        if not self.records:
-            raise DataError(f"{name}: no usable record. Give at least one.")
-        if truncated:
-            rank_zero_info(
-                f"{name}: {truncated:,} of {pairs:,} pairs are longer than max_length={max_length} "
-                f"tokens and were cut."
-            )
-        self._ids = np.concatenate(ids)
-        self._types = np.concatenate(types) if types else None
-        self._ends = np.cumsum([0, *map(len, ids)])  # of pairs in the flat arrays
-        self._lengths = np.asarray(lengths, np.float32)
-        self._pairs = np.cumsum([0, *(len(record.passages) for record in self.records)])
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self):
-            raise IndexError(f"{position} of {len(self)} records")
-        first, last = self._pairs[position : position + 2]
-        row: dict[str, Any] = {
-            "input_ids": self._cut(self._ids, first, last),
-            "passage_lengths": self._lengths[first:last],
-        }
-        if self._types is not None:
-            row["token_type_ids"] = self._cut(self._types, first, last)
-        if self.with_text:
-            record = self.records[position]
-            row["query_id"], row["query"] = record.query_id, record.query
-            row["passages"] = list(record.passages)
-        return row
-
-    def _cut(self, values: Any, first: int, last: int) -> list[Any]:
-        ends = self._ends[first : last + 1]
-        return [values[a:b] for a, b in pairwise(ends)]
-
-    def record(self, position: int) -> Record:
-        """The texts of a row, for reports."""
-        return self.records[position]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of the texts, their tokens and their order; not of where they were read."""
-        digest = hashlib.sha256(json.dumps(self._settings).encode())
-        for record in self.records:
-            digest.update(json.dumps([record.query_id, record.query, record.passages]).encode())
-        for values in (self._ids, self._types, self._ends, self._lengths):
-            if values is not None:
-                digest.update(np.ascontiguousarray(values).tobytes())
-        return digest.hexdigest()
-
-
-def _lost(
-    encoding: BatchEncoding,
-    pairs: range,
-    lengths: Sequence[int],
-    record: Record,
-    max_length: int,
-    template: str | None,
-    labelled: bool,
-) -> str | None:
-    """What to say if a passage of the record has no token in the input; None if each has one."""
-    start = None
-    if template is not None:
-        before, between = split_template(template)
-        start = len(before) + len(record.query) + len(between)
-    for place, pair in enumerate(pairs):
-        if lengths[pair] == 0:
-            problem = "gives no token. Put words in it"
-        elif not _keeps_passage(encoding.encodings[pair], start):
-            problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
-        else:
-            continue
-        which = f"number {place + 1}"
-        if labelled:
-            which = f"negative {place}" if place else "the positive"
-        return f'{record.where}: field "passages": {which} {problem}, or take out the record.'
-    return None
-
-
-def _keeps_passage(tokens: Encoding, start: int | None) -> bool:
-    """Whether a pair's second text, or a single text from character ``start`` on, has a token."""
-    if not tokens.overflowing:
-        return True
-    if start is None:
-        return 1 in tokens.sequence_ids
-    return any(end > start for _, end in tokens.offsets)
-
-
-# The data module
 
 
 class RerankerDataModule(PointwiseDataModule):
@@ -851,7 +356,7 @@ class RerankerDataModule(PointwiseDataModule):
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         tokenizer |= {"truncation": None, "padding": None}  # states of its last use
         counts = self.negatives, self.min_negatives, self.seed
-        key = _digest(rows._fingerprint, self._place(name, 0), tokenizer, counts)
+        key = digest(rows._fingerprint, self._place(name, 0), tokenizer, counts)
         measured = rows.map(
             measure,
             batched=True,
@@ -870,8 +375,8 @@ class RerankerDataModule(PointwiseDataModule):
         usable = [i for i, problem in enumerate(problems) if not problem]
         wrong = [problem for problem in problems if problem]
         if wrong and not self.skip_invalid:
-            raise DataError(f"{wrong[0]} {_CHOICE}")
-        _report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
+            raise DataError(f"{wrong[0]} {CHOICE}")
+        report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         chosen = [usable[i] for i in largest([variances[i] for i in usable], self._limit(name))]
         rank_zero_info(f"{name}: kept {len(chosen):,} of {len(usable):,} queries, {_RULE}.")
         return [
@@ -916,3 +421,18 @@ def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) ->
         lengths = iter(token_lengths(tokenizer, [text for r in part for text in r.passages]))
         variances += [length_variance([next(lengths) for _ in r.passages]) for r in part]
     return variances
+
+
+def length_variance(passage_lengths: Sequence[int]) -> float:
+    """Variance of the negatives' lengths in tokens, leaving out the positive, which is first."""
+    return float(np.var(passage_lengths[1:])) if len(passage_lengths) > 1 else 0.0
+
+
+def largest(values: Sequence[float], count: int | None) -> list[int]:
+    """Positions of the ``count`` largest values, in their order; of equal values the earlier.
+
+    None takes all.
+    """
+    if count is None or count >= len(values):
+        return list(range(len(values)))
+    return sorted(np.argsort(-np.asarray(values), kind="stable")[:count].tolist())

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from pl_pointwise.tasks.models import model_source
-
-from .data import split_template
+from ..models import model_source
+from .encoding import split_template
 
 if TYPE_CHECKING:
     from .module import RerankerModule

@@ -38,8 +38,8 @@ from transformers import (
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule
 from pl_pointwise.data import PADDING
-from pl_pointwise.tasks.models import model_source
 
+from ..models import model_source
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics

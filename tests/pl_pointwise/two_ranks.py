@@ -252,7 +252,7 @@ def synchronisation(world: World) -> Any:
     return module.synchronised
 
 
-# Checkpoints ---------------------------------------------------------------------------------------
+# Checkpoints --------------------------------------------------------------------------------------
 
 
 def resumable(dropout: float) -> Toy:

@@ -25,20 +25,20 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.records import hold_out
 from pl_pointwise.tasks.reranker import data
-from pl_pointwise.tasks.reranker.data import (
-    Record,
-    RerankerDataModule,
+from pl_pointwise.tasks.reranker.data import RerankerDataModule, largest, length_variance
+from pl_pointwise.tasks.reranker.encoding import (
     RerankerDataset,
     encode,
-    hold_out,
-    largest,
-    length_variance,
+    split_template,
+    token_lengths,
+)
+from pl_pointwise.tasks.reranker.records import (
+    Record,
     parse_candidates,
     parse_labelled,
     read_records,
-    split_template,
-    token_lengths,
 )
 
 Rows = list[dict[str, Any]]

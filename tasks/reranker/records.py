@@ -1,0 +1,138 @@
+"""A re-ranking record: a query, the passage that answers it, and passages that do not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pl_pointwise.errors import DataError
+
+from ..records import (
+    bad_field,
+    decode,
+    digest,
+    field,
+    kind,
+    report_skipped,
+    rows_of,
+    text_field,
+)
+
+CHOICE = "(invalid: skip leaves such records out.)"
+"""What a message ends in where leaving records out is an option."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One query and its candidate passages.
+
+    Attributes:
+        query: the text of the query.
+        passages: the candidates; the positive first, where there is one.
+        query_id: the data's own name of the query.
+        where: file and line, or source and record, for messages.
+    """
+
+    query: str
+    passages: tuple[str, ...]
+    query_id: str | int | None
+    where: str
+
+
+Parser = Callable[[Any, str], Record]
+
+
+def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
+    """A record of the schema of ``microsoft/ms_marco``, the positive put first.
+
+    Args:
+        row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id".
+        where: the row's place, for messages.
+        negatives: the most negatives to keep. Of more, as many are drawn by ``seed`` and the row's
+            own text, so the choice does not depend on the rest of the file.
+        least: the fewest negatives allowed.
+        seed: of that draw.
+    """
+    record = parse_candidates(row, where)
+    passages = row["passages"]
+    if not isinstance(passages, dict):
+        raise bad_field(where, "passages", "is a list", "Give {is_selected, passage_text}")
+    selected = field(passages, "is_selected", where, "passages.")
+    if not isinstance(selected, list) or any(value not in (0, 1) for value in selected):
+        problem = "is not a list of 0 and 1"
+        raise bad_field(where, "passages.is_selected", problem, "Mark the answer with 1")
+    texts = record.passages
+    if len(selected) != len(texts):
+        problem = f"has {len(selected)} entries for {len(texts)} passages"
+        raise bad_field(where, "passages.is_selected", problem, "Give one entry for each passage")
+    if sum(selected) != 1:
+        problem = f"marks {sum(selected) or 'no'} passages"
+        raise bad_field(where, "passages.is_selected", problem, "Mark exactly one passage with 1")
+    wrong = [text for text, mark in zip(texts, selected, strict=True) if not mark]
+    if len(wrong) < least:
+        problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
+        raise bad_field(where, "passages.passage_text", problem, "Add some, or lower min_negatives")
+    if len(wrong) > negatives:
+        key = digest(seed, record.query, *texts)
+        wrong = [wrong[i] for i in sorted(random.Random(key).sample(range(len(wrong)), negatives))]
+    return Record(record.query, (texts[selected.index(1)], *wrong), record.query_id, where)
+
+
+def parse_candidates(row: Any, where: str) -> Record:
+    """A record for prediction: any number of passages, in their order, labels ignored.
+
+    Args:
+        row: {"query", "passages"}, optionally "query_id"; the passages are a list of texts or
+            {"passage_text": such a list}.
+        where: the row's place, for messages.
+    """
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: the record is {kind(row)}. Give one object for each query.")
+    query = text_field(field(row, "query", where), "query", where)
+    query_id = row.get("query_id")
+    if isinstance(query_id, str):
+        query_id = text_field(query_id, "query_id", where)
+    elif isinstance(query_id, bool) or not isinstance(query_id, (int, type(None))):
+        raise bad_field(where, "query_id", f"is {kind(query_id)}", "Give an integer or a text")
+    passages, name = field(row, "passages", where), "passages"
+    if isinstance(passages, dict):
+        passages = field(passages, "passage_text", where, "passages.")
+        name = "passages.passage_text"
+    if not isinstance(passages, list):
+        raise bad_field(where, name, f"is {kind(passages)}", "Give a list of texts")
+    if not passages:
+        raise bad_field(where, name, "is empty", "Give at least one passage")
+    texts = [text_field(text, f"{name}[{i}]", where) for i, text in enumerate(passages)]
+    return Record(query, tuple(texts), query_id, where)
+
+
+def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
+    """The records of a Parquet file (by its ending) or of a file of JSON lines (any other).
+
+    Empty lines are passed over.
+
+    Args:
+        path: the file.
+        parse: makes a record of a row and the row's place.
+        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
+            None is False where the user has no choice.
+
+    Raises:
+        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
+    """
+    records, skipped = [], []
+    for where, raw in rows_of(path, ("query", "passages"), ("query_id",)):
+        try:
+            records.append(parse(decode(raw, where), where))
+        except DataError as error:
+            if skip_invalid is False:
+                raise DataError(f"{error} {CHOICE}") from error.__cause__
+            if not skip_invalid:
+                raise
+            skipped.append(str(error))
+    report_skipped(path, skipped, len(records))
+    if not records:
+        raise DataError(f"{path}: no usable record. Give at least one.")
+    return records
