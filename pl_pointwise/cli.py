@@ -35,7 +35,8 @@ class PointwiseCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={"description": DESCRIPTION, "epilog": names} if run else {},
+            # A comparison reports what is wrong with a row instead of ending there.
+            parser_kwargs={"description": DESCRIPTION, "epilog": names, "exit_on_error": run},
             args=with_config_paths(sys.argv[1:] if args is None else args),
             run=run,
         )

@@ -171,7 +171,7 @@ def execute(run: Run) -> dict[str, Any]:
         }
         np.savez(run.folder / "violations.npz", **arrays)
         (run.folder / "result.json").write_text(json.dumps(result, indent=1))
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         log.exception("%s, seed %s", run.row, run.seed)
         result["error"] = f"{type(error).__name__}: {error}"
     finally:

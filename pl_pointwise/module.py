@@ -194,7 +194,10 @@ class PointwiseModule(LightningModule):
         return take_rows(batch, rows)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """Fresh metrics of the task for one evaluated data set, by name; each a scalar."""
+        """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
+
+        One that the data set's batches never update is not reported.
+        """
         return {}
 
     def update_evaluation_metrics(
@@ -614,7 +617,8 @@ class PointwiseModule(LightningModule):
                     results[f"{stage}/{name}/{statistic}"] = value
                 self.violations[stage][name] = statistics.pooled().cpu()
             for name, metric in evaluation.task.items():
-                results[f"{stage}/{name}"] = metric.compute()
+                if metric.update_called:  # Else it is one for other data sets.
+                    results[f"{stage}/{name}"] = metric.compute()
             self.log_dict(results, add_dataloader_idx=False)
         self._evaluations = {}
 
@@ -685,7 +689,7 @@ class PointwiseModule(LightningModule):
         https://github.com/Lightning-AI/pytorch-lightning/issues/19617
         """
         progress: Any = self.trainer.fit_loop.epoch_progress
-        surplus = progress.current.processed - (progress.current.completed + 1)
+        surplus = max(0, progress.current.processed - (progress.current.completed + 1))
         progress.current.processed -= surplus
         progress.total.processed -= surplus
         return surplus > 0

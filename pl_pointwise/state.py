@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -27,6 +28,8 @@ def plain(value: Any) -> Any:
         return plain(value.config())
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
+    if isinstance(value, Namespace):
+        return plain(vars(value))
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, set)):

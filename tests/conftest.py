@@ -1,4 +1,4 @@
-"""One thread a process and short hypothesis runs, so that the whole set stays quick on two cores."""
+"""What keeps the whole set quick on two cores, and one test from another."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ settings.load_profile("quick")
 def quiet_lightning() -> None:
     """Lightning's notices about devices and workers are not what a failing test needs to show."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+@pytest.fixture(autouse=True)
+def no_global_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``seed_everything`` of an earlier test stays in the environment, and orders follow it."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)

@@ -7,6 +7,7 @@ that is smaller. A resumed process starts from another random state than the uni
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,13 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
     assert loaded.multipliers.samples == 7
     other = Notebook.load_from_checkpoint(path, weights_only=True, formulation=Pointwise())
     assert other.formulations == {"fit": Pointwise()}
+
+
+def test_hyperparameters_given_as_a_namespace_are_stored_plain() -> None:
+    module = Notebook(None)
+    module.save_hyperparameters(Namespace(folder=Path("models"), tolerance=np.float64(0.5)))
+    assert dict(module.hparams)["folder"] == "models"
+    assert type(dict(module.hparams)["tolerance"]) is float
 
 
 def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:

@@ -77,6 +77,13 @@ def test_a_failed_run_is_a_row_that_says_why(files, tmp_path) -> None:
     assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
 
 
+def test_a_misspelt_option_is_named_in_its_row(files, tmp_path) -> None:
+    (tmp_path / "rows.yaml").write_text(ROWS + "odd: {model: {init_args: {tolerence: 1}}}\n")
+    with pytest.raises(SystemExit):
+        run(files, tmp_path / "out")
+    assert "tolerence" in list(csv.DictReader((tmp_path / "out/comparison.csv").open()))[2]["error"]
+
+
 def test_an_interrupted_run_is_run_again(files, tmp_path) -> None:
     run(files, tmp_path / "out")
     (result,) = (tmp_path / "out/runs/plain").rglob("result.json")

@@ -132,6 +132,20 @@ def test_bad_value_that_is_not_carried_does_not_matter() -> None:
     assert_same_run(found, fit(Constant(Pointwise(), partial=True), clean))
 
 
+def test_bad_value_that_is_not_carried_but_has_a_gradient_says_where_to_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A mean over no tokens, say: membership masks the 0/0 itself, but not its gradient."""
+    rows = Defective(4, {3: FIT_MINUS_INF}, partial=True)
+    rows.has["fit"][3] = False
+    module = Fragile(Pointwise(), partial=True)
+    start = weights_of(module)
+    with pytest.raises(TrainingError, match="were skipped"):
+        fit(module, rows)
+    assert torch.equal(weights_of(module), start)
+    assert "membership() masks" in caplog.text
+
+
 def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFixture) -> None:
     """sqrt(0) is finite and its gradient is not: no value gives the sample away."""
     rows = Defective(4, {})

@@ -15,7 +15,16 @@ import torch
 
 from pl_pointwise import Average, Constraint, Formulation, Penalty, Pointwise, Relaxed
 from tests.pl_pointwise.by_hand import Outcome, Rule, run
-from tests.pl_pointwise.toy import Seen, Toy, ToyData, ToyRows, multipliers_of, trainer, weights_of
+from tests.pl_pointwise.toy import (
+    PAIRS,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    multipliers_of,
+    trainer,
+    weights_of,
+)
 
 Case = tuple[Any, dict[str, Rule | None]]
 
@@ -184,6 +193,23 @@ def test_unvisited_samples_keep_their_multipliers() -> None:
     assert (module.multipliers["pair"][visited] > 0).any()
     assert not module.multipliers["pair"][~visited].any()
     assert not module.multipliers["fit"][~visited].any()
+
+
+def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
+    """A negative that is dropped from a query: its v reads 0, and at v = 0 a relaxed λ decays."""
+    rows = ToyRows(6, seed=5)
+    rows.fingerprint = "the same data"  # type: ignore[attr-defined]
+    module = Toy(Relaxed(beta=1.0, dual_lr=0.5), partial=True, learning_rate=LEARNING_RATE)
+    trainer(max_epochs=3).fit(module, ToyData(rows, batch_size=6))
+    before = multipliers_of(module)["pair"]
+    dropped = (before > 0.01) & (torch.arange(PAIRS) == 1)
+    assert dropped.any()
+    rows.has["pair"] = ~dropped
+    trainer(max_epochs=1).fit(module, ToyData(rows, batch_size=6))
+    after = module.multipliers["pair"]
+    assert torch.equal(after[dropped], before[dropped])
+    moved = (before > 0.01) & ~dropped
+    assert (after[moved] != before[moved]).all()
 
 
 def test_several_primal_steps_with_dual_first_is_refused() -> None:

@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from pl_pointwise import Average, Pointwise
 from pl_pointwise.data import IndexedDataset
@@ -183,8 +183,10 @@ def everything_skipped(world: World) -> Any:
 
 
 def foreign(world: World, count: int) -> Any:
-    rows = ToyRows(count, seed=2, partial=True)
-    loader = DataLoader(IndexedDataset(rows), world.batch_size, collate_fn=stack, shuffle=False)
+    rows = IndexedDataset(ToyRows(count, seed=2, partial=True))
+    rank = torch.distributed.get_rank() if world.ranks > 1 else 0
+    sampler = DistributedSampler(rows, num_replicas=world.ranks, rank=rank, shuffle=False)
+    loader = DataLoader(rows, world.batch_size, sampler=sampler, collate_fn=stack)
     return world.train(Toy(Pointwise(), partial=True), loader)
 
 
@@ -252,7 +254,7 @@ def synchronisation(world: World) -> Any:
     return module.synchronised
 
 
-# Checkpoints --------------------------------------------------------------------------------------
+# Checkpoints -------------------------------------------------------------------------------------
 
 
 def resumable(dropout: float) -> Toy:

@@ -1,0 +1,408 @@
+"""Every sample once an epoch, at its place, on any number of ranks and after any interruption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pl_pointwise.data import (
+    PADDING,
+    IndexedDataset,
+    PointwiseSampler,
+    ResumableDataLoader,
+    fingerprint,
+    take_rows,
+)
+from pl_pointwise.errors import DataError
+from tests.pl_pointwise.toy import ToyData, ToyRows, stack
+
+
+class Numbers:
+    """Row i is {"value": 10·i}."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < self.count:
+            raise IndexError(position)
+        return {"value": 10 * position}
+
+
+def loader(count: int, batch_size: int, workers: int = 0, **options: Any) -> ResumableDataLoader:
+    dataset = IndexedDataset(Numbers(count))
+    sampler = PointwiseSampler(dataset, **options)
+    return ResumableDataLoader(dataset, sampler, batch_size, stack, workers)
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+# The data set and the sampler ---------------------------------------------------------------------
+
+
+def test_rows_know_their_index() -> None:
+    dataset = IndexedDataset(Numbers(5))
+    assert len(dataset) == 5
+    assert dataset[3] == {"value": 30, "index": 3}
+
+
+def test_padding_repeats_a_row_and_says_so() -> None:
+    dataset = IndexedDataset(Numbers(5))
+    for position in range(5):
+        assert dataset[-1 - position] == {"value": 10 * position, "index": PADDING}
+
+
+sizes = st.integers(0, 40)
+counts_of_ranks = st.integers(1, 5)
+
+
+@given(sizes, counts_of_ranks, st.booleans(), st.integers(0, 3), st.integers(0, 3))
+def test_every_sample_once_over_the_ranks_and_padding_marked(
+    count: int, ranks: int, shuffle: bool, seed: int, epoch: int
+) -> None:
+    parts = []
+    for rank in range(ranks):
+        sampler = PointwiseSampler(
+            Numbers(count), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed
+        )
+        sampler.set_epoch(epoch)
+        parts.append(list(sampler))
+        assert len(parts[-1]) == len(sampler)
+    assert len({len(part) for part in parts}) == 1  # as many steps on every rank
+    together = [position for part in parts for position in part]
+    assert sorted(p for p in together if p >= 0) == list(range(count))
+    padding = [p for p in together if p < 0]
+    assert len(padding) == -count % ranks
+    assert all(0 <= -1 - p < count for p in padding)
+
+
+@given(st.integers(1, 40), counts_of_ranks, st.integers(1, 5), st.booleans(), st.integers(0, 3))
+def test_batches_of_the_ranks_together_are_the_single_ranks(
+    count: int, ranks: int, batch_size: int, shuffle: bool, epoch: int
+) -> None:
+    def batches(replicas: int, rank: int, size: int) -> list[list[int]]:
+        found = loader(count, size, num_replicas=replicas, rank=rank, shuffle=shuffle)
+        found.sampler.set_epoch(epoch)
+        return indices(found)
+
+    single = batches(1, 0, ranks * batch_size)
+    parts = [batches(ranks, rank, batch_size) for rank in range(ranks)]
+    assert all(len(part) == len(single) for part in parts)
+    for position, whole in enumerate(single):
+        together = [i for part in parts for i in part[position] if i != PADDING]
+        assert sorted(together) == sorted(whole)
+
+
+def test_order_is_a_function_of_seed_and_epoch_alone() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = PointwiseSampler(Numbers(20), seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    torch.manual_seed(0)
+    first = order(3, 2)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    assert order(3, 2) == first
+    assert order(4, 2) != first
+    assert order(3, 3) != first
+    torch.manual_seed(0)
+    order(3, 2)
+    assert torch.equal(torch.get_rng_state(), state)  # and it draws nothing
+
+
+def test_without_shuffling_the_order_is_the_data_sets() -> None:
+    assert list(PointwiseSampler(Numbers(5), shuffle=False)) == [0, 1, 2, 3, 4]
+    odd = PointwiseSampler(Numbers(5), shuffle=False, num_replicas=2, rank=1)
+    assert list(odd) == [1, 3, -1]
+
+
+# The resumable loader -----------------------------------------------------------------------------
+
+
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 3), st.integers(0, 40), st.booleans())
+def test_loader_continues_where_it_stood(
+    count: int, batch_size: int, ranks: int, taken: int, shuffle: bool
+) -> None:
+    options = {"num_replicas": ranks, "rank": ranks - 1, "shuffle": shuffle}
+    first = loader(count, batch_size, **options)
+    first.sampler.set_epoch(1)
+    whole = indices(first)
+    taken = min(taken, len(whole))
+
+    stopped = loader(count, batch_size, **options)
+    stopped.sampler.set_epoch(1)
+    iterator = iter(stopped)
+    seen = indices(next(iterator) for _ in range(taken))
+    state = stopped.state_dict()
+    if taken == len(whole):
+        assert (state["epoch"], state["position"]) == (2, 0)
+
+    resumed = loader(count, batch_size, **options)
+    resumed.load_state_dict(state)
+    resumed.sampler.set_epoch(state["epoch"])
+    rest = indices(resumed)
+    if taken < len(whole):
+        assert seen + rest == whole
+    # The epoch after that is whole, in its own order, on either loader.
+    following = state["epoch"] + 1
+    for one in (resumed, first):
+        one.sampler.set_epoch(following)
+    assert indices(resumed) == indices(first)
+    assert len(resumed) == len(first) == len(whole)
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_loader_with_workers_continues_where_it_stood(taken: int) -> None:
+    """The workers have fetched further than what was handed out."""
+    whole = indices(loader(17, 3))
+    stopped = loader(17, 3, workers=2)
+    iterator = iter(stopped)
+    seen = indices(next(iterator) for _ in range(taken))
+    state = stopped.state_dict()
+    resumed = loader(17, 3, workers=2)
+    resumed.load_state_dict(state)
+    assert seen + indices(resumed) == whole
+    resumed.sampler.set_epoch(1)
+    plain = loader(17, 3)
+    plain.sampler.set_epoch(1)
+    assert indices(resumed) == indices(plain)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epoch_that_was_left_early_does_not_shift_the_next(workers: int) -> None:
+    """As Trainer(limit_train_batches=…) leaves it."""
+    one = loader(17, 3, workers=workers)
+    iterator = iter(one)
+    next(iterator), next(iterator)
+    one.sampler.set_epoch(1)
+    found = indices(one)
+    plain = loader(17, 3)
+    plain.sampler.set_epoch(1)
+    assert found == indices(plain)
+    assert one.state_dict()["position"] == 0
+
+
+def test_limited_epoch_ends_at_its_limit() -> None:
+    one = loader(17, 3)
+    one.limit = 2
+    iterator = iter(one)
+    next(iterator)
+    assert (one.state_dict()["epoch"], one.state_dict()["position"]) == (0, 1)
+    next(iterator)
+    assert (one.state_dict()["epoch"], one.state_dict()["position"]) == (1, 0)
+
+
+def test_starting_an_epoch_draws_nothing_from_the_random_state() -> None:
+    """Else the dropout of a resumed run would not be that of the uninterrupted one."""
+    for workers in (0, 1):
+        one = loader(6, 3, workers=workers)
+        torch.manual_seed(0)
+        state = torch.get_rng_state()
+        assert len(list(one)) == 2
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_other_batches_are_refused_and_the_same_over_other_ranks_are_not() -> None:
+    stopped = loader(24, 4)
+    iterator = iter(stopped)
+    seen = indices([next(iterator), next(iterator)])
+    state = stopped.state_dict()
+    other = loader(24, 3)
+    other.load_state_dict(state)
+    with pytest.raises(DataError, match="of 4 samples over all ranks; now a batch has 3"):
+        next(iter(other))
+    parts = []
+    for rank in range(2):
+        half = loader(24, 2, num_replicas=2, rank=rank)
+        half.load_state_dict(state)
+        parts.append(indices(half))
+    rest = [sorted(a + b) for a, b in zip(*parts, strict=True)]
+    assert rest == [sorted(batch) for batch in indices(loader(24, 4))[2:]]
+    assert sorted(i for batch in seen + rest for i in batch) == list(range(24))
+
+
+def test_state_of_another_seed_restores_the_order_it_was_in() -> None:
+    stopped = loader(24, 4, seed=5)
+    next(iter(stopped))
+    resumed = loader(24, 4, seed=6)
+    resumed.load_state_dict(stopped.state_dict())
+    assert indices(resumed) == indices(loader(24, 4, seed=5))[1:]
+
+
+def test_data_module_has_a_loader_for_every_data_set() -> None:
+    data = ToyData(ToyRows(7), ToyRows(5), batch_size=4, eval_batch_size=3)
+    assert indices(data.val_dataloader()) == [[0, 1, 2], [3, 4]]
+    tests = data.test_dataloader()
+    assert {name: len(indices(one)) for name, one in tests.items()} == {"test": 2, "train": 3}
+    assert sorted(i for batch in indices(data.train_dataloader()) for i in batch) == list(range(7))
+    assert indices(data.predict_dataloader()) == [[0, 1, 2], [3, 4]]
+    assert ToyData(ToyRows(7), batch_size=4).val_dataloader() == []
+    assert list(ToyData(ToyRows(7), batch_size=4).test_dataloader()) == ["train"]
+
+
+def test_data_modules_order_follows_its_seed() -> None:
+    def order(**options: Any) -> list[list[int]]:
+        return indices(ToyData(ToyRows(30), batch_size=30, **options).train_dataloader())
+
+    assert order() == order(seed=0)
+    assert order(seed=1) != order()
+
+
+# take_rows ----------------------------------------------------------------------------------------
+
+
+def test_rows_are_taken_of_everything_that_has_the_batchs_length() -> None:
+    batch = {
+        "index": torch.arange(4),
+        "x": torch.arange(8.0).reshape(4, 2),
+        "text": ["a", "b", "c", "d"],
+        "pair": ("a", "b", "c", "d"),
+        "array": np.arange(4) * 10,
+        "nested": {"y": torch.arange(4) * 2, "name": "all"},
+        "scalar": torch.tensor(3.0),
+        "other": torch.arange(3),
+        "short": ["one", "two"],
+        "task": "when2call",
+        "number": 4,
+        "none": None,
+    }
+    taken = take_rows(batch, torch.tensor([2, 0]))
+    assert taken["index"].tolist() == [2, 0]
+    assert taken["x"].tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    assert taken["text"] == ["c", "a"]
+    assert list(taken["pair"]) == ["c", "a"]
+    assert taken["array"].tolist() == [20, 0]
+    assert taken["nested"]["y"].tolist() == [4, 0]
+    for name in ("scalar", "other", "short", "task", "number", "none"):
+        assert taken[name] is batch[name]
+    assert taken["nested"]["name"] == "all"
+    assert batch["index"].tolist() == [0, 1, 2, 3]
+
+
+@given(st.integers(1, 8), st.data())
+def test_taking_rows_in_pieces_gives_the_batch_back(size: int, data: st.DataObject) -> None:
+    batch = {"index": torch.arange(size), "x": torch.randn(size, 3)}
+    step = data.draw(st.integers(1, size))
+    pieces = [take_rows(batch, rows) for rows in torch.arange(size).split(step)]
+    for key, value in batch.items():
+        assert torch.equal(torch.cat([piece[key] for piece in pieces]), value)
+
+
+# Fingerprints -------------------------------------------------------------------------------------
+
+
+class Listed:
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.rows[position]
+
+
+BASE = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": 1}]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        BASE[::-1],
+        BASE[:2],
+        [*BASE, BASE[0]],
+        [*BASE[:2], {"text": "d", "label": 1}],
+        [*BASE[:2], {"text": "c", "label": 2}],
+        [*BASE[:2], {"text": "c", "label": "1"}],
+        [*BASE[:2], {"text": "c", "labels": 1}],
+        [*BASE[:2], {"text": "c", "label": None}],
+        [*BASE[:2], {"text": "c"}],
+        [],
+    ],
+)
+def test_fingerprint_tells_order_and_content_apart(rows: list[Any]) -> None:
+    assert fingerprint(Listed(rows)) != fingerprint(Listed(BASE))
+
+
+def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
+    copy = [dict(reversed(row.items())) for row in BASE]
+    assert fingerprint(Listed(copy)) == fingerprint(Listed(BASE))
+    assert fingerprint(IndexedDataset(Listed(BASE))) == fingerprint(Listed(BASE))
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]])),
+        (torch.tensor([1]), torch.tensor([1], dtype=torch.int32)),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.tensor([True, False]), torch.tensor([True, True])),
+        (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16)),
+        (torch.zeros(0), torch.zeros(1)),
+        (np.array([1, 2]), np.array([2, 1])),
+        ([1, [2, 3]], [[1, 2], 3]),
+        (["a", "b"], ["ab"]),
+        (["ab"], "ab"),
+        (b"a", "a"),
+        ({"x": 1}, {"x": 1.5}),
+        (1, True),
+    ],
+)
+def test_fingerprint_reads_values_of_every_kind(value: Any, other: Any) -> None:
+    first, second = fingerprint(Listed([value])), fingerprint(Listed([other]))
+    assert first != second
+    assert first == fingerprint(Listed([value]))
+
+
+def test_fingerprint_of_a_transposed_view_is_of_its_content() -> None:
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert fingerprint(Listed([matrix.T])) == fingerprint(Listed([matrix.T.contiguous()]))
+
+
+def test_data_sets_own_fingerprint_is_taken() -> None:
+    class Owned(Listed):
+        fingerprint = "of its own"
+
+    class HuggingFace(Listed):
+        _fingerprint = "0123abcd"
+
+    class Method(Listed):
+        def fingerprint(self) -> str:
+            return "a method is not a value"
+
+    assert fingerprint(Owned(BASE)) == "of its own"
+    assert fingerprint(HuggingFace(BASE)) == "0123abcd"
+    assert fingerprint(Method(BASE)) == fingerprint(Listed(BASE))
+
+
+def test_fingerprint_of_much_data_reads_a_sample_of_it() -> None:
+    class Counting(Numbers):
+        read = 0
+
+        def __getitem__(self, position: int) -> dict[str, Any]:
+            self.read += 1
+            return super().__getitem__(position)
+
+    rows = Counting(100_000)
+    fingerprint(rows)
+    assert 0 < rows.read <= 64
+    assert fingerprint(Counting(100_000)) != fingerprint(Counting(99_999))
+
+
+def test_batches_of_tensors_stay_tensors() -> None:
+    (batch,) = list(loader(3, 3, shuffle=False))
+    assert isinstance(batch["index"], Tensor)
+    assert batch["value"].tolist() == [0, 10, 20]

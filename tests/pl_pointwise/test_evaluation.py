@@ -1,0 +1,222 @@
+"""Validation and test measure violations and leave the multipliers alone.
+
+Validation samples have indices of their own: an evaluation that stepped multipliers would move
+those of the training samples with the same numbers. Evaluation bounds are the same for every
+method compared, so they are apart from the bounds that are trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.trainer.trainer import Trainer
+from torch import Tensor
+from torchmetrics import MaxMetric, Metric
+
+from pl_pointwise import Constraint, PointwiseModule
+from pl_pointwise.errors import DataError
+from tests.pl_pointwise.toy import (
+    CONSTRAINTS,
+    FORMULATIONS,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    fit,
+    multipliers_of,
+    trainer,
+    weights_of,
+)
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+def test_validation_leaves_multipliers_unchanged(formulation: Any) -> None:
+    rows, held_out = ToyRows(7), ToyRows(7, seed=3)
+    module = fit(Toy(formulation), rows)
+    before, weights = multipliers_of(module), weights_of(module)
+    data = ToyData(rows, held_out, batch_size=4)
+    runner = trainer()
+    runner.validate(module, data, verbose=False)
+    runner.test(module, data, verbose=False)
+    assert module.multipliers.keys() == before.keys()
+    assert all(torch.equal(module.multipliers[name], table) for name, table in before.items())
+    assert torch.equal(weights_of(module), weights)
+
+
+@pytest.mark.parametrize("name", ["pointwise", "average augmented", "by name"])
+def test_training_with_validation_equals_training_without(name: str) -> None:
+    options: Any = {"dropout": 0.3, "primal_steps": 2}
+    runs = []
+    for held_out in (None, ToyRows(9, seed=3)):
+        torch.manual_seed(0)
+        module = Toy(FORMULATIONS[name], **options)
+        runs.append(fit(module, ToyRows(7), held_out=held_out, num_sanity_val_steps=2))
+    assert_identical_run(*runs)
+
+
+def test_evaluation_before_any_training_has_no_multipliers() -> None:
+    module = Toy(FORMULATIONS["pointwise"])
+    trainer().test(module, ToyData(ToyRows(7), ToyRows(5), batch_size=4), verbose=False)
+    assert len(module.multipliers) == 0
+
+
+class Judged(Toy):
+    """Trained on one bound and judged by others; a metric of the task."""
+
+    def __init__(self, formulation: Any, evaluation: dict[str, Constraint]) -> None:
+        super().__init__(formulation, partial=True)
+        self.evaluation_constraints = {**self.constraints, **evaluation}
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        return {"largest": MaxMetric()}
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor
+    ) -> None:
+        metrics["largest"].update(outputs[real])
+
+
+def figures(violation: Tensor) -> dict[str, float]:
+    values = violation.double().numpy()
+    tail = values[values >= np.percentile(values, 95)]
+    return {
+        "mean": values.mean(),
+        "max": values.max(),
+        "violated": (values > 0).mean(),
+        "cvar95": tail.mean(),
+    }
+
+
+@pytest.mark.parametrize(
+    "formulation", [None, FORMULATIONS["pointwise"]], ids=["none", "pointwise"]
+)
+def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) -> None:
+    """Held-out and training data side by side, under their own names; plain training alike."""
+    rows = {
+        "train": ToyRows(11, seed=2, partial=True),
+        "test": ToyRows(9, seed=3, partial=True),
+    }
+    evaluation = {"fit": Constraint(at_least=-0.4, at_most=0.5)}
+    module = Judged(formulation, evaluation)
+    runner = trainer()
+    runner.test(module, ToyData(rows["train"], rows["test"], batch_size=4), verbose=False)
+    expected = {}
+    for stage, data in rows.items():
+        outputs = module({"x": data.x}).detach()
+        errors = (outputs - data.y).square()[data.has["objective"]]
+        expected[f"{stage}/objective"] = float(errors.mean())
+        fit_values = outputs[data.has["fit"]]
+        violations = {
+            "fit": torch.cat([fit_values - 0.5, -0.4 - fit_values]),
+            "pair": 0.2 - (outputs[:, None] * data.x[:, :3])[data.has["pair"]],
+        }
+        for name, violation in violations.items():
+            expected |= {f"{stage}/{name}/{k}": v for k, v in figures(violation).items()}
+            pooled = module.violations[stage][name]
+            assert pooled.device.type == "cpu"
+            torch.testing.assert_close(
+                pooled.double().sort().values, violation.sort().values, rtol=0, atol=1e-6
+            )
+        expected[f"{stage}/largest"] = float(outputs.max())
+    found = {key: float(value) for key, value in runner.callback_metrics.items()}
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_validation_during_fit_is_logged_under_its_own_name() -> None:
+    rows, held_out = ToyRows(7), ToyRows(5, seed=3)
+    module = fit(Toy(FORMULATIONS["pointwise"], learning_rate=0.0), rows, held_out=held_out)
+    logged = module.trainer.callback_metrics
+    outputs = module({"x": held_out.x}).detach()
+    expected = float((outputs - held_out.y).square().mean())
+    assert float(logged["val/objective"]) == pytest.approx(expected, rel=1e-5)
+    violation = CONSTRAINTS["fit"].violation(outputs)
+    assert float(logged["val/fit/mean"]) == pytest.approx(float(violation.mean()), rel=1e-5)
+    assert module.violations.keys() == {"val"}
+    # The running figures of training are of the last batch, and named as such.
+    assert "running/fit/cvar95" in logged
+    assert "train/fit/cvar95" not in logged
+
+
+def test_several_validation_loaders_are_told_apart() -> None:
+    class Two(ToyData):
+        def val_dataloader(self) -> Any:
+            return [self._loader("val"), self._loader("train")]
+
+    class Named(ToyData):
+        def val_dataloader(self) -> Any:
+            return {"seen": self._loader("train"), "unseen": self._loader("val")}
+
+    keys = []
+    for kind in (Two, Named):
+        runner = trainer()
+        data = kind(ToyRows(7), ToyRows(5, seed=3), batch_size=4)
+        runner.validate(Toy(FORMULATIONS["pointwise"]), data, verbose=False)
+        keys.append({k: float(v) for k, v in runner.callback_metrics.items()})
+    numbered, named = keys
+    assert numbered["val0/objective"] == named["unseen/objective"]
+    assert numbered["val1/objective"] == named["seen/objective"]
+    assert named["seen/objective"] != named["unseen/objective"]
+
+
+def test_values_of_another_shape_are_refused_in_evaluation_too() -> None:
+    class Reduced(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            return super().objective(outputs, batch).mean()
+
+    with pytest.raises(DataError, match="do not reduce over the batch"):
+        trainer().validate(
+            Reduced(None), ToyData(ToyRows(4), ToyRows(5), batch_size=4), verbose=False
+        )
+
+
+def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
+    with pytest.raises(ValueError, match="evaluation_constraints names 'fitt'"):
+        PointwiseModule(
+            formulation=None,
+            constraints=CONSTRAINTS,
+            evaluation_constraints={"fitt": Constraint(at_most=0.0)},
+        )
+
+
+class Predicting(Toy):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.stack([batch["index"].double(), self(batch)], 1)
+
+
+def test_prediction_runs_over_the_data_modules_loader() -> None:
+    rows = ToyRows(5, seed=3)
+    module = Predicting(None)
+    predictions = trainer().predict(module, ToyData(ToyRows(7), rows, batch_size=2))
+    assert predictions is not None
+    found = torch.cat(predictions)  # type: ignore[arg-type]
+    assert found[:, 0].tolist() == list(range(5))
+    torch.testing.assert_close(found[:, 1], module({"x": rows.x}).detach())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overfit_batches": 1},
+        {"fast_dev_run": True},
+        {"limit_train_batches": 1, "limit_val_batches": 1},
+        {"barebones": True, "log_every_n_steps": None},
+        {"reload_dataloaders_every_n_epochs": 1},
+        {"check_val_every_n_epoch": 2},
+    ],
+)
+def test_switches_of_the_trainer_work(options: dict[str, Any]) -> None:
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "enable_progress_bar": None if "barebones" in options else False,
+        "enable_model_summary": None if "barebones" in options else False,
+        "logger": None if "barebones" in options else False,
+        "enable_checkpointing": None if "barebones" in options else False,
+    }
+    module = Toy(FORMULATIONS["pointwise"])
+    data = ToyData(ToyRows(7), ToyRows(5), batch_size=4)
+    Trainer(**quiet | options).fit(module, data)
+    assert module.multipliers["pair"].any()

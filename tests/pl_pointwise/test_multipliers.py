@@ -1,0 +1,208 @@
+"""λ is a float32 table on the CPU, and neither Parameter nor buffer.
+
+As a Parameter it would be picked up by the optimizer and divided by the number of ranks; as a
+buffer DDP overwrites it from rank 0, and a bf16 module casts it: there 256 + 0.5 stays 256.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pl_pointwise import Average, Constraint, Multipliers, Penalty, Pointwise, PointwiseModule
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise.toy import FORMULATIONS, INTERVALS, Toy, ToyRows, fit, trainer
+
+# The store ----------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_rows_written_are_the_rows_read(data: st.DataObject) -> None:
+    """Against a list of rows: any sequence of writes, reads of any rows, padding reads zero."""
+    samples = data.draw(st.integers(1, 20), label="samples")
+    columns = data.draw(st.integers(1, 3), label="columns")
+    multipliers = Multipliers(samples)
+    expected = [[0.0] * columns for _ in range(samples)]
+    multipliers.rows("c", torch.tensor([], dtype=torch.long), columns)
+    for _ in range(data.draw(st.integers(0, 4), label="writes")):
+        index = data.draw(st.lists(st.integers(0, samples - 1), unique=True), label="index")
+        rows = torch.rand(len(index), columns)
+        multipliers.write("c", torch.tensor(index, dtype=torch.long), rows)
+        for position, row in zip(index, rows.tolist(), strict=True):
+            expected[position] = row
+    read = data.draw(st.lists(st.integers(-1, samples - 1)), label="read")
+    found = multipliers.rows("c", torch.tensor(read, dtype=torch.long), columns)
+    wanted = [expected[i] if i >= 0 else [0.0] * columns for i in read]
+    torch.testing.assert_close(found, torch.tensor(wanted).reshape(len(read), columns))
+    assert multipliers["c"].dtype == torch.float32
+
+
+def test_rows_are_a_copy() -> None:
+    multipliers = Multipliers(3)
+    multipliers.rows("c", torch.tensor([1]), 1).add_(5.0)
+    assert not multipliers["c"].any()
+    multipliers.scalar("a", 1).add_(5.0)
+    assert not multipliers["a"].any()
+
+
+def test_table_is_made_of_zeros_when_its_width_is_first_seen() -> None:
+    multipliers = Multipliers(4)
+    assert len(multipliers) == 0
+    multipliers.rows("c", torch.tensor([0]), 3)
+    assert {name: tuple(table.shape) for name, table in multipliers.items()} == {"c": (4, 3)}
+    assert "4 samples" in repr(multipliers)
+
+
+@pytest.mark.parametrize("index", [[4], [0, 4], [-2], [2**40]])
+def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
+    """A negative one would silently be counted from the end."""
+    with pytest.raises(TrainingError, match=r'outside the training set of 4.*batch\["index"\]'):
+        Multipliers(4).rows("c", torch.tensor(index), 1)
+
+
+def test_another_number_of_columns_is_refused() -> None:
+    multipliers = Multipliers(4)
+    multipliers.rows("c", torch.tensor([0]), 3)
+    with pytest.raises(TrainingError, match=r'"c".*\(4, 3\).*\(4, 2\).*membership'):
+        multipliers.rows("c", torch.tensor([0]), 2)
+
+
+@pytest.mark.parametrize(("sides", "shape"), [(1, ()), (2, (2,))])
+def test_scalar_has_one_entry_a_side(sides: int, shape: tuple[int, ...]) -> None:
+    multipliers = Multipliers(4)
+    assert multipliers.scalar("a", sides).shape == (sides,)
+    assert multipliers["a"].shape == shape
+    multipliers.write_scalar("a", torch.arange(1.0, sides + 1))
+    assert multipliers.scalar("a", sides).tolist() == list(range(1, sides + 1))
+
+
+def test_state_round_trip_is_a_copy() -> None:
+    multipliers = Multipliers(2)
+    multipliers.rows("c", torch.tensor([0]), 1)
+    multipliers.write("c", torch.tensor([1]), torch.tensor([[2.0]]))
+    other = Multipliers(2)
+    other.load_state_dict(multipliers.state_dict())
+    multipliers.write("c", torch.tensor([0]), torch.tensor([[9.0]]))
+    assert other["c"].tolist() == [[0.0], [2.0]]
+
+
+def test_state_of_another_dtype_is_stored_as_float32() -> None:
+    multipliers = Multipliers(2)
+    multipliers.load_state_dict({"c": torch.ones(2, 1, dtype=torch.float64)})
+    assert multipliers["c"].dtype == torch.float32
+
+
+# In a module --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+def test_multipliers_are_neither_parameters_nor_buffers(formulation: Any) -> None:
+    module = fit(Toy(formulation), ToyRows(7), epochs=1)
+    assert {name for name, _ in module.named_parameters()} == {"first", "last"}
+    assert not dict(module.named_buffers())
+    assert module.state_dict().keys() == {"first", "last"}
+    optimized = module.trainer.optimizers[0].param_groups[0]["params"]
+    assert {id(p) for p in optimized} == {id(module.first), id(module.last)}
+    assert all(not table.requires_grad for table in module.multipliers.values())
+
+
+def test_shapes_after_fit() -> None:
+    rows = ToyRows(7)
+    pointwise = fit(Toy(Pointwise()), rows, epochs=1).multipliers
+    assert (pointwise["fit"].shape, pointwise["pair"].shape) == ((7, 1), (7, 3))
+    intervals = fit(Toy(Pointwise(), INTERVALS), rows, epochs=1).multipliers
+    assert (intervals["fit"].shape, intervals["pair"].shape) == ((7, 2), (7, 6))
+    average = fit(Toy(Average()), rows, epochs=1).multipliers
+    assert (average["fit"].shape, average["pair"].shape) == ((), ())
+    average = fit(Toy(Average(), INTERVALS), rows, epochs=1).multipliers
+    assert (average["fit"].shape, average["pair"].shape) == ((2,), (2,))
+    assert len(fit(Toy(Penalty(weight=1.0)), rows, epochs=1).multipliers) == 0
+    assert len(fit(Toy(None), rows, epochs=1).multipliers) == 0
+
+
+class Constant(PointwiseModule):
+    """Every value of the constraint is 0.5 above its bound, whatever the weights."""
+
+    def __init__(self, formulation: Any) -> None:
+        super().__init__(formulation=formulation, constraints={"fit": Constraint(at_most=0.0)})
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch: Any) -> Tensor:
+        return batch["x"][:, 0] * self.weight
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return outputs
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"fit": 0 * outputs + 0.5}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """λ stands at 256 before the step."""
+        if isinstance(self.formulations["fit"], Average):
+            self.multipliers.scalar("fit", 1)
+            self.multipliers.write_scalar("fit", torch.tensor([256.0]))
+        else:
+            self.multipliers.rows("fit", batch["index"], 1)
+            self.multipliers.write(
+                "fit", batch["index"], torch.full((len(batch["index"]), 1), 256.0)
+            )
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("formulation", [Pointwise(alpha=None, dual_lr=1.0), Average(dual_lr=1.0)])
+def test_multiplier_stays_float32_under_every_precision(formulation: Any, precision: Any) -> None:
+    """In bfloat16 the steps of a large multiplier are lost one by one: 256 + 0.5 is 256."""
+    module = Constant(formulation)
+    fit(module, ToyRows(4), epochs=1, precision=precision)  # type: ignore[arg-type]
+    assert module.weight.dtype == {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(
+        precision, torch.float32
+    )
+    table = module.multipliers["fit"]
+    assert table.dtype == torch.float32
+    assert table.device.type == "cpu"
+    assert (table == 256.5).all()
+
+
+def test_casting_or_moving_the_module_leaves_the_multipliers() -> None:
+    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(4), epochs=1)
+    before = module.multipliers["pair"].clone()
+    module.to(torch.bfloat16)
+    assert module.multipliers["pair"].dtype == torch.float32
+    assert torch.equal(module.multipliers["pair"], before)
+
+
+def test_data_without_places_is_refused_where_multipliers_need_them() -> None:
+    """An iterable has no positions; one multiplier a constraint needs none."""
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            rows = ToyRows(8)
+            return iter([{**rows[i], "index": i} for i in range(8)])
+
+    loader: Any = torch.utils.data.DataLoader(Stream(), batch_size=4)
+    with pytest.raises(TrainingError, match="map-style data set"):
+        trainer().fit(Toy(Pointwise()), loader)
+    module = Toy(Average(dual_lr=1.0))
+    trainer(max_steps=2).fit(module, loader)
+    assert module.multipliers["pair"] > 0
+    assert module.trainer.global_step == 2
+
+
+def test_index_of_another_data_set_is_refused() -> None:
+    """Rows that bring an index of their own, from before they were filtered, say."""
+
+    class Shifted(ToyRows):
+        def __getitem__(self, position: int) -> dict[str, Tensor]:
+            return {**super().__getitem__(position), "index": torch.tensor(position + 100)}
+
+    loader: Any = torch.utils.data.DataLoader(Shifted(4), batch_size=4)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match="103 is outside the training set of 4"):
+        trainer().fit(Toy(Pointwise()), loader)

@@ -1,0 +1,65 @@
+"""An overlay states every argument of the formulation it sets.
+
+LightningCLI merges ``init_args`` of one class: an α or η that the overlay leaves out stays the base
+file's, in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+import pl_pointwise
+from pl_pointwise import Formulation, Pointwise
+from pl_pointwise.configs import packaged_configs
+from pl_pointwise.formulations import formulation_from
+
+
+def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping that names one of our formulations, at any depth."""
+    if isinstance(value, dict):
+        name = str(value.get("class_path", "")).rpartition(".")[2]
+        kind = getattr(pl_pointwise, name, None)
+        if isinstance(kind, type) and issubclass(kind, Formulation):
+            yield value
+        for entry in value.values():
+            yield from formulations_in(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from formulations_in(entry)
+
+
+@pytest.mark.parametrize("path", packaged_configs().values(), ids=packaged_configs())
+def test_formulation_of_a_packaged_configuration_states_every_argument(path: Path) -> None:
+    for config in formulations_in(yaml.safe_load(path.read_text())):
+        formulation = formulation_from(config)
+        stated = set(config.get("init_args", {}))
+        assert stated == set(inspect.signature(type(formulation)).parameters), config
+
+
+def test_some_packaged_configurations_set_a_formulation() -> None:
+    found = [
+        config["class_path"].rpartition(".")[2]
+        for path in packaged_configs().values()
+        for config in formulations_in(yaml.safe_load(path.read_text()))
+    ]
+    assert {"Penalty", "Average", "Pointwise", "Relaxed"} <= set(found)
+
+
+def test_what_an_overlay_leaves_out_stays_the_base_files(tmp_path: Path) -> None:
+    """The trap itself: should LightningCLI stop merging, overlays may become shorter."""
+    for name, arguments in (("base", {"alpha": 7.0, "dual_lr": 0.5}), ("overlay", {"alpha": 2.0})):
+        formulation = {"class_path": "pl_pointwise.Pointwise", "init_args": arguments}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"formulation": formulation}))
+    parser = LightningArgumentParser()
+    parser.add_argument("--formulation", type=Formulation)
+    parser.add_argument("--config", action="config")
+    files = [f"--config={tmp_path / name}.yaml" for name in ("base", "overlay")]
+    merged = formulation_from(parser.parse_args(files).formulation.as_dict())
+    assert merged == Pointwise(alpha=2.0, dual_lr=0.5)
