@@ -43,8 +43,34 @@ class PointwiseCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """A checkpoint is data: unless told otherwise, none is loaded in a way that runs code."""
-        if self.subcommand and self.config[self.subcommand].weights_only is None:
-            self.config[self.subcommand].weights_only = True
+        if not self.subcommand:
+            return
+        config = self.config[self.subcommand]
+        if config.weights_only is None:
+            config.weights_only = True
+        if "verbose" in config:
+            config.verbose = False  # Lightning's tables cut the names off; ours follows.
+
+    def after_validate(self) -> None:
+        self._print_metrics()
+
+    def after_test(self) -> None:
+        self._print_metrics()
+
+    def _print_metrics(self) -> None:
+        """A line per metric, a column per evaluated data set."""
+        if not self.trainer.is_global_zero:
+            return
+        table: dict[str, dict[str, float]] = {}
+        for name, value in self.trainer.callback_metrics.items():
+            stage, _, metric = name.partition("/")
+            table.setdefault(metric, {})[stage] = float(value)
+        stages = list(dict.fromkeys(stage for values in table.values() for stage in values))
+        width = max(map(len, table), default=0)
+        print(" " * width + "".join(f"{stage:>12}" for stage in stages))
+        for metric, values in table.items():
+            cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
+            print(f"{metric:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
 
 
 def main(args: Sequence[str] | None = None) -> None:

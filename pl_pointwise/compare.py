@@ -37,7 +37,7 @@ from .figures import violation_cdfs
 log = logging.getLogger(__name__)
 
 STAGES = ("test", "train")
-"""Held-out first, then the training data, each one full pass after the fit."""
+"""Held-out first, then the training data, each one full pass after the fit. Tasks may add more."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,6 @@ def execute(run: Run) -> dict[str, Any]:
         arrays = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in cli.model.violations.items()
-            if stage in STAGES
             for name, values in by_constraint.items()
         }
         np.savez(run.folder / "violations.npz", **arrays)
@@ -200,19 +199,23 @@ def write_csv(results: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None
 
 
 def markdown(results: Sequence[tuple[Run, dict[str, Any]]]) -> str:
-    """The table: a line per row, "held-out · train" per metric, mean ± std over seeds."""
-    stages = [s for s in STAGES if any(n.startswith(f"{s}/") for n in _metric_names(results))]
-    columns = dict.fromkeys(
-        name.partition("/")[2]
-        for stage in stages
-        for name in _metric_names(results)
-        if name.startswith(f"{stage}/")
-    )
+    """The table: a line per row, "held-out · train" per metric, mean ± std over seeds.
+
+    Of further data sets that ``test`` ran on, the task's own metrics follow by ``stage/metric``.
+    """
+    names = _metric_names(results)
+    columns: dict[str, list[str]] = {}
+    for name in names:
+        stage, _, metric = name.partition("/")
+        if stage in STAGES:
+            columns.setdefault(metric, []).append(name)
+        elif "/" not in metric:
+            columns[name] = [name]
     seeds = len({run.seed for run, _ in results})
     lines = [
-        f"Each cell: {' · '.join('held-out' if s == 'test' else s for s in stages)}, one full pass "
-        f"after the fit; {'mean ± std over ' if seeds > 1 else ''}{seeds} seed"
-        f"{'s' if seeds > 1 else ''}. A violation ≤ 0 is satisfied.",
+        "Each cell: held-out · train, one full pass after the fit; "
+        + (f"mean ± std over {seeds} seeds" if seeds > 1 else "1 seed")
+        + ". A violation ≤ 0 is satisfied.",
         "",
         "| method | " + " | ".join(columns) + " |",
         "|---" * (len(columns) + 1) + "|",
@@ -225,11 +228,11 @@ def markdown(results: Sequence[tuple[Run, dict[str, Any]]]) -> str:
             lines.append(f"| {row} | failed: {_one_line(errors[0])} |" + " |" * (len(columns) - 1))
             continue
         cells = []
-        for column in columns:
-            values = [[m.get(f"{stage}/{column}", math.nan) for m in done] for stage in stages]
+        for in_column in columns.values():
+            values = [[m.get(name, math.nan) for m in done] for name in in_column]
             cells.append(" · ".join(_mean_and_std(each) for each in values))
-        name = row if not errors else f"{row} ({len(errors)} failed: {_one_line(errors[0])})"
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        label = row if not errors else f"{row} ({len(errors)} failed: {_one_line(errors[0])})"
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

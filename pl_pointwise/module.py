@@ -585,7 +585,7 @@ class PointwiseModule(LightningModule):
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         self._evaluations = {
             stage: _Evaluation(
-                MeanMetric().to(self.device),
+                MeanMetric(nan_strategy="disable").to(self.device),  # NaN in, NaN out.
                 {name: ViolationStatistics().to(self.device) for name in self.constraints},
                 {name: m.to(self.device) for name, m in self.evaluation_metrics().items()},
             )

@@ -65,7 +65,7 @@ def reference_problem(model: nn.Module) -> str | None:
     moving = [
         name
         for name, weight in model.named_parameters()
-        if weight.requires_grad and not _belongs_to_adapter(model, name)
+        if weight.requires_grad and not belongs_to_adapter(model, name)
     ]
     if moving:
         return (
@@ -109,7 +109,7 @@ def base_fingerprint(model: nn.Module) -> str:
         config.pop(volatile, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in base_of(model).named_parameters():
-        if _belongs_to_adapter(model, name):
+        if belongs_to_adapter(model, name):
             continue
         name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -191,7 +191,7 @@ def _read(path: Path) -> Tensor | None:
         return None
 
 
-def _belongs_to_adapter(model: nn.Module, name: str) -> bool:
+def belongs_to_adapter(model: nn.Module, name: str) -> bool:
     """Whether a parameter is an adapter's, by the names that PEFT gives them."""
     if not isinstance(model, PeftModel):
         return False

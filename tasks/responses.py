@@ -308,7 +308,7 @@ def _probe(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     rows = order[:2] if len(order) > 1 else order.repeat(2)
     rows = rows.to(batch["prompt_ids"].device)
     names = ("prompt_ids", "prompt_lengths", "response_ids", "response_lengths")
-    probe = {name: batch[name][rows].clone() for name in names}
+    probe = {name: batch[name].to(rows.device)[rows] for name in names}  # lengths may be elsewhere
     if len(order) == 1:
         half = probe["prompt_lengths"][1] // 2
         probe["prompt_lengths"][1] = half.clamp(min=1)

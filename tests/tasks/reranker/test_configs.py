@@ -89,7 +89,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     assert state["pl_pointwise"]["multipliers"]["relevance"].max() > 0
 
     main(["test", *base, "--ckpt_path", str(checkpoint)])
-    assert "test/relevance/cvar95" in capsys.readouterr().out
+    assert "relevance/cvar95" in capsys.readouterr().out
 
     queries = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
     asked = write_jsonl(tmp_path / "queries.jsonl", queries)

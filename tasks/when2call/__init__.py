@@ -1,0 +1,6 @@
+"""When2Call: when to call a tool, ask back, decline or answer, as constraints on likelihoods."""
+
+from .data import When2CallDataModule
+from .module import When2CallModule
+
+__all__ = ["When2CallDataModule", "When2CallModule"]

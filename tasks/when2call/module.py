@@ -1,0 +1,290 @@
+"""When2Call: every prompt's right behaviour keeps a likelihood, every wrong one loses it.
+
+A prompt x, with tools, has a chosen response y_w and rejected ones y_l. With s̄(y) the mean
+log-likelihood of a response's tokens under the policy π,
+
+    minimise   KL(π ‖ π_ref) a token, over all responses       (or a preference loss)
+    subject to s̄(y_w) ≥ ε_win   for every prompt                                    "chosen"
+               s̄(y_l) ≤ ε_lose  for every prompt and each of its rejected responses "rejected"
+
+or, with ``constrain="ratio"``, one constraint s̄(y_w) − s̄(y_l) ≥ ε on each pair, "ratio". The
+reference π_ref is the same model without its adapters.
+
+A batch is :class:`~.data.When2CallDataModule`'s: of multiple-choice records the right answer is the
+chosen one and the others are rejected, so violations are measured there as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+
+from pl_pointwise import Constraint, Formulation, Optimization
+
+from ..language_model import Attention, Dtype, Lora
+from ..language_model_module import Generation, LanguageModelModule, real_rows
+from ..responses import ResponseStatistics, ScoringPath
+from .metrics import (
+    NORMALISATIONS,
+    Normalisation,
+    choice_metrics,
+    choice_scores,
+    chosen_category,
+    update_choice_metrics,
+)
+from .objectives import (
+    NEED_REFERENCE,
+    Objective,
+    PreferenceLosses,
+    log_ratios,
+    mean_divergence,
+    preference_loss,
+)
+from .records import CATEGORIES
+
+PAPER_LORA = Lora(r=8, alpha=16, dropout=0.05)
+PAPER_LOSSES = PreferenceLosses()
+GREEDY = Generation()
+PAPER_OPTIMIZATION = Optimization(learning_rate=5e-5, weight_decay=0.0, schedule="cosine")
+
+
+class When2CallModule(LanguageModelModule):
+    """A causal language model with LoRA, constrained in what it makes likely and unlikely.
+
+    Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
+    shows tools. To evaluate a model as it is, run `test` without `fit`.
+
+    Args:
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        formulation: how the constraints are enforced; one for all, one for each by name, or None
+            for plain training on the objective.
+        chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
+        rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 a token is far
+            below what a fluent model gives to wrong answers (−2 to −4) and costs 7 to 8 nats of KL
+            a token; −6 costs a fraction of that.
+        ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
+        constrain: "likelihood" for the constraints chosen and rejected, "ratio" for the one.
+        chosen_evaluation_tolerance: ε_win that violations in validation and test are measured
+            against; None takes `chosen_tolerance`. Give all methods that are compared the same.
+        rejected_evaluation_tolerance: likewise ε_lose.
+        ratio_evaluation_tolerance: likewise ε of the ratio.
+        objective: "kl" to stay close to the reference, or the baselines "dpo", "simpo", "cpo" and
+            "cal_dpo" (with formulation None).
+        losses: hyper-parameters of the preference losses.
+        choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
+            hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
+        lora: the adapters.
+        dtype: of the base's weights; "auto" is that of the files.
+        attention: attention implementation; None leaves the choice to transformers.
+        quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
+        gradient_checkpointing: compute layers again in the backward pass, for less memory.
+        revision: of the model on the hub.
+        scoring_path: "auto" takes the fastest way to log-likelihoods that agrees with the plain one
+            on the first batch of a fit; a name takes that way: "shared_prompt", "chunked", "plain".
+        reference_cache: None computes the reference in every step; "memory" keeps its hidden states
+            at response positions for later epochs (2 bytes × hidden size a token); a folder keeps
+            them on disk, for later runs too.
+        generation: how `predict` answers questions that come without candidates.
+        optimization: optimizer and schedule; by default the paper's, AdamW at 5e-5 with a cosine
+            schedule, no warm-up and no weight decay.
+        micro_batch_size: prompts per forward and backward pass; None takes the whole batch.
+        gradient_clip_val: largest norm of the gradient, or None.
+        primal_steps: steps of the weights per dual step.
+        order: "simultaneous" or "dual_first".
+    """
+
+    host_keys = (
+        *LanguageModelModule.host_keys,
+        "choices",
+        "characters",
+        "has_tools",
+        "gold",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        formulation: Formulation | dict[str, Formulation] | None = None,
+        chosen_tolerance: float = -2.0,
+        rejected_tolerance: float = -20.0,
+        ratio_tolerance: float = 0.0,
+        constrain: Literal["likelihood", "ratio"] = "likelihood",
+        chosen_evaluation_tolerance: float | None = None,
+        rejected_evaluation_tolerance: float | None = None,
+        ratio_evaluation_tolerance: float | None = None,
+        objective: Objective = "kl",
+        losses: PreferenceLosses = PAPER_LOSSES,
+        choose_by: Normalisation = "characters",
+        lora: Lora = PAPER_LORA,
+        dtype: Dtype = "auto",
+        attention: Attention | None = None,
+        quantize_4bit: bool = False,
+        gradient_checkpointing: bool = False,
+        revision: str | None = None,
+        scoring_path: ScoringPath | Literal["auto"] = "auto",
+        reference_cache: str | None = None,
+        generation: Generation = GREEDY,
+        optimization: Optimization = PAPER_OPTIMIZATION,
+        micro_batch_size: int | None = None,
+        gradient_clip_val: float | None = None,
+        primal_steps: int = 1,
+        order: Literal["simultaneous", "dual_first"] = "simultaneous",
+    ) -> None:
+        def judged(own: float | None, trained: float) -> float:
+            return trained if own is None else own
+
+        chosen = judged(chosen_evaluation_tolerance, chosen_tolerance)
+        rejected = judged(rejected_evaluation_tolerance, rejected_tolerance)
+        ratio = judged(ratio_evaluation_tolerance, ratio_tolerance)
+        _one_of("constrain", constrain, ("likelihood", "ratio"))
+        by_likelihood = constrain == "likelihood"
+        super().__init__(
+            formulation=formulation,
+            constraints={
+                "chosen": Constraint(at_least=chosen_tolerance),
+                "rejected": Constraint(at_most=rejected_tolerance),
+            }
+            if by_likelihood
+            else {"ratio": Constraint(at_least=ratio_tolerance)},
+            evaluation_constraints={
+                "chosen": Constraint(at_least=chosen),
+                "rejected": Constraint(at_most=rejected),
+            }
+            if by_likelihood
+            else {"ratio": Constraint(at_least=ratio)},
+            optimization=optimization,
+            micro_batch_size=micro_batch_size,
+            gradient_clip_val=gradient_clip_val,
+            primal_steps=primal_steps,
+            order=order,
+        )
+        _one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
+        _one_of("choose_by", choose_by, tuple(NORMALISATIONS.values()))
+        self.trained_on: Objective = objective
+        # A mapping is from a checkpoint's hyperparameters.
+        self.losses = PreferenceLosses(**losses) if isinstance(losses, Mapping) else losses
+        self.choose_by: Normalisation = choose_by
+        self.load_policy(
+            model_name,
+            lora=lora,
+            dtype=dtype,
+            attention=attention,
+            quantize_4bit=quantize_4bit,
+            gradient_checkpointing=gradient_checkpointing,
+            revision=revision,
+            scoring_path=scoring_path,
+            reference_cache=reference_cache,
+            generation=generation,
+        )
+
+    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
+        """Statistics of every response; with the reference where the objective needs it.
+
+        Evaluation always has the reference, as every method's KL is reported.
+        """
+        return self.score(batch, not self.training or self.trained_on in NEED_REFERENCE)
+
+    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
+        if self.trained_on == "kl":
+            return mean_divergence(outputs)
+        return preference_loss(self.trained_on, outputs, self.losses)
+
+    def constraint_values(
+        self, outputs: ResponseStatistics, batch: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """s̄ of the "chosen" response (B,) and of the "rejected" ones (B, K), or the "ratio"."""
+        if "ratio" in self.constraints:
+            return {"ratio": log_ratios(outputs)}
+        means = outputs.mean_log_likelihood
+        return {"chosen": means[:, 0], "rejected": means[:, 1:]}
+
+    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Every sample carries the objective, and a constraint for each response it has."""
+        present = batch["response_lengths"] > 0
+        if "ratio" in self.constraints:
+            return {"ratio": present[:, :1] & present[:, 1:]}
+        return {"chosen": present[:, 0], "rejected": present[:, 1:]}
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        """Divergence and order of the responses; of multiple choice, the When2Call table too."""
+        return {
+            "kl": MeanMetric(),
+            "pairwise_accuracy": MeanMetric(),
+            "ratio_accuracy": MeanMetric(),
+            **choice_metrics(),
+        }
+
+    def update_evaluation_metrics(
+        self,
+        metrics: dict[str, Metric],
+        outputs: ResponseStatistics,
+        batch: dict[str, Any],
+        real: Tensor,
+    ) -> None:
+        """Add a batch; `real` is false for rows that only fill it."""
+        pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
+        metrics["pairwise_accuracy"].update((log_ratios(outputs) > 0)[pairs].float())
+        if outputs.kl is not None and outputs.reference_log_likelihood is not None:
+            metrics["kl"].update(mean_divergence(outputs)[real])
+            moved = outputs.log_likelihood - outputs.reference_log_likelihood
+            metrics["ratio_accuracy"].update((moved[:, :1] > moved[:, 1:])[pairs].float())
+        if "gold" not in batch:
+            return
+        predicted = {
+            normalisation: chosen_category(self._scores(outputs, batch, normalisation))[real]
+            for normalisation in NORMALISATIONS.values()
+        }
+        gold, has_tools = (batch[name].to(real.device)[real] for name in ("gold", "has_tools"))
+        update_choice_metrics(metrics, predicted, self.choose_by, gold, has_tools)
+
+    def predict_step(
+        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+    ) -> list[dict[str, Any]]:
+        """One dict per question; rows that only fill the batch give none.
+
+        {index, behaviour, scores: {behaviour: score}} where there are candidates to choose from,
+        the scores by `choose_by`; {index, answer}, a generated text, where there are none.
+        """
+        lengths = batch["response_lengths"]
+        candidates = (lengths > 0).any(1)
+        found: dict[int, dict[str, Any]] = {}
+        rows = dict(real_rows(batch))
+        if candidates.any():
+            by_category = self._scores(self.score(batch, False), batch, self.choose_by)
+            chosen, scores = chosen_category(by_category).tolist(), by_category.tolist()
+            for row in rows:
+                if candidates[row]:
+                    given = batch["choices"][row].tolist()
+                    found[row] = {
+                        "behaviour": CATEGORIES[chosen[row]],
+                        "scores": {
+                            name: scores[row][place]
+                            for place, name in enumerate(CATEGORIES)
+                            if place in given
+                        },
+                    }
+        alone = [row for row in rows if not candidates[row]]
+        if alone:
+            prompts, sizes = batch["prompt_ids"], batch["prompt_lengths"]
+            for row, answer in zip(alone, self.generate(prompts[alone], sizes[alone]), strict=True):
+                found[row] = {"answer": answer}
+        return [{"index": index, **found[row]} for row, index in rows.items()]
+
+    def _scores(
+        self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation
+    ) -> Tensor:
+        """Scores by behaviour, (B, 4)."""
+        device = outputs.log_likelihood.device
+        characters, choices = (batch[name].to(device) for name in ("characters", "choices"))
+        return choice_scores(
+            outputs.log_likelihood, outputs.lengths, characters, choices, normalisation
+        )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}.")

@@ -1,0 +1,95 @@
+"""What is minimised: closeness to the reference, or one of the preference losses.
+
+All are functions of the response statistics of a batch, response 0 chosen and the others rejected;
+a loss on several rejected responses is the mean over its pairs. Result (B,).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..preference_losses import cal_dpo_loss, cpo_loss, dpo_loss, simpo_loss
+from ..responses import ResponseStatistics
+
+Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
+
+NEED_REFERENCE = ("kl", "dpo", "cal_dpo")
+"""Objectives that cannot do without the reference policy."""
+
+
+@dataclass
+class PreferenceLosses:
+    """Hyper-parameters of the preference losses; preference_losses.py has the formulas.
+
+    Args:
+        dpo_beta: β of DPO.
+        simpo_beta: β of SimPO.
+        simpo_gamma: γ of SimPO, the margin asked for, outside β.
+        cpo_beta: β of CPO.
+        cpo_likelihood_weight: λ₀ of CPO, of the chosen response's own likelihood.
+        cal_dpo_beta: β of Cal-DPO, whose targets are ±1/2β.
+        cal_dpo_calibration_weight: c of Cal-DPO; the authors' code has ½.
+    """
+
+    dpo_beta: float = 0.1
+    simpo_beta: float = 2.0
+    simpo_gamma: float = 0.0
+    cpo_beta: float = 0.25
+    cpo_likelihood_weight: float = 1.0
+    cal_dpo_beta: float = 0.1
+    cal_dpo_calibration_weight: float = 1.0
+
+
+def mean_over(values: Tensor, present: Tensor) -> Tensor:
+    """The mean of each row over the columns that are present; 0 of none. (B, R), (B, R) → (B,)."""
+    return torch.where(present, values, 0).sum(1) / present.sum(1).clamp(min=1)
+
+
+def mean_divergence(statistics: ResponseStatistics) -> Tensor:
+    """KL(π_θ ‖ π_ref) a token, of each response, averaged over a sample's responses, (B,)."""
+    assert statistics.kl is not None
+    return mean_over(statistics.kl, statistics.present)
+
+
+def preference_loss(
+    objective: Objective, statistics: ResponseStatistics, settings: PreferenceLosses
+) -> Tensor:
+    """The named loss of each sample, (B,)."""
+    present = statistics.present[:, 1:]
+    sums, means = statistics.log_likelihood, statistics.mean_log_likelihood
+    chosen, rejected = sums[:, :1], sums[:, 1:]
+    if objective == "simpo":
+        losses = simpo_loss(
+            means[:, :1], means[:, 1:], beta=settings.simpo_beta, gamma=settings.simpo_gamma
+        )
+    elif objective == "cpo":
+        losses = cpo_loss(
+            chosen,
+            rejected,
+            means[:, :1],
+            beta=settings.cpo_beta,
+            likelihood_weight=settings.cpo_likelihood_weight,
+        )
+    else:
+        reference = statistics.reference_log_likelihood
+        assert reference is not None
+        four = chosen, rejected, reference[:, :1], reference[:, 1:]
+        if objective == "dpo":
+            losses = dpo_loss(*four, beta=settings.dpo_beta)
+        else:
+            losses = cal_dpo_loss(
+                *four,
+                beta=settings.cal_dpo_beta,
+                calibration_weight=settings.cal_dpo_calibration_weight,
+            )
+    return mean_over(losses, present)
+
+
+def log_ratios(statistics: ResponseStatistics) -> Tensor:
+    """s̄_w − s̄_l = log π(y_w|x)/|y_w| − log π(y_l|x)/|y_l| of each pair, (B, R − 1)."""
+    means = statistics.mean_log_likelihood
+    return means[:, :1] - means[:, 1:]

@@ -1,0 +1,151 @@
+"""Every packaged When2Call configuration runs, in process, on a tiny model and local records.
+
+Only the model, the data and the length of the run are replaced; every other key is the shipped one.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from inspect import signature
+
+import pytest
+import torch
+import yaml
+
+import pl_pointwise
+from pl_pointwise.cli import PointwiseCLI, main
+from pl_pointwise.configs import packaged_configs
+
+CONFIGS = {n: p for n, p in packaged_configs().items() if n.partition("/")[0] == "when2call"}
+ROWS = [name for name in CONFIGS if name.endswith(("table", "rows"))]
+OVERLAYS = [name for name in CONFIGS if name not in ROWS and "/" in name]
+METHODS = [
+    name
+    for name in OVERLAYS
+    if (yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"].get("formulation"))
+]
+PAIRS = [{"system": "Add.", "input": f"{i} + 1?", "chosen": f"{i + 1}", "rejected": "Hm."}
+         for i in range(6)]  # fmt: skip
+
+
+@pytest.fixture
+def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
+    """Arguments that put a tiny model, local records and a short run in place."""
+    model = str(language_model_folder)
+    init = {"model.init_args.model_name": model, "data.init_args.model_name": model}
+    init |= {"data.init_args.source": "files", "data.init_args.batch_size": "4"}
+    init |= {f"data.init_args.{name}": path for name, path in when2call_files.items()}
+    init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
+    init |= {"trainer.max_epochs": "1", "trainer.logger": "false"}
+    init |= {"trainer.limit_train_batches": "2", "trainer.enable_model_summary": "false"}
+    init |= {"trainer.enable_progress_bar": "false", "trainer.enable_checkpointing": "false"}
+    return [word for key, value in init.items() for word in (f"--{key}", value)]
+
+
+@pytest.fixture
+def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
+    """The same with plain preference pairs."""
+    path = str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
+    files = {"train_file": path, "val_file": "null", "mcq_file": "null", "val_fraction": "0.2"}
+    return tiny + [w for k, v in files.items() for w in (f"--data.init_args.{k}", v)]
+
+
+@pytest.mark.parametrize("name", ["when2call", *OVERLAYS])
+def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
+    tiny = tiny_pairs if "schema: pairs" in CONFIGS[name].read_text() else tiny
+    overlay = [] if name == "when2call" else ["--config", name]
+    root = ["--trainer.default_root_dir", str(tmp_path / "run")]
+    main(["fit", "--config", "when2call", *overlay, *tiny, *root])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
+    orca = name == "when2call/orca_rows"
+    overlay = ["--config", "when2call/orca"] if orca else []
+    arguments = tiny_pairs if orca else tiny
+    if "--trainer.max_epochs" in arguments:  # A row may train for no epoch at all.
+        place = arguments.index("--trainer.max_epochs")
+        arguments = arguments[:place] + arguments[place + 2 :]
+    output = tmp_path / "results"
+    arguments = ["--config", "when2call", *overlay, "--rows", name, *arguments]
+    main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
+    with (output / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(yaml.safe_load(CONFIGS[name].read_text()))
+    for row in rows:
+        assert row["error"] == ""
+        accuracies = [float(row[f"{stage}/pairwise_accuracy"]) for stage in ("test", "train")]
+        assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+        if not orca:
+            assert 0 <= float(row["mcq/macro_f1"]) <= 1
+            assert float(row["test/rejected/max"]) >= float(row["test/rejected/cvar95"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_overlay_states_every_argument_of_its_formulation(name) -> None:
+    """LightningCLI merges init_args, so an argument left out would keep another method's value."""
+    config = yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"]["formulation"]
+    kind = getattr(pl_pointwise, config["class_path"].rpartition(".")[2])
+    assert set(config["init_args"]) == set(signature(kind).parameters)
+
+
+def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
+    bounds = set()
+    for name in OVERLAYS:
+        if name in ("when2call/practical", "when2call/orca"):
+            continue
+        args = ["--config", "when2call", "--config", name, *tiny]
+        judged = PointwiseCLI(args, run=False).model.evaluation_constraints
+        bounds.add((judged["chosen"].at_least, judged["rejected"].at_most))
+    assert bounds == {(-2.0, -20.0)}
+
+
+def test_practical_tolerances_replace_those_of_any_method_before_them(tiny) -> None:
+    for name in METHODS:
+        if name == "when2call/orca":
+            continue
+        args = ["--config", "when2call", "--config", name, "--config", "when2call/practical", *tiny]
+        module = PointwiseCLI(args, run=False).model
+        for constraints in (module.constraints, module.evaluation_constraints):
+            assert constraints["chosen"].at_least == -2
+            assert constraints["rejected"].at_most == -6
+        assert module.formulations
+
+
+def test_fit_then_test_then_predict_from_the_checkpoint(
+    tiny, tmp_path, write_jsonl, when2call_choices, capsys
+) -> None:
+    """The commands of docs/when2call.md, one after the other, the checkpoint between them."""
+    run = tmp_path / "run"
+    tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
+    tiny += ["--data.init_args.group_rejected", "true"]
+    base = ["--config", "when2call", "--config", "when2call/pointwise", *tiny]
+    base += ["--trainer.default_root_dir", str(run)]
+    main(["fit", *base])
+    (checkpoint,) = run.rglob("*.ckpt")
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["pl_pointwise"]["multipliers"]["rejected"].shape == (6, 2)
+    assert state["pl_pointwise"]["multipliers"]["rejected"].max() > 0
+
+    main(["test", *base, "--ckpt_path", str(checkpoint)])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["test", "train", "mcq"] in shown
+    rows = {line[0]: line[1:] for line in shown if line}
+    assert len(rows["rejected/max"]) == 3
+    assert len(rows["macro_f1"]) == 1  # of multiple choice alone
+
+    asked = when2call_choices(2)
+    del asked[1]["answers"]
+    questions = write_jsonl(tmp_path / "questions.jsonl", asked)
+    found = tmp_path / "found.jsonl"
+    writer = ["--trainer.callbacks+", "pl_pointwise.callbacks.PredictionWriter"]
+    writer += ["--trainer.callbacks.path", str(found)]
+    asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
+    asked_for += ["--model.init_args.generation.max_new_tokens", "5"]
+    main(["predict", *base, *asked_for, *writer])
+    chosen, generated = [json.loads(line) for line in found.read_text().splitlines()]
+    assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
+    assert chosen["scores"][chosen["behaviour"]] == max(chosen["scores"].values())
+    assert isinstance(generated["answer"], str)
+    assert "behaviour" not in generated

@@ -1,0 +1,377 @@
+"""Records become batches: split by prompt, cut only where allowed, refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow.json
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch import Trainer
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import When2CallDataModule
+from pl_pointwise.tasks.conversations import ConversationEncoder
+from pl_pointwise.tasks.when2call.encoding import ResponseDataset
+from pl_pointwise.tasks.when2call.records import (
+    CATEGORIES,
+    Record,
+    grouped,
+    parse_choice,
+    parse_pair,
+    parse_preference,
+    parse_question,
+    tool_calls,
+)
+from tests.tasks.conftest import build_tokenizer
+from tests.tasks.when2call.conftest import (
+    CALL,
+    TOOL,
+    choice_row,
+    choice_rows,
+    preference_row,
+    preference_rows,
+    write_rows,
+)
+
+ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "when2call"
+
+
+def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
+    return When2CallDataModule(str(folder), source="files", **files, **options)
+
+
+def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> ResponseDataset:
+    limits: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
+    return ResponseDataset([parse(row, "t.jsonl, line 3")], ENCODER, **limits | options)
+
+
+# One form of a tool call ------------------------------------------------------------------------
+
+
+def test_training_and_evaluation_render_a_tool_call_to_the_same_tokens() -> None:
+    """The published evaluation leaves one model's calls bare, and so scores another text."""
+    trained = dataset(preference_row(chosen="tool_call"))[0]["responses"][0]
+    judged = dataset(choice_row(correct="tool_call"), parse_choice, kind="choice")[0]
+    assert judged["responses"][0].tolist() == trained.tolist()
+    assert judged["gold"] == CATEGORIES.index("tool_call")
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3))
+def test_marked_bare_listed_and_encoded_calls_are_read_alike(arguments) -> None:
+    call = {"name": "add", "arguments": arguments}
+    text = json.dumps(call)
+    forms = [text, f"[{text}]", f" <TOOLCALL>[{text}]</TOOLCALL>\n", f"<TOOLCALL>{text}</TOOLCALL>"]
+    forms.append(json.dumps({"name": "add", "arguments": json.dumps(arguments)}))
+    assert all(tool_calls(form) == [call] for form in forms)
+
+
+@pytest.mark.parametrize("text", ["It is 3.", "{not json}", '{"a": 1}', "[1, 2]", "[]"])
+def test_a_text_that_is_no_call_stays_a_text(text) -> None:
+    assert tool_calls(text) is None
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def without(row: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
+
+
+ROW, QUESTION = preference_row(), choice_row()
+BAD_PREFERENCES = [
+    ("[]", "the record is a list"),
+    ("{", "line 2: not a readable record"),
+    (without(ROW, "tools"), 'field "tools" is missing'),
+    (ROW | {"tools": "x"}, 'field "tools" is a text'),
+    (ROW | {"tools": ['{"name": ']}, r'line 2: field "tools\[0\]" is not readable JSON'),
+    (ROW | {"tools": ["[]"]}, r'"tools\[0\]" is a list'),
+    (ROW | {"tools": ["{}"]}, r'"tools\[0\]" has no name'),
+    (ROW | {"messages": []}, '"messages" is empty'),
+    (ROW | {"messages": ["hi"]}, r'"messages\[0\]" is a text'),
+    (ROW | {"messages": [{"role": "god", "content": "x"}]}, "is 'god'"),
+    (ROW | {"messages": [{"role": "user", "content": " "}]}, r"content\" is empty"),
+    (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
+    (without(ROW, "chosen_response"), '"chosen_response" is missing'),
+    (ROW | {"chosen_response": "x"}, '"chosen_response" is a text'),
+    (ROW | {"chosen_response": {"content": ""}}, '"chosen_response.content" is empty'),
+    (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
+    (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
+    (ROW | {"chosen_response": {"content": "<TOOLCALL>[]</TOOLCALL>"}}, "no call in it"),
+    (ROW | {"chosen_response": {"content": "<TOOLCALL>[{}]"}}, "does not end in </TOOLCALL>"),
+    (ROW | {"chosen_response": {"content": "Sure: <TOOLCALL>[]</TOOLCALL>"}}, "mixes text"),
+    (ROW | {"category": "joke"}, "\"category\" names 'joke'"),
+]
+BAD_CHOICES = [
+    (without(QUESTION, "correct_answer"), '"correct_answer" is missing'),
+    (QUESTION | {"correct_answer": "joke"}, "names 'joke'"),
+    (QUESTION | {"correct_answer": None}, "is null"),
+    (without(QUESTION, "answers"), "lacks direct, tool_call"),
+    (QUESTION | {"answers": ["x"]}, '"answers" is a list'),
+    (QUESTION | {"answers": {"joke": "x"}}, "names 'joke'"),
+    (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
+    (QUESTION | {"question": ""}, '"question" is empty'),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "option"),
+    [(*bad, "train_file") for bad in BAD_PREFERENCES] + [(*bad, "mcq_file") for bad in BAD_CHOICES],
+)
+def test_bad_record_is_refused_by_file_and_line(
+    row, message, option, language_model_folder, tmp_path
+) -> None:
+    good = ROW if option == "train_file" else QUESTION
+    path = write_rows(tmp_path / "bad.jsonl", [good, row])
+    data = module(language_model_folder, {option: str(path)}, val_fraction=0)
+    with pytest.raises(DataError, match=message) as caught:
+        data.setup("fit" if option == "train_file" else "test")
+    assert "bad.jsonl, line 2" in str(caught.value)
+    assert "invalid: skip" in str(caught.value)
+
+
+def test_skipped_records_are_counted(language_model_folder, tmp_path) -> None:
+    path = write_rows(tmp_path / "t.jsonl", [ROW, ROW | {"tools": ["{"]}])
+    files = {"train_file": str(path)}
+    data = module(language_model_folder, files, val_fraction=0, invalid="skip")
+    with pytest.warns(UserWarning, match="left out 1 of 2 records"):
+        data.setup("fit")
+    assert len(data.datasets["train"]) == 1
+
+
+def test_parquet_and_json_lines_give_the_same_data(language_model_folder, tmp_path) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(4))
+    pyarrow.parquet.write_table(pyarrow.json.read_json(path), tmp_path / "t.parquet")
+    found = []
+    for name in ("t.jsonl", "t.parquet"):
+        files = {"train_file": str(tmp_path / name)}
+        data = module(language_model_folder, files, val_fraction=0)
+        data.setup("fit")
+        found.append(data.datasets["train"].fingerprint)
+    assert found[0] == found[1]
+
+
+def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
+    language_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "When2Call"
+    (folder / "train").mkdir(parents=True)
+    (folder / "test").mkdir()
+    write_rows(folder / "train/pref.jsonl", preference_rows(4))
+    write_rows(folder / "test/mcq.jsonl", choice_rows(3))
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n"
+        "- config_name: train_pref\n  data_files:\n"
+        "  - split: train\n    path: train/pref.jsonl\n"
+        "- config_name: test\n  data_files:\n"
+        "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
+    )
+    data = When2CallDataModule(
+        str(language_model_folder), source="hub", hub_path=str(folder), val_fraction=0.25
+    )
+    data.prepare_data()
+    data.setup()
+    sizes = {name: len(rows) for name, rows in data.datasets.items()}
+    assert sizes == {"train": 6, "val": 2, "test": 2, "mcq": 3}
+
+
+def test_an_unknown_hub_dataset_says_what_to_check(language_model_folder, tmp_path) -> None:
+    data = When2CallDataModule(str(language_model_folder), hub_path=str(tmp_path / "none"))
+    with pytest.raises(DataError, match="cannot be loaded"):
+        data.setup("fit")
+
+
+def test_plain_pairs_are_read(language_model_folder, tmp_path) -> None:
+    row = {"system": "Be brief.", "input": "1 + 2?", "chosen": "3", "rejected": "4"}
+    record = parse_pair(row, "here")
+    assert [message["role"] for message in record.messages] == ["system", "user"]
+    assert record.answers == ["3", "4"]
+    for wrong in ({"rejected": "3"}, {"status": "tie"}, {"chosen": ""}):
+        with pytest.raises(DataError, match="here"):
+            parse_pair(row | wrong, "here")
+
+
+# Splitting and grouping ---------------------------------------------------------------------------
+
+
+def test_no_prompt_stands_on_both_sides(language_model_folder, tmp_path) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(20))
+    data = module(language_model_folder, {"train_file": str(path)}, val_fraction=0.2)
+    data.setup("fit")
+    sides = [
+        {data.datasets[name].record(i).prompt for i in range(len(data.datasets[name]))}
+        for name in ("train", "val")
+    ]
+    assert not sides[0] & sides[1]
+    assert (len(data.datasets["train"]), len(data.datasets["val"])) == (32, 8)
+
+
+def test_other_tools_make_another_prompt() -> None:
+    with_tools, alone = (parse_preference(preference_row(tools=t), "x") for t in ([TOOL], []))
+    assert with_tools.prompt != alone.prompt
+
+
+def test_grouping_gathers_the_rejected_answers_of_one_prompt_and_chosen_answer() -> None:
+    rows = [parse_preference(row, "x") for row in preference_rows(3)]
+    other = parse_preference(preference_row("0 + 0?", "cannot_answer", "direct"), "x")
+    found = grouped([*rows, other, rows[0]])  # a row that stands twice counts once
+    assert [len(record.answers) for record in found] == [3, 3, 3, 2]
+    assert found[0].answers[0] == rows[0].answers[0]
+    assert found[0].choices == [rows[0].choices[0], rows[0].choices[1], rows[1].choices[1]]
+
+
+def test_missing_rejected_answers_are_absent_from_the_batch(
+    language_model_folder, tmp_path
+) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(3)[:5])
+    data = module(
+        language_model_folder, {"train_file": str(path)}, val_fraction=0, group_rejected=True
+    )
+    data.setup("fit")
+    rows = data.datasets["train"]
+    batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
+    assert (batch["response_lengths"] > 0).tolist() == [[True, True, False], [True] * 3]
+    assert batch["choices"][0, 2] == -1
+    # and so in a batch none of whose samples has three
+    assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
+
+
+# Lengths ------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_loses_its_beginning_and_is_counted(
+    language_model_folder, tmp_path, caplog
+) -> None:
+    whole = dataset(ROW)[0]
+    limit = len(whole["prompt"]) - 7
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        short = dataset(ROW, max_prompt_length=limit)
+    logger.removeHandler(caplog.handler)
+    assert short.truncated == 1
+    assert "1 of 1 prompts are longer" in caplog.text
+    assert short[0]["prompt"].tolist() == whole["prompt"].tolist()[7:]
+    for cut, kept in zip(short[0]["responses"], whole["responses"], strict=True):
+        assert cut.tolist() == kept.tolist()
+    assert dataset(ROW, max_prompt_length=limit + 7).truncated == 0
+
+
+def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
+    fits = len(dataset(ROW)[0]["prompt"]) + max(map(len, dataset(ROW)[0]["responses"]))
+    dataset(ROW, max_length=fits)
+    with pytest.raises(DataError, match=r"t.jsonl, line 3: a response of .* never cut.*Raise"):
+        dataset(ROW, max_length=fits - 1)
+    with (
+        pytest.warns(UserWarning, match="left out 1 of 1"),
+        pytest.raises(DataError, match="no us"),
+    ):
+        dataset(ROW, max_length=fits - 1, skip_invalid=True)
+
+
+@given(
+    question=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
+    limit=st.integers(20, 400),
+)
+def test_limits_hold_whatever_the_text(question, limit) -> None:
+    record = Record([{"role": "user", "content": question}], [TOOL], ["yes", [CALL]], [3, 1], "x")
+    data = ResponseDataset([record], ENCODER, max_prompt_length=limit, max_length=limit + 100)
+    row = data[0]
+    assert len(row["prompt"]) <= limit
+    decoded = [ENCODER.tokenizer.decode(ids) for ids in row["responses"]]
+    assert decoded[0] == "yes<|end|>"
+    assert json.loads(decoded[1].removeprefix("<tool_call>").partition("</tool_call>")[0]) == CALL
+    assert ENCODER.tokenizer.decode(row["prompt"]).endswith("<|start|>assistant\n")
+
+
+# Stages -------------------------------------------------------------------------------------------
+
+
+def test_test_runs_held_out_training_and_multiple_choice_data(
+    language_model_folder, when2call_files
+) -> None:
+    data = module(language_model_folder, when2call_files)
+    data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    data.setup("test")
+    loaders = data.test_dataloader()
+    assert list(loaders) == ["test", "train", "mcq"]
+    batch = next(iter(loaders["mcq"]))
+    assert batch["response_lengths"].shape == (4, 4)
+    assert torch.equal(batch["choices"][:, 0], batch["gold"])
+    assert batch["has_tools"].tolist() == [True, True, True, False]
+    assert "gold" not in next(iter(loaders["train"]))
+
+
+def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_files) -> None:
+    data = module(language_model_folder, {"mcq_file": when2call_files["mcq_file"]})
+    data.setup("test")
+    assert list(data.datasets) == ["mcq"]
+    with pytest.raises(DataError, match="Set train_file"):
+        data.setup("fit")
+
+
+def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
+    rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
+    path = write_rows(tmp_path / "q.jsonl", rows)
+    data = module(language_model_folder, {"predict_file": str(path)})
+    data.setup("predict")
+    found = data.datasets["predict"]
+    batch = data.collate([{**found[i], "index": i} for i in range(3)])
+    assert (batch["response_lengths"] > 0).sum(1).tolist() == [0, 4, 1]
+    assert parse_question(rows[0], "x").answers == []
+
+
+def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
+    records = [parse_preference(row, "x") for row in preference_rows(3)]
+
+    def fingerprint(records, limit=1000) -> str:
+        made = ResponseDataset(records, ENCODER, max_prompt_length=limit, max_length=2000)
+        return made.fingerprint
+
+    assert fingerprint(records) == fingerprint(list(records))
+    assert fingerprint(records) != fingerprint(records[::-1])
+    assert fingerprint(records) != fingerprint(records, 30)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "cloud"}, "source='cloud'"),
+        ({"schema": "x"}, "schema='x'"),
+        ({"invalid": "x"}, "invalid='x'"),
+        ({"source": "files"}, "needs train_file"),
+        ({"train_file": "t.jsonl"}, "takes no files"),
+        ({"val_fraction": 1.0}, "val_fraction"),
+        ({"max_prompt_length": 2048}, "max_prompt_length=2048"),
+    ],
+)
+def test_bad_option_is_refused_before_anything_is_read(options, message) -> None:
+    with pytest.raises(DataError, match=message):
+        When2CallDataModule("no-such-model", **options)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
+def test_real_records_are_all_usable(language_model_folder) -> None:
+    files = {
+        "train_file": str(SHARED / "train_pref.jsonl"),
+        "mcq_file": str(SHARED / "test_mcq.jsonl"),
+    }
+    data = module(
+        language_model_folder,
+        files,
+        group_rejected=True,
+        max_prompt_length=8000,
+        max_length=16000,
+    )
+    data.setup()
+    assert len(data.datasets["train"]) + len(data.datasets["val"]) == 62
+    assert len(data.datasets["mcq"]) == 40
+    assert data.datasets["train"].columns == 4

@@ -1,0 +1,118 @@
+"""The table's figures are sklearn's where sklearn has them, whatever the batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+
+from pl_pointwise.tasks.when2call.metrics import (
+    CANNOT_ANSWER,
+    DIRECT,
+    TOOL_CALL,
+    CategoryF1,
+    accuracy,
+    choice_metrics,
+    choice_scores,
+    chosen_category,
+    confusion,
+    f1_scores,
+    hallucination_rate,
+    macro_f1,
+    tool_hallucination_rate,
+    update_choice_metrics,
+)
+from pl_pointwise.tasks.when2call.records import CATEGORIES
+
+LABELS = range(len(CATEGORIES))
+labelled = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
+
+
+@given(labelled)
+def test_figures_equal_sklearns(pairs) -> None:
+    gold, predicted = (list(column) for column in zip(*pairs, strict=True))
+    matrix = confusion(torch.tensor(gold), torch.tensor(predicted))
+    assert matrix.tolist() == confusion_matrix(gold, predicted, labels=LABELS).tolist()
+    assert float(accuracy(matrix)) == pytest.approx(accuracy_score(gold, predicted))
+    by_category = f1_score(gold, predicted, labels=LABELS, average=None, zero_division=0)
+    assert f1_scores(matrix).tolist() == pytest.approx(by_category.tolist())
+    occurring = sorted(set(gold))
+    expected = f1_score(gold, predicted, labels=occurring, average="macro", zero_division=0)
+    assert float(macro_f1(matrix)) == pytest.approx(expected)
+    assert float(hallucination_rate(matrix)) == pytest.approx(predicted.count(0) / len(gold))
+
+
+def test_macro_f1_leaves_out_a_category_that_is_never_gold() -> None:
+    """sklearn's default averages over four as soon as direct is predicted once: 0.45, not 0.6."""
+    gold = [1, 1, 2, 2, 3, 3]
+    predicted = [1, DIRECT, 2, DIRECT, 3, 1]
+    value = float(macro_f1(confusion(torch.tensor(gold), torch.tensor(predicted))))
+    default = f1_score(gold, predicted, average="macro")
+    assert value == pytest.approx(default * 4 / 3)
+
+
+@given(labelled, st.integers(1, 7))
+def test_accumulated_batches_equal_one(pairs, size) -> None:
+    gold, predicted = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    metric = CategoryF1(TOOL_CALL)
+    for rows in torch.arange(len(gold)).split(size):
+        metric.update(gold[rows], predicted[rows])
+    assert metric.compute() == f1_scores(confusion(gold, predicted))[TOOL_CALL]
+
+
+def test_each_accuracy_chooses_by_its_own_normalisation() -> None:
+    sums = torch.tensor([[-4.0, -9.0, -20.0, -30.0]])
+    tokens = torch.tensor([[1, 3, 4, 20]])
+    characters = torch.tensor([[2, 3, 20, 20]])
+    choices = torch.tensor([[3, 2, 1, 0]])  # the right one first
+    predicted = {
+        name: chosen_category(choice_scores(sums, tokens, characters, choices, name))
+        for name in ("sum", "characters", "tokens")
+    }
+    chosen = {name: CATEGORIES[int(choice)] for name, choice in predicted.items()}
+    assert chosen == {"sum": "cannot_answer", "characters": "tool_call", "tokens": "direct"}
+
+    metrics = choice_metrics()
+    gold, has_tools = torch.tensor([3]), torch.tensor([False])
+    update_choice_metrics(metrics, predicted, "characters", gold, has_tools)
+    found = {name: float(metric.compute()) for name, metric in metrics.items()}
+    assert (found["accuracy_sum"], found["accuracy_characters"]) == (1, 0)
+    assert found["accuracy_tokens"] == found["hallucination"] == 0
+    assert found["tool_hallucination"] == 1
+    update_choice_metrics(metrics, predicted, "tokens", gold, has_tools)
+    assert float(metrics["hallucination"].compute()) == 0.5
+
+
+def test_tool_hallucination_counts_unanswerable_questions_without_tools_only() -> None:
+    metrics = choice_metrics()
+    gold = torch.tensor([CANNOT_ANSWER, CANNOT_ANSWER, CANNOT_ANSWER, TOOL_CALL])
+    chosen = torch.tensor([TOOL_CALL, CANNOT_ANSWER, TOOL_CALL, TOOL_CALL])
+    has_tools = torch.tensor([False, False, True, False])
+    by_name = dict.fromkeys(("sum", "characters", "tokens"), chosen)
+    update_choice_metrics(metrics, by_name, "sum", gold, has_tools)
+    assert float(metrics["tool_hallucination"].compute()) == 0.5
+    assert math.isnan(tool_hallucination_rate(torch.zeros(4, 4, dtype=torch.long)))
+
+
+def test_absent_candidates_and_nan_are_never_chosen() -> None:
+    sums = torch.tensor([[math.nan, -3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    tokens = torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0]])
+    choices = torch.tensor([[0, 2, -1, -1], [-1, -1, -1, -1]])
+    scores = choice_scores(sums, tokens, tokens, choices, "tokens")
+    assert chosen_category(scores).tolist() == [2, 0]
+    assert scores[0, 2] == -1.5
+    assert scores[1].isneginf().all()
+
+
+def test_ties_take_the_first_category() -> None:
+    assert chosen_category(torch.tensor([[-1.0, -0.5, -0.5, -2.0]])).tolist() == [TOOL_CALL]
+
+
+def test_of_nothing_every_figure_is_nan_but_f1() -> None:
+    empty = torch.zeros(4, 4, dtype=torch.long)
+    assert all(math.isnan(f(empty)) for f in (accuracy, macro_f1, hallucination_rate))
+    assert f1_scores(empty).tolist() == [0, 0, 0, 0]

@@ -1,0 +1,471 @@
+"""The module: right terms, right baselines, light checkpoints, an export that scores the same."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from peft import AutoPeftModelForCausalLM
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from pl_pointwise import Optimization, Penalty, Pointwise
+from pl_pointwise.tasks import When2CallDataModule, When2CallModule
+from pl_pointwise.tasks.language_model import Lora
+from pl_pointwise.tasks.language_model_module import Generation
+from pl_pointwise.tasks.response_batch import collate_responses
+from pl_pointwise.tasks.responses import ResponseScorer
+from pl_pointwise.tasks.when2call.objectives import PreferenceLosses, preference_loss
+from pl_pointwise.tasks.when2call.records import CATEGORIES
+
+ADAPTERS = Lora(r=4, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+
+
+def made(folder: Path, moved: bool = True, **options: Any) -> When2CallModule:
+    """A module on the tiny Llama, its adapters away from their zero start."""
+    module = When2CallModule(str(folder), **{"lora": ADAPTERS} | options)
+    if moved:
+        torch.manual_seed(3)
+        with torch.no_grad():
+            for weight in module.parameters():
+                if weight.requires_grad:
+                    weight.normal_(0, 0.2)
+    return module
+
+
+def batch_of(seed: int = 0) -> dict[str, Any]:
+    """Three prompts; the second has one rejected response fewer."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(3, 90, (length,), generator=generator).tolist()
+
+    prompts = [ids(length) for length in (5, 9, 7)]
+    responses = [[ids(n) for n in lengths] for lengths in ((4, 6, 3), (2, 8), (7, 3, 5))]
+    batch: dict[str, Any] = collate_responses(prompts, responses)
+    batch["index"] = torch.arange(3)
+    return batch
+
+
+def trainer(root: Path, **options: Any) -> Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
+    return Trainer(**quiet | options)
+
+
+def data_of(folder: Path, files: dict[str, str], **options: Any) -> When2CallDataModule:
+    return When2CallDataModule(
+        str(folder), source="files", group_rejected=True, batch_size=4, **files, **options
+    )
+
+
+# Terms --------------------------------------------------------------------------------------------
+
+
+def by_hand(module: When2CallModule, batch: dict[str, Any], row: int, column: int) -> tuple:
+    """s, s̄, s_ref and mean KL of one response, by the model alone in float64."""
+    prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
+    response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
+    ids = torch.cat([prompt, response])[None]
+    with torch.no_grad():
+        policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        with module.model.disable_adapter():
+            other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    of_policy, of_other = (p.gather(1, response[:, None]).sum() for p in (policy, other))
+    kl = (policy.exp() * (policy - other)).sum(-1).mean()
+    return of_policy.item(), of_policy.item() / len(response), of_other.item(), kl.item()
+
+
+def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
+    language_model_folder,
+) -> None:
+    module, batch = made(language_model_folder), batch_of()
+    outputs = module(batch)
+    objective = module.objective(outputs, batch)
+    values, members = module.constraint_values(outputs, batch), module.membership(batch)
+    assert members["rejected"].tolist() == [[True, True], [True, False], [True, True]]
+    for row in range(3):
+        columns = [0] + [1 + k for k in range(2) if members["rejected"][row, k]]
+        found = [by_hand(module, batch, row, column) for column in columns]
+        mean_kl = sum(each[3] for each in found) / len(found)
+        assert mean_kl > 1e-3  # guards the comparison: policy and reference do differ
+        assert objective[row].item() == pytest.approx(mean_kl, rel=1e-4)
+        assert values["chosen"][row].item() == pytest.approx(found[0][1], rel=1e-5)
+        for k in range(len(columns) - 1):
+            rejected = values["rejected"][row, k].item()
+            assert rejected == pytest.approx(found[k + 1][1], rel=1e-5)
+
+
+def test_the_ratio_constraint_compares_the_two_of_each_pair(language_model_folder) -> None:
+    module, batch = made(language_model_folder, constrain="ratio", ratio_tolerance=0.5), batch_of()
+    outputs = module(batch)
+    ratio = module.constraint_values(outputs, batch)["ratio"]
+    means = outputs.mean_log_likelihood
+    assert torch.equal(ratio, means[:, :1] - means[:, 1:])
+    assert module.membership(batch)["ratio"].tolist()[1] == [True, False]
+    assert list(module.constraints) == ["ratio"]
+    assert module.constraints["ratio"].at_least == 0.5
+
+
+def reference_loss(name: str, chosen: tuple, rejected: tuple) -> float:
+    """METHOD's formulas in Python floats, on (s, s̄, s_ref, KL) of the two."""
+    (s_w, m_w, ref_w, _), (s_l, m_l, ref_l, _) = chosen, rejected
+    r_w, r_l = s_w - ref_w, s_l - ref_l
+
+    def minus_log_sigmoid(x: float) -> float:
+        return -logsigmoid(torch.tensor(x, dtype=torch.float64)).item()
+
+    if name == "dpo":
+        return minus_log_sigmoid(0.1 * (r_w - r_l))
+    if name == "simpo":
+        return minus_log_sigmoid(2.0 * (m_w - m_l) - 0.3)
+    if name == "cpo":
+        return minus_log_sigmoid(0.25 * (s_w - s_l)) - 1.0 * m_w
+    target = 1 / (2 * 0.1)
+    return minus_log_sigmoid(r_w - r_l) + (r_w - target) ** 2 + (r_l + target) ** 2
+
+
+BASELINES = ["dpo", "simpo", "cpo", "cal_dpo"]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_model_folder) -> None:
+    module = made(language_model_folder, objective=name, losses=PreferenceLosses(simpo_gamma=0.3))
+    batch = batch_of()
+    found = module.objective(module(batch), batch)
+    for row in range(3):
+        each = [by_hand(module, batch, row, column) for column in range(3 - (row == 1))]
+        expected = [reference_loss(name, each[0], rejected) for rejected in each[1:]]
+        assert found[row].item() == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_step_against_a_baselines_gradient_favours_the_chosen_response(
+    name, language_model_folder
+) -> None:
+    """A flipped sign passes any test that only asks whether weights moved."""
+    module, batch = made(language_model_folder, moved=False, objective=name), batch_of()
+    before = module(batch).log_likelihood.detach()
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 1.0)
+    outputs = module(batch)
+    loss = module.objective(outputs, batch).mean()
+    loss.backward()
+    largest = max(p.grad.abs().max().item() for p in module.parameters() if p.grad is not None)
+    assert largest > 1e-6
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 / largest
+    optimizer.step()
+    after = module(batch).log_likelihood.detach()
+    moved = (after - before)[:, :1] - (after - before)[:, 1:]
+    assert moved[outputs.present[:, 1:]].mean() > 0
+    assert module.objective(module(batch), batch).mean() < loss
+
+
+def test_absent_responses_touch_neither_loss_nor_gradient() -> None:
+    class Statistics:
+        present = torch.tensor([[True, True, False]])
+        log_likelihood = torch.tensor([[-3.0, -5.0, 0.0]], requires_grad=True)
+        mean_log_likelihood = log_likelihood / 2
+        reference_log_likelihood = torch.tensor([[-4.0, -4.0, 0.0]])
+
+    for name in BASELINES:
+        loss: Tensor = preference_loss(name, Statistics(), PreferenceLosses())  # type: ignore[arg-type]
+        (gradient,) = torch.autograd.grad(loss.sum(), Statistics.log_likelihood, retain_graph=True)
+        assert gradient[0, 2] == 0
+        assert gradient[0, 0] < 0 < gradient[0, 1]
+
+
+def test_a_loss_without_reference_computes_none_in_training_and_one_in_evaluation(
+    language_model_folder,
+) -> None:
+    module, batch = made(language_model_folder, objective="simpo"), batch_of()
+    assert module(batch).kl is None
+    assert module.eval()(batch).kl is not None
+
+
+# Fit ----------------------------------------------------------------------------------------------
+
+
+def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely(
+    language_model_folder, when2call_files, tmp_path
+) -> None:
+    seed_everything(0)
+    module = made(
+        language_model_folder,
+        moved=False,
+        formulation=Pointwise(alpha=1.0, dual_lr=0.5),
+        chosen_tolerance=-3.0,
+        rejected_tolerance=-5.0,
+        lora=Lora(target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]),
+        optimization=Optimization(learning_rate=1e-2),
+        reference_cache="memory",
+    )
+    data = data_of(language_model_folder, when2call_files)
+    run = trainer(tmp_path, max_epochs=0)
+    run.test(module, data, verbose=False)
+    before = run.callback_metrics
+    run = trainer(tmp_path, max_epochs=30)
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    after = run.callback_metrics
+    assert after["train/chosen/mean"] < before["train/chosen/mean"] - 1.5
+    assert after["train/rejected/mean"] < 0.5
+    assert after["train/pairwise_accuracy"] > before["train/pairwise_accuracy"] + 0.3
+    assert after["train/kl"] > before["train/kl"] == pytest.approx(0, abs=1e-6)
+    assert after["train/kl"] == pytest.approx(after["train/objective"].item())
+    assert module.multipliers["chosen"].shape == (6, 1)
+    assert module.multipliers["rejected"].shape == (6, 2)
+    assert module.multipliers["rejected"].max() > 0
+    assert module.scorer.path == "shared_prompt"
+    assert module.scorer.cache is not None
+    assert module.scorer.cache.hits > module.scorer.cache.misses > 0
+
+
+def test_the_model_trains_in_training_mode_whatever_it_was_left_in(
+    language_model_folder, when2call_files, tmp_path
+) -> None:
+    """Lightning keeps the mode it finds, and from_pretrained leaves evaluation mode: no dropout."""
+
+    class Watching(When2CallModule):
+        seen = 0
+
+        def objective(self, outputs: Any, batch: Any) -> Tensor:
+            if self.trainer.training:
+                assert all(
+                    m.training for m in self.modules() if "dropout" in type(m).__name__.lower()
+                )
+                Watching.seen += 1
+            return super().objective(outputs, batch)
+
+    module = Watching(str(language_model_folder), Penalty(weight=1.0)).eval()
+    data = data_of(language_model_folder, when2call_files)
+    trainer(tmp_path, max_epochs=2).fit(module, data)
+    assert Watching.seen == 4
+
+
+def test_the_paths_are_compared_once_a_fit(
+    language_model_folder, when2call_files, tmp_path, monkeypatch
+) -> None:
+    calls = []
+    choose = ResponseScorer.choose_path
+    monkeypatch.setattr(
+        ResponseScorer, "choose_path", lambda self, batch: calls.append(1) or choose(self, batch)
+    )
+    module = made(language_model_folder, formulation=Penalty(weight=1.0))
+    data = data_of(language_model_folder, when2call_files)
+    trainer(tmp_path, max_epochs=2).fit(module, data)
+    assert len(calls) == 1
+    trainer(tmp_path, max_epochs=1).fit(module, data)
+    assert len(calls) == 2
+
+
+def test_a_cached_reference_gives_the_same_training(
+    language_model_folder, when2call_files, tmp_path
+) -> None:
+    found = []
+    for cache in (None, str(tmp_path / "cache")):
+        seed_everything(0)
+        module = made(language_model_folder, formulation=Pointwise(), reference_cache=cache)
+        data = data_of(language_model_folder, when2call_files)
+        trainer(tmp_path, max_epochs=2).fit(module, data)
+        found.append(torch.cat([p.flatten() for p in module.parameters() if p.requires_grad]))
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) >= 12
+    # kept in bfloat16; a gradient may be near 0, where AdamW steps by its sign
+    torch.testing.assert_close(found[0], found[1], atol=5e-4, rtol=0)
+
+
+def test_micro_batches_give_the_same_step(language_model_folder, when2call_files, tmp_path) -> None:
+    found = []
+    for size in (None, 3):
+        seed_everything(0)
+        module = made(language_model_folder, formulation=Pointwise(), micro_batch_size=size)
+        data = data_of(language_model_folder, when2call_files)
+        trainer(tmp_path, max_steps=2).fit(module, data)
+        found.append(module.multipliers["rejected"])
+    assert found[0].max() > 0
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+
+
+# Checkpoints and export ---------------------------------------------------------------------------
+
+
+def fitted(
+    folder: Path, files: dict[str, str], root: Path, epochs: int, checkpoint: Path | None = None
+) -> tuple[When2CallModule, Trainer]:
+    """A run with dropout, so that resuming has chance to restore."""
+    seed_everything(0)
+    module = made(
+        folder,
+        moved=False,
+        formulation=Pointwise(),
+        lora=Lora(r=4, dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
+        optimization=Optimization(learning_rate=1e-3),
+    )
+    fit = trainer(root, max_epochs=epochs)
+    fit.fit(module, data_of(folder, files), ckpt_path=checkpoint, weights_only=True)
+    return module, fit
+
+
+def test_a_checkpoint_holds_nothing_of_the_frozen_base(
+    language_model_folder, when2call_files, tmp_path
+) -> None:
+    module, fit = fitted(language_model_folder, when2call_files, tmp_path, 1)
+    path = tmp_path / "last.ckpt"
+    fit.save_checkpoint(path)
+    state = torch.load(path, weights_only=True)
+    names = state["state_dict"]
+    assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names)
+    weights = sum(value.numel() for value in names.values())
+    assert weights < 0.2 * sum(p.numel() for p in module.parameters())
+    assert state["optimizer_states"]
+    assert state["lr_schedulers"]
+    assert state["pl_pointwise"]["multipliers"]["chosen"].shape == (6, 1)
+
+    loaded = When2CallModule.load_from_checkpoint(path, weights_only=True)
+    assert loaded.lora.r == 4
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
+
+
+def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tmp_path) -> None:
+    _, half = fitted(language_model_folder, when2call_files, tmp_path, 1)
+    path = tmp_path / "half.ckpt"
+    half.save_checkpoint(path)
+    resumed, _ = fitted(language_model_folder, when2call_files, tmp_path, 3, path)
+    whole, _ = fitted(language_model_folder, when2call_files, tmp_path, 3)
+    for name in ("chosen", "rejected"):
+        assert torch.equal(resumed.multipliers[name], whole.multipliers[name])
+    assert whole.multipliers["rejected"].max() > 0
+    for mine, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_checkpoint_of_other_adapters_is_refused(language_model_folder) -> None:
+    module = made(language_model_folder)
+    other = made(language_model_folder, lora=Lora(r=4, alpha=8, target_modules=["q_proj"]))
+    adapters = {n: v for n, v in other.state_dict().items() if "lora_" in n}
+    with pytest.raises(RuntimeError, match=r"missing model.*o_proj.*lora settings"):
+        module.load_state_dict(adapters)
+    adapters = {n: v for n, v in module.state_dict().items() if "lora_" in n}
+    module.load_state_dict(adapters)
+    with pytest.raises(RuntimeError, match=r"unexpected model\.spare"):
+        module.load_state_dict(adapters | {"model.spare": torch.zeros(1)})
+
+
+def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_path) -> None:
+    module, batch = made(language_model_folder).eval(), batch_of()
+    with torch.no_grad():
+        expected = module(batch).log_likelihood
+    folder = module.export(tmp_path / "export")
+    loaded = AutoPeftModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        found = ResponseScorer(loaded, "plain")(batch, reference=False).log_likelihood
+        base = ResponseScorer(loaded.unload(), "plain")(batch, reference=False).log_likelihood
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert (base - expected).abs().max() > 0.1  # guards the comparison: the adapter does something
+    assert (folder / "tokenizer_config.json").is_file()
+    assert not list(folder.glob("model*.safetensors"))
+
+
+# Prediction ---------------------------------------------------------------------------------------
+
+
+def test_predicted_behaviour_is_the_candidate_the_model_likes_best(language_model_folder) -> None:
+    module = made(language_model_folder, choose_by="tokens").eval()
+    batch = batch_of()
+    batch["choices"] = torch.tensor([[1, 0, 2], [3, 1, -1], [2, 0, 3]])
+    batch["characters"] = batch["response_lengths"].clone()
+    batch["index"] = torch.tensor([4, -1, 5])  # the second row only fills the batch
+    with torch.no_grad():
+        means = module(batch).mean_log_likelihood
+        found = module.predict_step(batch)
+    assert [entry["index"] for entry in found] == [4, 5]
+    for entry, row in zip(found, (0, 2), strict=True):
+        behaviours = [CATEGORIES[choice] for choice in batch["choices"][row]]
+        scores = dict(zip(behaviours, means[row].tolist(), strict=True))
+        assert entry["scores"] == pytest.approx(scores)
+        assert entry["behaviour"] == max(scores, key=scores.__getitem__)
+
+
+def test_generated_answers_are_those_of_each_prompt_alone(language_model_folder) -> None:
+    """Prompts of different lengths share a batch, padded on the left; greedy by default."""
+    module = made(language_model_folder, generation=Generation(max_new_tokens=6)).eval()
+    batch = batch_of()
+    prompts, lengths = batch["prompt_ids"], batch["prompt_lengths"]
+    with torch.no_grad():
+        together = module.generate(prompts, lengths)
+        for row in range(3):
+            assert module.generate(prompts[row : row + 1], lengths[row : row + 1]) == [
+                together[row]
+            ]
+            ids = prompts[row, : lengths[row]].tolist()
+            steps: list[int] = []
+            while len(steps) < 6:
+                token = int(module.model(torch.tensor([ids + steps])).logits[0, -1].argmax())
+                if token in module.encoder.end_ids:
+                    break
+                steps.append(token)
+            assert together[row] == module.tokenizer.decode(steps)
+
+
+# Refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "ppo"}, "objective='ppo'"),
+        ({"constrain": "x"}, "constrain='x'"),
+        ({"choose_by": "x"}, "choose_by='x'"),
+        ({"scoring_path": "x"}, "path must be"),
+        ({"lora": Lora(target_modules=["none"])}, "no LoRA target"),
+    ],
+)
+def test_bad_option_is_refused_before_training(options, message, language_model_folder) -> None:
+    with pytest.raises(ValueError, match=message):
+        When2CallModule(str(language_model_folder), **options)
+
+
+def without_template(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
+
+
+def without_tools(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def without_end(tokenizer: Any) -> None:
+    tokenizer.eos_token = None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_template, "no chat template"),
+        (without_tools, "ignores the tools"),
+        (without_end, "no end token"),
+    ],
+)
+def test_a_tokenizer_that_will_not_do_is_refused_before_training(
+    change, message, tiny_tokenizer, when2call_files, tmp_path
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    change(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        data_of(tmp_path, when2call_files).setup("fit")
+
+
+def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> None:
+    module = made(language_model_folder, rejected_evaluation_tolerance=-6.0)
+    assert module.constraints["rejected"].at_most == -20.0
+    assert module.evaluation_constraints["rejected"].at_most == -6.0
+    assert module.evaluation_constraints["chosen"].at_least == -2.0
+    assert math.isclose(module.optimization.learning_rate, 5e-5)
