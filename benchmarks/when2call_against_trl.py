@@ -89,7 +89,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The first records with short responses, two steps more than are timed."""
+    """Records spread over the file, for two steps more than are timed."""
     lines = arguments.records.read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines if line]
     spread = rows[:: max(1, len(rows) // (arguments.batch_size * (arguments.steps + 2)))]

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from transformers.utils.logging import disable_progress_bar
 
 from .cli import PointwiseCLI
 from .configs import config_path
@@ -182,7 +183,9 @@ def _quieten() -> None:
     """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    disable_progress_bar()
+    for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
+        warnings.filterwarnings("ignore", message=message)
 
 
 def write_csv(results: Sequence[tuple[Run, dict[str, Any]]], path: Path) -> None:
