@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
 
+R = TypeVar("R")
+
 CHUNK = 256
 """Rows read at a time."""
+
+CHOICE = "(invalid: skip leaves such records out.)"
+"""What a message ends in where leaving records out is an option."""
 
 
 def rows_of(
@@ -98,6 +103,40 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f'field "{name}" stands twice')
     return row
+
+
+def records_of(
+    rows: Iterable[tuple[str, Any]],
+    source: str,
+    parse: Callable[[Any, str], R],
+    skip_invalid: bool | None = None,
+) -> list[R]:
+    """The records of (place, raw row) pairs.
+
+    Args:
+        rows: see :func:`rows_of`; rows that are already dicts also do.
+        source: their name, for messages.
+        parse: makes a record of a row and the row's place.
+        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
+            None is False where the user has no choice.
+
+    Raises:
+        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
+    """
+    records, skipped = [], []
+    for where, raw in rows:
+        try:
+            records.append(parse(raw if isinstance(raw, dict) else decode(raw, where), where))
+        except DataError as error:
+            if skip_invalid is False:
+                raise DataError(f"{error} {CHOICE}") from error.__cause__
+            if not skip_invalid:
+                raise
+            skipped.append(str(error))
+    report_skipped(source, skipped, len(records))
+    if not records:
+        raise DataError(f"{source}: no usable record. Give at least one.")
+    return records
 
 
 def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:

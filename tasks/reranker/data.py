@@ -16,11 +16,10 @@ from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
 
 from ..models import model_source
-from ..records import CHUNK, digest, hold_out, report_skipped
+from ..records import CHOICE, CHUNK, digest, hold_out, report_skipped
 from .corpus import docstring_rows
 from .encoding import RerankerDataset, split_template, token_lengths
 from .records import (
-    CHOICE,
     Record,
     parse_candidates,
     parse_labelled,

@@ -11,17 +11,13 @@ from pl_pointwise.errors import DataError
 
 from ..records import (
     bad_field,
-    decode,
     digest,
     field,
     kind,
-    report_skipped,
+    records_of,
     rows_of,
     text_field,
 )
-
-CHOICE = "(invalid: skip leaves such records out.)"
-"""What a message ends in where leaving records out is an option."""
 
 
 @dataclass(frozen=True)
@@ -111,28 +107,7 @@ def parse_candidates(row: Any, where: str) -> Record:
 def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
     """The records of a Parquet file (by its ending) or of a file of JSON lines (any other).
 
-    Empty lines are passed over.
-
-    Args:
-        path: the file.
-        parse: makes a record of a row and the row's place.
-        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
-            None is False where the user has no choice.
-
-    Raises:
-        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
+    Args and errors as of :func:`pl_pointwise.tasks.records.records_of`.
     """
-    records, skipped = [], []
-    for where, raw in rows_of(path, ("query", "passages"), ("query_id",)):
-        try:
-            records.append(parse(decode(raw, where), where))
-        except DataError as error:
-            if skip_invalid is False:
-                raise DataError(f"{error} {CHOICE}") from error.__cause__
-            if not skip_invalid:
-                raise
-            skipped.append(str(error))
-    report_skipped(path, skipped, len(records))
-    if not records:
-        raise DataError(f"{path}: no usable record. Give at least one.")
-    return records
+    rows = rows_of(path, ("query", "passages"), ("query_id",))
+    return records_of(rows, path, parse, skip_invalid)

@@ -14,7 +14,7 @@ from pl_pointwise.errors import DataError
 
 from ..conversations import ConversationEncoder
 from ..language_model import load_tokenizer
-from ..records import hold_out, rows_of
+from ..records import hold_out, records_of, rows_of
 from ..response_batch import collate_responses
 from .encoding import ResponseDataset
 from .records import (
@@ -26,7 +26,6 @@ from .records import (
     parse_pair,
     parse_preference,
     parse_question,
-    read_records,
 )
 
 Schema = Literal["when2call", "pairs"]
@@ -302,13 +301,13 @@ class When2CallDataModule(PointwiseDataModule):
     def _from_file(self, path: str, parse: Parser, skip: bool | None = False) -> list[Record]:
         required, optional = _COLUMNS[parse]
         rows = rows_of(path, required, optional)
-        return read_records(rows, path, parse, self.skip_invalid if skip is False else skip)
+        return records_of(rows, path, parse, self.skip_invalid if skip is False else skip)
 
     def _from_hub(self, name: str, parse: Parser) -> list[Record]:
         rows: Iterable[Any] = self._hub(name)
         source = f"{self.hub_path}, {name}"
         places = ((f"{source}, record {i}", row) for i, row in enumerate(rows, start=1))
-        return read_records(places, source, parse, self.skip_invalid)
+        return records_of(places, source, parse, self.skip_invalid)
 
     def _hub(self, name: str) -> Any:
         """The split of the data set on the hub that serves as ``name``."""

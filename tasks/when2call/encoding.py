@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from pl_pointwise.errors import DataError
 
 from ..conversations import ConversationEncoder, cut_left
-from ..records import CHUNK, report_skipped
-from .records import CHOICE, Record
+from ..records import CHOICE, CHUNK, report_skipped
+from .records import Record
 
 
 class ResponseDataset:

@@ -15,6 +15,7 @@ Among equal scores the first category is chosen; NaN scores below every number.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
@@ -115,8 +116,9 @@ class ConfusionMetric(Metric):
         """Add a batch: categories (B,), (B,)."""
         self.matrix += confusion(gold, predicted)
 
+    @abstractmethod
     def figure(self, matrix: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The figure, from counts (4, 4), right by chosen category."""
 
     def compute(self) -> Tensor:
         return self.figure(self.matrix)

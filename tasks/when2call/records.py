@@ -15,16 +15,13 @@ from typing import Any
 from pl_pointwise.errors import DataError
 
 from ..conversations import Answer
-from ..records import bad_field, decode, digest, field, kind, report_skipped, text_field
+from ..records import bad_field, digest, field, kind, text_field
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
 
 UNKNOWN = -1
 """The category of an answer whose row does not tell."""
-
-CHOICE = "(invalid: skip leaves such records out.)"
-"""What a message ends in where leaving records out is an option."""
 
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 _ROLES = ("system", "user", "assistant", "tool")
@@ -169,37 +166,6 @@ def grouped(records: Iterable[Record]) -> list[Record]:
             choices=known.choices + [choice for _, choice in new],
         )
     return list(groups.values())
-
-
-def read_records(
-    rows: Iterable[tuple[str, Any]], source: str, parse: Parser, skip_invalid: bool | None = None
-) -> list[Record]:
-    """The records of (place, raw row) pairs.
-
-    Args:
-        rows: see :func:`pl_pointwise.tasks.records.rows_of`; rows that are already dicts also do.
-        source: their name, for messages.
-        parse: makes a record of a row and the row's place.
-        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
-            None is False where the user has no choice.
-
-    Raises:
-        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
-    """
-    records, skipped = [], []
-    for where, raw in rows:
-        try:
-            records.append(parse(raw if isinstance(raw, dict) else decode(raw, where), where))
-        except DataError as error:
-            if skip_invalid is False:
-                raise DataError(f"{error} {CHOICE}") from error.__cause__
-            if not skip_invalid:
-                raise
-            skipped.append(str(error))
-    report_skipped(source, skipped, len(records))
-    if not records:
-        raise DataError(f"{source}: no usable record. Give at least one.")
-    return records
 
 
 def tool_calls(text: str) -> list[dict[str, Any]] | None:

@@ -7,10 +7,6 @@ decision that one rank takes alone leaves the others waiting forever.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +14,11 @@ import pytest
 import torch
 
 from pl_pointwise.errors import DataError
+from tests.launch import run_on_two_ranks
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import ToyData, ToyRows
 from tests.pl_pointwise.two_ranks import SCENARIOS, UNEVEN, World, resumable
 
-ROOT = Path(__file__).parents[2]
 SPECIAL = {
     "everything_skipped",
     "foreign_sampler_that_repeats",
@@ -43,40 +39,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
     """What every scenario gave, by rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "two-ranks",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-    }
-    environment.pop("PL_GLOBAL_SEED", None)  # an earlier test's, which orders would follow
-    command = [sys.executable, "-m", "tests.pl_pointwise.two_ranks", str(folder)]
-    processes, logs = [], [folder / f"rank{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        ids = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        processes.append(
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**environment, **ids},
-                stdout=log.open("w"),
-                stderr=subprocess.STDOUT,
-            )
-        )
-    try:
-        codes = [process.wait(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+    run_on_two_ranks("tests.pl_pointwise.two_ranks", [str(folder)], folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

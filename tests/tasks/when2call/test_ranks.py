@@ -7,55 +7,17 @@ again under DDP, which must still average their gradients.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.launch import run_on_two_ranks
 from tests.tasks.when2call.two_ranks import fit
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_two_ranks_train_as_one(language_model_folder, when2call_files, tmp_path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "two-ranks",
-        "OMP_NUM_THREADS": "1",
-    }
-    environment.pop("PL_GLOBAL_SEED", None)
     arguments = [str(language_model_folder), json.dumps(when2call_files), str(tmp_path)]
-    command = [sys.executable, "-m", "tests.tasks.when2call.two_ranks", *arguments]
-    logs = [tmp_path / f"rank{rank}.log" for rank in range(2)]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        codes = [process.wait(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
-
+    run_on_two_ranks("tests.tasks.when2call.two_ranks", arguments, tmp_path)
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
     alone = fit(str(language_model_folder), when2call_files, tmp_path, ranks=1)
     for name, weight in first["adapters"].items():
