@@ -207,7 +207,7 @@ def _tool(name: str) -> dict[str, Any]:
 def _four_bits() -> BitsAndBytesConfig:
     if find_spec("bitsandbytes") is None:
         raise ImportError(
-            "A base in 4 bits needs bitsandbytes: pip install bitsandbytes, or set "
+            "A base in 4 bits needs bitsandbytes: pip install 'pl-pointwise[qlora]', or set "
             "quantize_4bit to false."
         )
     return BitsAndBytesConfig(

@@ -83,7 +83,7 @@ def test_an_architecture_without_default_targets_asks_for_them(
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is there")
 def test_four_bits_without_the_package_say_what_to_install(language_model_folder: Path) -> None:
-    with pytest.raises(ImportError, match="pip install bitsandbytes"):
+    with pytest.raises(ImportError, match=r"pl-pointwise\[qlora\]"):
         load_language_model(str(language_model_folder), quantize_4bit=True)
 
 
