@@ -25,7 +25,8 @@ class PointwiseCLI(LightningCLI):
     """
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
-        importlib.import_module("pl_pointwise.tasks")  # Short class names in YAML.
+        for package in ("tasks", "callbacks"):  # Short class names, in YAML and as options.
+            importlib.import_module(f"pl_pointwise.{package}")
         # The command line is handed on with the names of configurations resolved.
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         names = "packaged configurations: " + ", ".join(packaged_configs())

@@ -82,7 +82,8 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     tiny[tiny.index("--trainer.enable_checkpointing") + 1] = "true"
     base = ["--config", "reranker", "--config", "reranker/pointwise", *tiny]
     base += ["--trainer.default_root_dir", str(run)]
-    main(["fit", *base])
+    main(["fit", *base, "--trainer.callbacks+", "ModelExport"])
+    assert (run / "export/model.safetensors").is_file()
     (checkpoint,) = run.rglob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)
     assert state["pl_pointwise"]["multipliers"]["relevance"].shape == (6, 3)
@@ -94,7 +95,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     queries = [{"query": "what is ice", "passages": ["ice is cold", "fish eat", "wind"]}]
     asked = write_jsonl(tmp_path / "queries.jsonl", queries)
     found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "pl_pointwise.callbacks.PredictionWriter"]
+    writer = ["--trainer.callbacks+", "PredictionWriter"]
     writer += ["--trainer.callbacks.path", str(found)]
     asked_for = ["--data.init_args.predict_file", str(asked), "--ckpt_path", str(checkpoint)]
     main(["predict", *base, *asked_for, *writer])

@@ -139,7 +139,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     del asked[1]["answers"]
     questions = write_jsonl(tmp_path / "questions.jsonl", asked)
     found = tmp_path / "found.jsonl"
-    writer = ["--trainer.callbacks+", "pl_pointwise.callbacks.PredictionWriter"]
+    writer = ["--trainer.callbacks+", "PredictionWriter"]
     writer += ["--trainer.callbacks.path", str(found)]
     asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
     asked_for += ["--model.init_args.generation.max_new_tokens", "5"]
