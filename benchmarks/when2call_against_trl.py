@@ -7,7 +7,8 @@ MODEL is the folder of a causal language model whose chat template takes tools (
 RECORDS a JSONL of the schema of nvidia/When2Call's train_pref; --random builds a Llama of random
 weights with 128,256 words in its place. Whole trainers are timed, loaders and optimizers included,
 from the start of one step to the start of the next. With the cached reference the first epoch fills
-it and the second is timed, as in every epoch but the first. --micro-batch computes that many
+it and the second is timed, as in every epoch but the first; TRL's precomputed reference is computed
+before the first step. --micro-batch computes that many
 samples at a time on both sides: TRL then accumulates gradients.
 
 Rounds, memory and the floor: rounds.py.
@@ -26,7 +27,7 @@ from rounds import CUDA, Clock, Memory, floor_seconds, lightning_trainer, parser
 from rounds import spread as spread_over
 
 CONTESTANTS = (
-    ("trl-dpo", "ours-pointwise", "ours-pointwise-cached"),
+    ("trl-dpo", "trl-dpo-precomputed", "ours-pointwise", "ours-pointwise-cached"),
     ("trl-simpo", "ours-simpo"),
 )
 UNTIMED = 2  # steps before those that are timed
@@ -107,8 +108,10 @@ def run_trl(
     model = AutoModelForCausalLM.from_pretrained(
         arguments.folder, dtype="auto", use_safetensors=True
     )
-    if name == "trl-dpo":
-        config, trainer_class = DPOConfig(**settings), DPOTrainer
+    if name.startswith("trl-dpo"):
+        precomputed = name.endswith("precomputed")
+        config = DPOConfig(**settings, precompute_ref_log_probs=precomputed)
+        trainer_class = DPOTrainer
     else:
         config = CPOConfig(**settings, loss_type="simpo", cpo_alpha=0.0)
         trainer_class = CPOTrainer

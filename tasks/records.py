@@ -111,7 +111,7 @@ def parquet_rows(
             for scalar in batch.to_struct_array():
                 number += 1
                 yield f"{path}, record {number}", scalar
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:  # of a column's name
         problem = f"not a readable Parquet file ({error})"
         raise DataError(f"{path}: {problem}. Write it again.") from error
 

@@ -16,6 +16,7 @@ from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
 
 from ..models import loading, model_source
+from ..options import one_of
 from ..records import CHOICE, CHUNK, digest, hold_out, hub_split, largest, report_skipped
 from .corpus import docstring_rows
 from .encoding import RerankerDataset, split_template, token_lengths
@@ -144,10 +145,8 @@ class RerankerDataModule(PointwiseDataModule):
                 val_fraction = val_queries / (max_queries + val_queries)
         if not 0 <= val_fraction < 1:
             raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
-        if source not in ("embedded", "hub", "files"):
-            raise DataError(f"source={source!r}: give embedded, hub or files.")
-        if invalid not in ("error", "skip", None):
-            raise DataError(f"invalid={invalid!r}: give error or skip.")
+        one_of("source", source, ("embedded", "hub", "files"), DataError)
+        one_of("invalid", invalid, ("error", "skip", None), DataError)
         if source != "files" and (train_file or val_file or test_file):
             raise DataError(f"source={source}: it takes no files. Set source to files.")
         if source == "files" and not (train_file or val_file or test_file or predict_file):

@@ -39,6 +39,7 @@ from pl_pointwise.data import PADDING
 
 from ..dropout import use_quick_dropout
 from ..models import loading, model_source
+from ..options import one_of
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
@@ -120,8 +121,8 @@ class RerankerModule(PointwiseModule):
             order=order,
             multiplier_folder=multiplier_folder,
         )
-        _one_of("objective", objective, ("length", "monobert"))
-        _one_of("objective_candidates", objective_candidates, ("all", "negatives"))
+        one_of("objective", objective, ("length", "monobert"))
+        one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if top_k < 1:
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
         self.model_name = model_name
@@ -291,8 +292,3 @@ def _set_dropout(config: PretrainedConfig, dropout: float, model_name: str) -> N
         raise ValueError(f"dropout={dropout}: {model_name} has no dropout to set; leave it out.")
     for name in names:
         setattr(config, name, dropout)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}.")

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError
 
-from ..conversations import ConversationEncoder
 from ..generation import Generation
-from ..language_model import load_tokenizer
-from ..records import (
-    hub_split,
-    largest,
-    numbered,
-    records_of,
-    rows_of,
-    split_by_prompt,
-    warn_of_shared_prompts,
-)
+from ..options import one_of
+from ..records import hub_split, largest, split_by_prompt, warn_of_shared_prompts
 from ..response_batch import collate_columns, collate_rows
+from ..response_data import Columns, Needs, ResponseDataModule
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
@@ -62,9 +53,6 @@ REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
 
 PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
 
-_NEEDS = {"fit": ("train", "val"), "validate": ("val",), "test": TEST_SETS, "predict": ("predict",)}
-"""Data sets by stage."""
-
 _PKU = (
     "prompt",
     "response_0",
@@ -75,17 +63,8 @@ _PKU = (
     "safer_response_id",
 )
 
-_COLUMNS: dict[Parser, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    parse_instruction: (("instruction", "output"), ("input",)),
-    parse_labelled: (("prompt",), ("response", "is_safe")),
-    parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
-    parse_pair: (_PKU, ()),
-    parse_prompt: ((), ("prompt", "instruction", "type")),
-}
-"""Columns of a Parquet file by what reads it: those it must have, those it may have."""
 
-
-class SafetyDataModule(PointwiseDataModule):
+class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
     A raw benign record, other fields ignored::
@@ -169,6 +148,21 @@ class SafetyDataModule(PointwiseDataModule):
         seed: of the order of training samples, and of what is held out.
     """
 
+    needs: ClassVar[Needs] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": TEST_SETS,
+        "predict": ("predict",),
+    }
+    columns: ClassVar[Columns] = {
+        parse_instruction: (("instruction", "output"), ("input",)),
+        parse_labelled: (("prompt",), ("response", "is_safe")),
+        parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
+        parse_pair: (_PKU, ()),
+        parse_prompt: ((), ("prompt", "instruction", "type")),
+    }
+    default_template = ALPACA_TEMPLATE
+
     def __init__(
         self,
         model_name: str,
@@ -207,26 +201,22 @@ class SafetyDataModule(PointwiseDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(
+            model_name,
+            source=source,
+            val_fraction=val_fraction,
+            invalid=invalid,
+            max_prompt_length=max_prompt_length,
+            max_length=max_length,
+            revision=revision,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
+            chat_template=chat_template,
         )
-        for option, value, allowed in (
-            ("source", source, ("hub", "files")),
-            ("unsafe_schema", unsafe_schema, ("beavertails", "labelled", "pku", "pku_pairs", None)),
-            ("unsafe_answers", unsafe_answers, ("leave", "take", "generate")),
-            ("invalid", invalid, ("error", "skip", None)),
-        ):
-            if value not in allowed:
-                raise DataError(f"{option}={value!r}: give {' or '.join(map(str, allowed))}.")
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
-        if not 1 <= max_prompt_length < max_length:
-            raise DataError(
-                f"max_prompt_length={max_prompt_length}, max_length={max_length}: "
-                "need 1 ≤ max_prompt_length < max_length."
-            )
+        schemas = ("beavertails", "labelled", "pku", "pku_pairs", None)
+        one_of("unsafe_schema", unsafe_schema, schemas, DataError)
+        one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
         if not 0 <= held_out_per_category < per_category:
             raise DataError(
                 f"held_out_per_category={held_out_per_category}, per_category={per_category}: "
@@ -258,8 +248,6 @@ class SafetyDataModule(PointwiseDataModule):
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
         if source == "files" and not given and not any(anywhere):
             raise DataError("source=files: it needs benign_file and unsafe_file.")
-        self.model_name, self.revision, self.chat_template = model_name, revision, chat_template
-        self.source = source
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.alpaca_path, self.beavertails_path = alpaca_path, beavertails_path
         self.pku_path = pku_path
@@ -271,25 +259,16 @@ class SafetyDataModule(PointwiseDataModule):
         self.benign_count, self.benign_held_out = benign_count, benign_held_out
         self.categories = list(categories)
         self.per_category, self.held_out_per_category = per_category, held_out_per_category
-        self.val_fraction = val_fraction
         self.refusals = list(refusals)
         self.unsafe_answers = unsafe_answers
         self.generation = generation
         self.answers_folder = answers_folder
-        self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.max_prompt_length, self.max_length = max_prompt_length, max_length
-        self._records: dict[str, list[Record]] = {}
 
     # Lightning's hooks --------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Fill the hub's caches and generate the unsafe answers asked for, once a node."""
-        load_tokenizer(
-            self.model_name,
-            revision=self.revision,
-            chat_template=self.chat_template,
-            default_template=ALPACA_TEMPLATE,
-        )
+        self._tokenizer()
         stage = self.trainer.state.fn if self.trainer else None
         if stage == "predict":
             return
@@ -301,23 +280,6 @@ class SafetyDataModule(PointwiseDataModule):
             texts = self._lacking_answers()
             device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
             self._answers.complete(texts, self._encoder, device, self.eval_batch_size)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read, split and tokenise what ``stage`` needs and is not there yet."""
-        for each in _NEEDS if stage is None else [stage]:
-            for name in _NEEDS[each]:
-                self._add(name)
-        if stage is None:
-            return
-        needed = _NEEDS[stage] if stage == "test" else _NEEDS[stage][:1]
-        if not any(name in self.datasets for name in needed):
-            option = {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-            files = option.get(stage, "benign_file and unsafe_file, and val_fraction above 0")
-            raise DataError(f"There are no data to {stage} with source={self.source}. Set {files}.")
-
-    def test_dataloader(self) -> dict[str, ResumableDataLoader]:
-        """The data sets of :data:`TEST_SETS` that there are, in this order."""
-        return {name: self._loader(name) for name in TEST_SETS if name in self.datasets}
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
@@ -344,27 +306,16 @@ class SafetyDataModule(PointwiseDataModule):
 
     # Data sets ------------------------------------------------------------------------------------
 
-    def _add(self, name: str) -> None:
-        """Put the data set ``name`` into ``datasets``, if its source has it."""
-        if name in self.datasets:
-            return
-        if name == "test":  # the held-out records
-            self._add("val")
-            if "val" in self.datasets:
-                self.datasets["test"] = self.datasets["val"]
-            return
-        records = self._finished(name)
-        if records:
-            self.datasets[name] = SafetyDataset(
-                records,
-                self._encoder,
-                max_prompt_length=self.max_prompt_length,
-                max_length=self.max_length,
-                name=name,
-                skip_invalid=None if name == "predict" else self.skip_invalid,
-            )
+    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> SafetyDataset:
+        """Prompts and responses as token ids."""
+        return SafetyDataset(records, self._encoder, name=name, **limits)
 
-    def _finished(self, name: str) -> list[Record]:
+    def remedy(self, stage: str) -> str:
+        """The files that a stage needs."""
+        files = {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
+        return files.get(stage, "benign_file and unsafe_file, and val_fraction above 0")
+
+    def finished(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
             return self._read(name)
@@ -409,7 +360,7 @@ class SafetyDataModule(PointwiseDataModule):
         """Benign records by side."""
         if self.source == "files":
             return self._sides("benign", parse_instruction, self.benign_count)
-        records = self._from_hub(self.alpaca_path, "train", parse_instruction)
+        records = self._hub_records(self.alpaca_path, "train", parse_instruction)
         chosen = set(_longest(records, self.benign_count))
         train = [record for place, record in enumerate(records) if place in chosen]
         known = {record.prompt for record in train}
@@ -424,17 +375,19 @@ class SafetyDataModule(PointwiseDataModule):
         if self.unsafe_schema == "beavertails":
             if self.source == "hub":
                 split = "330k_train"
-                judgements = self._from_hub(self.beavertails_path, split, parse_judgement)
+                judgements = self._hub_records(self.beavertails_path, split, parse_judgement)
                 return self._by_category(judgements)
             if self.files["unsafe"] is None:
                 return {}
-            return self._by_category(self._from_file(self.files["unsafe"], parse_judgement))
+            return self._by_category(
+                self._from_file("train", self.files["unsafe"], parse_judgement)
+            )
         if self.unsafe_schema == "labelled":
             return self._sides("unsafe", parse_labelled)
         if self.source == "files":
             return self._sides("unsafe", parse_pair)
-        train = self._pku(self._from_hub(self.pku_path, "train", parse_pair))
-        held = self._pku(self._from_hub(self.pku_path, "test", parse_pair))
+        train = self._pku(self._hub_records(self.pku_path, "train", parse_pair))
+        held = self._pku(self._hub_records(self.pku_path, "test", parse_pair))
         known = {record.prompt for record in train}
         fresh = [record for record in held if record.prompt not in known]
         if len(fresh) < len(held):
@@ -466,7 +419,7 @@ class SafetyDataModule(PointwiseDataModule):
         for side, option in (("train", kind), ("val", f"{kind}_val")):
             path = self.files[option]
             if path is not None:
-                rows = self._from_file(path, parse)
+                rows = self._from_file(side, path, parse)
                 found[side] = self._pku(rows) if parse is parse_pair else rows
         if "train" in found:
             chosen = _longest(found["train"], count)
@@ -487,16 +440,15 @@ class SafetyDataModule(PointwiseDataModule):
         records: list[Record] = []
         if name == "pku":
             if path is not None:
-                records = once(unsafe_prompts(self._from_file(path, parse_pair)))
+                records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
             elif self.source == "hub" and self.unsafe_schema == "beavertails":
-                pairs = self._from_hub(self.pku_path, "test", parse_pair)
+                pairs = self._hub_records(self.pku_path, "test", parse_pair)
                 records = once(unsafe_prompts(pairs))
             if records and "train" in self._records:
                 source = path or f"{self.pku_path}, test"
                 warn_of_shared_prompts(self._records["train"], records, "the training set", source)
         elif path is not None:
-            skip = None if name == "predict" else self.skip_invalid
-            records = self._from_file(path, parse_prompt, skip)
+            records = self._from_file(name, path, parse_prompt)
             if name == "over_refusal":
                 records = [record for record in records if not record.unsafe]
                 if not records:
@@ -504,18 +456,9 @@ class SafetyDataModule(PointwiseDataModule):
         self._records[name] = records
         return records
 
-    # Sources --------------------------------------------------------------------------------------
-
-    def _from_file(self, path: str, parse: Parser, skip: bool | None = False) -> list[Any]:
-        required, optional = _COLUMNS[parse]
-        rows = rows_of(path, required, optional)
-        return records_of(rows, path, parse, self.skip_invalid if skip is False else skip)
-
-    def _from_hub(self, path: str, split: str, parse: Parser) -> list[Any]:
-        source = f"{path}, {split}"
-        rows: Iterator[tuple[str, Mapping[str, Any]]]
-        rows = numbered(hub_split(path, None, split), source)
-        return records_of(rows, source, parse, self.skip_invalid)
+    def _hub_records(self, path: str, split: str, parse: Parser) -> list[Any]:
+        """The records of a split on the hub."""
+        return self._from_hub(hub_split(path, None, split), f"{path}, {split}", parse)
 
     # Unsafe answers that the data lack ------------------------------------------------------------
 
@@ -541,16 +484,6 @@ class SafetyDataModule(PointwiseDataModule):
             self.generation,
             self.max_prompt_length,
         )
-
-    @cached_property
-    def _encoder(self) -> ConversationEncoder:
-        tokenizer = load_tokenizer(
-            self.model_name,
-            revision=self.revision,
-            chat_template=self.chat_template,
-            default_template=ALPACA_TEMPLATE,
-        )
-        return ConversationEncoder(tokenizer)
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:

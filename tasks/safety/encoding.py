@@ -9,7 +9,6 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 
-from ..conversations import ConversationEncoder
 from ..encoded_responses import EncodedResponses
 from ..records import digest
 from .records import HELPFUL, Record
@@ -34,46 +33,26 @@ class SafetyDataset(EncodedResponses[Record]):
     "columns": the most responses of a row, "unsafe": bool, "text": what the user says, "place": how
     many rows of the same kind stand before, "holds": which kinds the data set has}.
 
-    Args:
-        records: in the order of the data set.
-        encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their beginning.
-        max_length: the most tokens of a prompt, so cut, and a response together.
-        name: of the data set, for messages.
-        skip_invalid: leave out a record that cannot be used, and say how many; see
-            :class:`~pl_pointwise.tasks.encoded_responses.EncodedResponses`.
-
-    Raises:
-        DataError: such a record, or none at all.
+    Arguments and errors are those of
+    :class:`~pl_pointwise.tasks.encoded_responses.EncodedResponses`.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        encoder: ConversationEncoder,
-        *,
-        max_prompt_length: int,
-        max_length: int,
-        name: str = "data",
-        skip_invalid: bool | None = None,
-    ) -> None:
-        super().__init__(
-            records,
-            encoder,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            name=name,
-            skip_invalid=skip_invalid,
-        )
-        seen: Counter[bool] = Counter()
-        self.places: list[int] = []
+    @cached_property
+    def places(self) -> list[int]:
         """Of each row, how many of its kind stand before it."""
-        for record in self.records:
-            self.places.append(seen[record.unsafe])
-            seen[record.unsafe] += 1
-        self.holds = {
-            "unsafe": seen[True] > 0,
-            "benign": seen[False] > 0,
+        seen: Counter[int] = Counter()
+        places = []
+        for kind in self.strata:
+            places.append(seen[kind])
+            seen[kind] += 1
+        return places
+
+    @cached_property
+    def holds(self) -> dict[str, bool]:
+        """Which kinds there are: unsafe and benign prompts, helpful answers."""
+        return {
+            "unsafe": 1 in self.strata,
+            "benign": 0 in self.strata,
             "answers": any(HELPFUL in record.roles for record in self.records),
         }
 

@@ -33,6 +33,7 @@ from pl_pointwise.errors import DataError
 from ..generation import Generation
 from ..language_model import Attention, Dtype, Lora
 from ..language_model_module import LanguageModelModule, real_rows
+from ..options import one_of
 from ..preference_losses import safe_dpo_loss
 from ..responses import ResponseStatistics, ScoringPath
 from .alpaca_eval import write_outputs
@@ -151,10 +152,10 @@ class SafetyModule(LanguageModelModule):
         order: Literal["simultaneous", "dual_first"] = "simultaneous",
         multiplier_folder: str | None = None,
     ) -> None:
-        _one_of("constrain", constrain, ("refusal", "answer"))
-        _one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
+        one_of("constrain", constrain, ("refusal", "answer"))
+        one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
         for name in answer_in:
-            _one_of("answer_in", name, TEST_SETS)
+            one_of("answer_in", name, TEST_SETS)
         bounds = {
             "refuse": (refuse_tolerance, refuse_evaluation_tolerance),
             "comply": (comply_tolerance, comply_evaluation_tolerance),
@@ -478,8 +479,3 @@ def _bound(constraint: str, option: str, tolerance: float) -> Constraint:
     if constraint == "refuse":
         return Constraint(at_least=tolerance)
     return Constraint(at_most=tolerance)
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}.")

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError
 
 from ..conversations import ConversationEncoder
-from ..language_model import load_tokenizer
-from ..records import (
-    hub_split,
-    numbered,
-    records_of,
-    rows_of,
-    split_by_prompt,
-    warn_of_shared_prompts,
-)
+from ..options import one_of
+from ..records import hub_split, split_by_prompt, warn_of_shared_prompts
 from ..response_batch import collate_columns, collate_rows
-from .encoding import ResponseDataset
+from ..response_data import Columns, Needs, ResponseDataModule
+from .encoding import Kind, ResponseDataset
 from .records import (
     CATEGORIES,
     UNKNOWN,
@@ -37,30 +31,14 @@ from .records import (
 
 Schema = Literal["when2call", "pairs"]
 
-_NEEDS = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test", "train", "mcq"),
-    "predict": ("predict",),
-}
-"""Data sets by stage."""
-
 _SPLITS = {"train": ("train_pref", "train"), "mcq": ("test", "mcq")}
 """Configuration and split of ``nvidia/When2Call`` on the hub."""
 
-_COLUMNS: dict[Parser, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    parse_preference: (
-        ("tools", "messages", "chosen_response", "rejected_response"),
-        ("category", "rejected_category"),
-    ),
-    parse_pair: (("input", "chosen", "rejected"), ("system", "status")),
-    parse_choice: (("question", "tools", "answers", "correct_answer"), ()),
-    parse_question: (("question", "tools"), ("answers",)),
-}
-"""Columns of a Parquet file by what reads it: those it must have, those it may have."""
+_KINDS: dict[str, Kind] = {"mcq": "choice", "predict": "question"}
+"""Data sets that are no preferences."""
 
 
-class When2CallDataModule(PointwiseDataModule):
+class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
     One raw record of the preference split, other fields ignored; a tool may be JSON or an object::
@@ -115,6 +93,22 @@ class When2CallDataModule(PointwiseDataModule):
         seed: of the order of training samples, and of what is held out.
     """
 
+    needs: ClassVar[Needs] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": ("test", "train", "mcq"),
+        "predict": ("predict",),
+    }
+    columns: ClassVar[Columns] = {
+        parse_preference: (
+            ("tools", "messages", "chosen_response", "rejected_response"),
+            ("category", "rejected_category"),
+        ),
+        parse_pair: (("input", "chosen", "rejected"), ("system", "status")),
+        parse_choice: (("question", "tools", "answers", "correct_answer"), ()),
+        parse_question: (("question", "tools"), ("answers",)),
+    }
+
     def __init__(
         self,
         model_name: str,
@@ -138,31 +132,24 @@ class When2CallDataModule(PointwiseDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(
+            model_name,
+            source=source,
+            val_fraction=val_fraction,
+            invalid=invalid,
+            max_prompt_length=max_prompt_length,
+            max_length=max_length,
+            revision=revision,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
         )
-        for option, value, allowed in (
-            ("source", source, ("hub", "files")),
-            ("schema", schema, ("when2call", "pairs")),
-            ("invalid", invalid, ("error", "skip", None)),
-        ):
-            if value not in allowed:
-                raise DataError(f"{option}={value!r}: give {' or '.join(map(str, allowed))}.")
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
-        if not 1 <= max_prompt_length < max_length:
-            raise DataError(
-                f"max_prompt_length={max_prompt_length}, max_length={max_length}: "
-                "need 1 ≤ max_prompt_length < max_length."
-            )
+        one_of("schema", schema, ("when2call", "pairs"), DataError)
         if source == "hub" and (train_file or val_file or mcq_file):
             raise DataError("source=hub: it takes no files. Set source to files.")
         if source == "files" and not (train_file or val_file or mcq_file or predict_file):
             raise DataError("source=files: it needs train_file, val_file or mcq_file.")
-        self.model_name, self.revision = model_name, revision
-        self.source, self.hub_path = source, hub_path
+        self.hub_path = hub_path
         self.schema: Schema = schema
         self.files = {
             "train": train_file,
@@ -170,38 +157,16 @@ class When2CallDataModule(PointwiseDataModule):
             "mcq": mcq_file,
             "predict": predict_file,
         }
-        self.val_fraction, self.group_rejected = val_fraction, group_rejected
-        self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.max_prompt_length, self.max_length = max_prompt_length, max_length
-        self._records: dict[str, list[Record]] = {}
+        self.group_rejected = group_rejected
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
-        load_tokenizer(self.model_name, revision=self.revision)
+        self._tokenizer()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub" and stage != "predict":
             self._hub("train")
             if stage == "test" and self.schema == "when2call":
                 self._hub("mcq")
-
-    def setup(self, stage: str | None = None) -> None:
-        """Read, split and tokenise what ``stage`` needs and is not there yet."""
-        for each in _NEEDS if stage is None else [stage]:
-            for name in _NEEDS[each]:
-                self._add(name)
-        if stage is None:
-            return
-        needed = _NEEDS[stage] if stage == "test" else _NEEDS[stage][:1]
-        if not any(name in self.datasets for name in needed):
-            option = {"test": "mcq"}.get(stage, needed[0])
-            raise DataError(
-                f"There are no data to {stage} with source={self.source}. Set {option}_file"
-                f"{', or val_fraction above 0' if option == 'val' else ''}."
-            )
-
-    def test_dataloader(self) -> dict[str, ResumableDataLoader]:
-        """Held-out preference records, the training records, and multiple choice, in this order."""
-        return {name: self._loader(name) for name in _NEEDS["test"] if name in self.datasets}
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`ResponseDataset` with an index."""
@@ -231,52 +196,42 @@ class When2CallDataModule(PointwiseDataModule):
             texts[name] = answer
         return texts
 
-    def _add(self, name: str) -> None:
-        """Put the data set ``name`` into ``datasets``, if its source has it."""
-        if name in self.datasets:
-            return
-        if name == "test":  # the held-out records
-            self._add("val")
-            if "val" in self.datasets:
-                self.datasets["test"] = self.datasets["val"]
-            return
+    def finished(self, name: str) -> list[Record]:
+        """The records of a data set, of several rejected answers one sample where asked for."""
         if name not in self._records:
             self._records |= self._read(name)
-        records = self._records.get(name)
-        if not records:
-            return
-        kinds: dict[str, Literal["preference", "choice", "question"]] = {
-            "mcq": "choice",
-            "predict": "question",
-        }
-        self.datasets[name] = ResponseDataset(
-            records,
-            self._encoder,
-            max_prompt_length=self.max_prompt_length,
-            max_length=self.max_length,
-            name=name,
-            kind=kinds.get(name, "preference"),
-            skip_invalid=None if name == "predict" else self.skip_invalid,
-        )
+        return self._records.get(name, [])
+
+    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> ResponseDataset:
+        """Prompts and responses as token ids."""
+        kind = _KINDS.get(name, "preference")
+        return ResponseDataset(records, self._encoder, name=name, kind=kind, **limits)
+
+    def remedy(self, stage: str) -> str:
+        """The file that a stage needs."""
+        options = {"fit": "train_file", "test": "mcq_file", "predict": "predict_file"}
+        return options.get(stage, "val_file, or val_fraction above 0")
 
     def _read(self, name: str) -> dict[str, list[Record]]:
         """The records of ``name`` and of whatever has to be read along with it."""
         if name == "predict":
             path = self.files[name]
-            return {} if path is None else {name: self._from_file(path, parse_question, None)}
+            return {} if path is None else {name: self._from_file(name, path, parse_question)}
         if name == "mcq":
             if self.source == "hub":
                 if self.schema != "when2call":
                     return {}
-                return {name: self._from_hub(name, parse_choice)}
+                return {name: self._hub_records(name, parse_choice)}
             path = self.files[name]
-            return {} if path is None else {name: self._from_file(path, parse_choice)}
+            return {} if path is None else {name: self._from_file(name, path, parse_choice)}
         parse = parse_preference if self.schema == "when2call" else parse_pair
         if self.source == "hub":
-            read = {"train": self._from_hub("train", parse)}
+            read = {"train": self._hub_records("train", parse)}
         else:
             paths = {side: self.files[side] for side in ("train", "val")}
-            read = {side: self._from_file(path, parse) for side, path in paths.items() if path}
+            read = {
+                side: self._from_file(side, path, parse) for side, path in paths.items() if path
+            }
         if "val" in read and "train" in read:
             warn_of_shared_prompts(
                 read["train"], read["val"], str(self.files["train"]), str(self.files["val"])
@@ -288,21 +243,14 @@ class When2CallDataModule(PointwiseDataModule):
             read = {side: grouped(records) for side, records in read.items()}
         return read
 
-    def _from_file(self, path: str, parse: Parser, skip: bool | None = False) -> list[Record]:
-        required, optional = _COLUMNS[parse]
-        rows = rows_of(path, required, optional)
-        return records_of(rows, path, parse, self.skip_invalid if skip is False else skip)
-
-    def _from_hub(self, name: str, parse: Parser) -> list[Record]:
-        source = f"{self.hub_path}, {name}"
-        return records_of(numbered(self._hub(name), source), source, parse, self.skip_invalid)
-
     def _hub(self, name: str) -> Any:
         """The split of the data set on the hub that serves as ``name``."""
         config, split = _SPLITS[name] if self.schema == "when2call" else (None, "train")
         return hub_split(self.hub_path, config, split)
 
+    def _hub_records(self, name: str, parse: Parser) -> list[Record]:
+        return self._from_hub(self._hub(name), f"{self.hub_path}, {name}", parse)
+
     @cached_property
     def _encoder(self) -> ConversationEncoder:
-        tokenizer = load_tokenizer(self.model_name, revision=self.revision)
-        return ConversationEncoder(tokenizer, tools=self.schema == "when2call")
+        return ConversationEncoder(self._tokenizer(), tools=self.schema == "when2call")

@@ -11,6 +11,8 @@ from ..conversations import ConversationEncoder
 from ..encoded_responses import EncodedResponses
 from .records import Record
 
+Kind = Literal["preference", "choice", "question"]
+
 
 class ResponseDataset(EncodedResponses[Record]):
     """Prompts and responses as token ids, with the behaviour of each response.
@@ -42,7 +44,7 @@ class ResponseDataset(EncodedResponses[Record]):
         max_prompt_length: int,
         max_length: int,
         name: str = "data",
-        kind: Literal["preference", "choice", "question"] = "preference",
+        kind: Kind = "preference",
         skip_invalid: bool | None = None,
     ) -> None:
         self.kind = kind

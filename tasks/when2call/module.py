@@ -27,6 +27,7 @@ from pl_pointwise import Constraint, Formulation, Optimization
 from ..generation import Generation
 from ..language_model import Attention, Dtype, Lora
 from ..language_model_module import LanguageModelModule, real_rows
+from ..options import one_of
 from ..responses import ResponseStatistics, ScoringPath
 from .metrics import (
     NORMALISATIONS,
@@ -143,7 +144,7 @@ class When2CallModule(LanguageModelModule):
         chosen = judged(chosen_evaluation_tolerance, chosen_tolerance)
         rejected = judged(rejected_evaluation_tolerance, rejected_tolerance)
         ratio = judged(ratio_evaluation_tolerance, ratio_tolerance)
-        _one_of("constrain", constrain, ("likelihood", "ratio"))
+        one_of("constrain", constrain, ("likelihood", "ratio"))
         by_likelihood = constrain == "likelihood"
         super().__init__(
             formulation=formulation,
@@ -166,8 +167,8 @@ class When2CallModule(LanguageModelModule):
             order=order,
             multiplier_folder=multiplier_folder,
         )
-        _one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
-        _one_of("choose_by", choose_by, tuple(NORMALISATIONS.values()))
+        one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
+        one_of("choose_by", choose_by, tuple(NORMALISATIONS.values()))
         self.trained_on: Objective = objective
         # A mapping is from a checkpoint's hyperparameters.
         self.losses = PreferenceLosses(**losses) if isinstance(losses, Mapping) else losses
@@ -290,8 +291,3 @@ class When2CallModule(LanguageModelModule):
         return choice_scores(
             outputs.log_likelihood, outputs.lengths, characters, choices, normalisation
         )
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: choose one of {', '.join(allowed)}.")

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pl_pointwise.errors import DataError
@@ -317,6 +317,7 @@ def files_of(loader: Loader) -> dict[str, bytes]:
         max_size=4,
     )
 )
+@example(changes=[(0.3125, 128, "put")])  # in the name of a Parquet file's column
 def test_exchanged_bytes_are_read_or_refused(
     changes: list[tuple[float, int, str]], name: str, read: Any
 ) -> None:
