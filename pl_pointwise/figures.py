@@ -309,6 +309,7 @@ def gaps(values: Mapping[str, Mapping[str, tuple[float, float]]], path: Path) ->
                 panel.scatter(value, place, color=colour(number), marker=marker, s=45, label=label)
         panel.set_yticks(range(len(methods)), methods)
         panel.set_xlabel(metric)
+        panel.locator_params(axis="x", nbins=4)  # long numbers of narrow ranges touch otherwise
         panel.grid(axis="x", alpha=0.3)
     panels[0].set_ylim(len(methods) - 0.5, -0.5)
     handles, labels = panels[0].get_legend_handles_labels()
