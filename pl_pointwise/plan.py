@@ -79,7 +79,8 @@ class Comparison:
         rows: the rows file, name or path; None for one row, the configuration as it is.
         seeds: of every row.
         settings: ``path=value,value,…`` each; several give the product of their values.
-        overrides: further options of every run, ``--trainer.max_epochs 1`` for one.
+        overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
+            train a row that says ``trainer: {max_epochs: 0}``.
     """
 
     configs: Sequence[str]
@@ -150,6 +151,7 @@ class Comparison:
         files = list(bases)
         texts = [Path(file).read_text() for file in files]
         written: dict[Path, str] = {}
+        untrained: list[str] = []
         for position, part in enumerate(overlay if isinstance(overlay, list) else [overlay]):
             if isinstance(part, str):
                 files.append(config_path(part))
@@ -159,9 +161,11 @@ class Comparison:
                 files.append(str(path))
                 written[path] = yaml.safe_dump(dict(part), sort_keys=False)
                 texts.append(written[path])
+                if (part.get("trainer") or {}).get("max_epochs") == 0:
+                    untrained = ["--trainer.max_epochs", "0"]
             elif part is not None:
                 raise ValueError(f"{self.rows}: row {row!r} holds {part!r}, not an overlay.")
-        overrides = [*self.overrides, *options]
+        overrides = [*self.overrides, *untrained, *options]
         digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
         arguments = [word for file in files for word in ("--config", file)]
         arguments += [*overrides, "--seed_everything", str(seed)]

@@ -45,6 +45,24 @@ def test_doctests_of_the_plan_pass() -> None:
     assert failures == 0
 
 
+def test_a_row_without_training_stays_untrained_whatever_holds_for_all(config) -> None:
+    folder = Path(config).parent
+    (folder / "longer.yaml").write_text("trainer: {max_epochs: 9}")
+    (folder / "rows.yaml").write_text(
+        "as it is: {trainer: {max_epochs: 0}}\n"
+        f"trained: {folder}/longer.yaml\n"
+        f"both: [{folder}/longer.yaml, {{trainer: {{max_epochs: 0}}}}]\n"
+        "no trainer: {trainer: null}\n"
+    )
+    options = ["--trainer.max_epochs", "5"]
+    runs = Comparison([config], folder / "out", str(folder / "rows.yaml"), overrides=options).runs
+    for run, epochs in zip(runs[:3], (0, 5, 0), strict=True):
+        for path, text in run.overlays.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert ParsedCLI(run.arguments, run=False).config["trainer"]["max_epochs"] == epochs
+
+
 def test_settings_give_every_combination_at_every_row_and_seed(config) -> None:
     runs = swept(config, "model.formulation.alpha=1,10", "trainer.max_epochs=3,4").runs
     assert len(runs) == 2 * 2 * 2 * 2
