@@ -161,8 +161,10 @@ class Comparison:
                 files.append(str(path))
                 written[path] = yaml.safe_dump(dict(part), sort_keys=False)
                 texts.append(written[path])
-                if (part.get("trainer") or {}).get("max_epochs") == 0:
-                    untrained = ["--trainer.max_epochs", "0"]
+                trainer = part.get("trainer")
+                if isinstance(trainer, Mapping) and "max_epochs" in trainer:
+                    unfitted = trainer["max_epochs"] == 0
+                    untrained = ["--trainer.max_epochs", "0"] if unfitted else []
             elif part is not None:
                 raise ValueError(f"{self.rows}: row {row!r} holds {part!r}, not an overlay.")
         overrides = [*self.overrides, *untrained, *options]

@@ -52,11 +52,12 @@ def test_a_row_without_training_stays_untrained_whatever_holds_for_all(config) -
         "as it is: {trainer: {max_epochs: 0}}\n"
         f"trained: {folder}/longer.yaml\n"
         f"both: [{folder}/longer.yaml, {{trainer: {{max_epochs: 0}}}}]\n"
+        "trained after all: [{trainer: {max_epochs: 0}}, {trainer: {max_epochs: 3}}]\n"
         "no trainer: {trainer: null}\n"
     )
     options = ["--trainer.max_epochs", "5"]
     runs = Comparison([config], folder / "out", str(folder / "rows.yaml"), overrides=options).runs
-    for run, epochs in zip(runs[:3], (0, 5, 0), strict=True):
+    for run, epochs in zip(runs[:4], (0, 5, 0, 5), strict=True):
         for path, text in run.overlays.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
