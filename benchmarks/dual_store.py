@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Multipliers, Pointwise
-from pl_pointwise.checkpoint_io import WholeCheckpointIO
+from pl_pointwise.checkpoints import WholeCheckpointIO
 
 STORES = ("memory", "mapped", "cooper")
 FORMULATION = Pointwise(alpha=None, dual_lr=0.1)

@@ -28,7 +28,7 @@ from rounds import DEVICE, Clock, Memory, floor_seconds, parser, read_rows, run
 from torch import Tensor
 
 from pl_pointwise.tasks import When2CallDataModule
-from pl_pointwise.tasks.responses import ResponseScorer
+from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
 CONTESTANTS = (("harness", "ours"), ("harness-bf16", "ours-bf16"))
 

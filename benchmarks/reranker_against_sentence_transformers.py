@@ -105,7 +105,7 @@ def model_folder(arguments: argparse.Namespace, folder: Path) -> str:
     """The model, or the shapes asked for with random weights and the model's words."""
     from transformers import AutoTokenizer, ModernBertConfig, ModernBertForSequenceClassification
 
-    from pl_pointwise.tasks.models import model_source
+    from pl_pointwise.tasks.common.models import model_source
 
     source = model_source(arguments.model)
     if arguments.shapes is None:

@@ -95,7 +95,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 def plain_module(base: type, apart: bool) -> type:
     """The safety module, its responses scored the plain way, in one batch or one of each kind."""
-    from pl_pointwise.tasks.responses import ResponseStatistics
+    from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
     class Plain(base):  # type: ignore[misc, valid-type]
         def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:

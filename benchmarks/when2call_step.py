@@ -54,10 +54,10 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model import Lora, load_language_model, load_tokenizer
-    from pl_pointwise.tasks.reference import ReferenceCache
-    from pl_pointwise.tasks.response_batch import collate_responses
-    from pl_pointwise.tasks.responses import ResponseScorer
+    from pl_pointwise.tasks.language_model.batch import collate_responses
+    from pl_pointwise.tasks.language_model.loading import Lora, load_language_model, load_tokenizer
+    from pl_pointwise.tasks.language_model.reference import ReferenceCache
+    from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)

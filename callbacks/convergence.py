@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.terms import DualStep
+from pl_pointwise.step import DualStep
 
 
 class Convergence:

@@ -30,8 +30,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pl_pointwise.evaluated import Evaluated
-from pl_pointwise.figures import cdfs_by_epoch
+from pl_pointwise.compare.plots import cdfs_by_epoch
+from pl_pointwise.evaluation import Evaluated
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations

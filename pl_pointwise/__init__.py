@@ -13,7 +13,7 @@ from .formulations import (
 )
 from .module import PointwiseModule
 from .multipliers import Multipliers
-from .optimization import Optimization
+from .optimizers import Optimization, Training
 
 __all__ = [
     "Average",
@@ -28,4 +28,5 @@ __all__ = [
     "PointwiseModule",
     "Relaxed",
     "Tilted",
+    "Training",
 ]

@@ -13,7 +13,7 @@ from .configs import packaged_configs, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
 
-COMMANDS = ("compare", "report")
+COMMANDS = {"compare": "compare.command", "report": "compare.report"}
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
 DESCRIPTION = (
@@ -85,6 +85,6 @@ def main(args: Sequence[str] | None = None) -> None:
     """The console script ``pl-pointwise``; ``args`` stands for the command line."""
     args = list(sys.argv[1:] if args is None else args)
     if args and args[0] in COMMANDS:
-        importlib.import_module(f"pl_pointwise.{args[0]}").main(args[1:])
+        importlib.import_module(f"pl_pointwise.{COMMANDS[args[0]]}").main(args[1:])
     else:
         PointwiseCLI(args)

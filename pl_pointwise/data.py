@@ -241,6 +241,27 @@ class PointwiseDataModule(LightningDataModule):
         """
         return plain_fields(self.datasets["train"][index])
 
+    def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
+        """An option that module and data must agree on, such as the model whose tokenizer it is.
+
+        It is the module's: the data module takes the attribute ``name`` of the module it is used
+        with, where it was given none itself.
+
+        own: what this data module was given; None takes the module's.
+        default: where neither has it.
+
+        Raises:
+            DataError: both have one, and they differ.
+        """
+        module = getattr(self.trainer, "lightning_module", None)
+        theirs = getattr(module, name, None)
+        if own is not None and theirs is not None and own != theirs:
+            raise DataError(
+                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} has "
+                f"{own!r}, and they must be the same. Give it to the module alone."
+            )
+        return next((value for value in (own, theirs) if value is not None), default)
+
     def train_dataloader(self) -> ResumableDataLoader:
         return self._loader("train", training=True)
 

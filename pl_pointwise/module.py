@@ -1,4 +1,4 @@
-"""The base module: one training step as the algorithm. Around it: ``lifecycle.py``."""
+"""The base module: one training step as the algorithm. Around it: ``manual_optimization.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -18,13 +18,13 @@ from torchmetrics import MeanMetric, Metric
 
 from .data import PADDING, take_rows
 from .errors import DataError
-from .evaluated import Evaluated, gather
+from .evaluation import Evaluated, gather
 from .formulations import Constraint, Formulation, formulation_from
-from .lifecycle import ManualOptimization
+from .manual_optimization import ManualOptimization
 from .metrics import violation_statistics
-from .optimization import Optimization
-from .state import replayed_random_state
-from .terms import (
+from .optimizers import Training
+from .state import from_plain, replayed_random_state
+from .step import (
     OBJECTIVE,
     DualStep,
     Found,
@@ -82,17 +82,7 @@ class PointwiseModule(ManualOptimization):
         constraints: by name.
         evaluation_constraints: the bounds by which ``validate`` and ``test`` measure violations,
             the same for every method that is compared; a name left out takes ``constraints``'.
-        optimization: the default optimizer and schedule.
-        micro_batch_size: rows per forward and backward pass; None takes the whole batch. Gives the
-            same step, in less memory.
-        gradient_clip_val: largest norm of the gradient, or None.
-        primal_steps: S, steps of the weights per dual step. A visited sample's dual step is taken
-            at the end of its window of S steps.
-        order: "simultaneous": the step of the weights uses λ before this step's dual update;
-            "dual_first": after it.
-        multiplier_folder: keep the multipliers per sample in files there, mapped into memory and
-            shared by the processes of a machine, for more than each can hold; None keeps them in
-            memory. It may be set until the fit starts.
+        training: how it is trained: optimizer, micro-batches, clipping, order of the steps.
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
@@ -106,8 +96,7 @@ class PointwiseModule(ManualOptimization):
             for callbacks to read.
 
     Raises:
-        ValueError: a formulation for a constraint that does not exist, or none for one that does;
-            ``primal_steps > 1`` with ``order="dual_first"``.
+        ValueError: a formulation for a constraint that does not exist, or none for one that does.
     """
 
     def __init__(
@@ -116,12 +105,7 @@ class PointwiseModule(ManualOptimization):
         formulation: Formulation | dict[str, Formulation] | None,
         constraints: dict[str, Constraint],
         evaluation_constraints: dict[str, Constraint] | None = None,
-        optimization: Optimization | None = None,
-        micro_batch_size: int | None = None,
-        gradient_clip_val: float | None = None,
-        primal_steps: int = 1,
-        order: Literal["simultaneous", "dual_first"] = "simultaneous",
-        multiplier_folder: str | None = None,
+        training: Training | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["constraints", "evaluation_constraints"])
@@ -131,24 +115,13 @@ class PointwiseModule(ManualOptimization):
         self.constraints = dict(constraints)
         self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
         self.formulations = _per_constraint(formulation, self.constraints)
-        if isinstance(optimization, Mapping):  # From a checkpoint's hyperparameters.
-            optimization = Optimization(**optimization)
-        self.optimization = optimization or Optimization()
-        for name, count in (("micro_batch_size", micro_batch_size), ("primal_steps", primal_steps)):
-            if count is not None and count < 1:
-                raise ValueError(f"{name}={count}: must be at least 1.")
-        if order not in ("simultaneous", "dual_first"):
-            raise ValueError(f'order={order!r}: "simultaneous" or "dual_first".')
-        if primal_steps > 1 and order == "dual_first":
-            raise ValueError(
-                'order="dual_first" updates λ before every step of the weights, so it has no '
-                "meaning with primal_steps > 1: set one of the two back."
-            )
-        self.micro_batch_size = micro_batch_size
-        self.gradient_clip_val = gradient_clip_val
-        self.primal_steps = primal_steps
-        self.order = order
-        self.multiplier_folder = multiplier_folder
+        training = from_plain(Training, training or Training())
+        self.optimization = training.optimization
+        self.micro_batch_size = training.micro_batch_size
+        self.gradient_clip_val = training.gradient_clip_val
+        self.primal_steps = training.primal_steps
+        self.order = training.order
+        self.multiplier_folder = training.multiplier_folder
 
         self.violations: dict[str, dict[str, Tensor]] = {}
         self.evaluated: dict[str, dict[str, Evaluated]] = {}
@@ -186,9 +159,18 @@ class PointwiseModule(ManualOptimization):
         return {}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor
+        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
     ) -> None:
-        """Adds a batch; ``real``, bool (B,), is False for rows that only fill up a rank."""
+        """Adds a batch of the data set ``stage``, by its name in the log keys.
+
+        real: bool (B,), False for rows that only fill up a rank.
+        """
+
+    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+        """Before the metrics are computed, after the last batch of all data sets, on every rank.
+
+        metrics: by data set and name.
+        """
 
     def export(self, path: str | Path) -> Path:
         """Writes the model as a folder that other libraries load; a task says which.
@@ -679,10 +661,11 @@ class PointwiseModule(ManualOptimization):
                 part = Evaluated(micro.index, violation.detach(), carried)
                 evaluation.violations[name].append(part)
             real = (micro.index >= 0).to(self.device)
-            self.update_evaluation_metrics(evaluation.task, outputs, piece, real)
+            self.update_evaluation_metrics(evaluation.task, outputs, piece, real, stage)
 
     def _log_evaluations(self) -> None:
         """``stage/objective``, ``stage/constraint/statistic``, ``stage/metric``: full passes."""
+        self.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
             results = {}
             with evaluation.objective.sync_context():

@@ -6,9 +6,9 @@ import random
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -41,6 +41,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return plain(float(value) if isinstance(value, float) else int(value))
     return None
+
+
+Settings = TypeVar("Settings")
+
+
+def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
+    """The dataclass behind its plain form, those among its fields included; see :func:`plain`.
+
+    An object passes through, so that a constructor takes what a checkpoint's hyperparameters hold.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    hints = get_type_hints(kind)
+    nested = {f.name: hints[f.name] for f in fields(kind) if is_dataclass(hints[f.name])}  # type: ignore[arg-type]
+    return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

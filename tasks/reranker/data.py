@@ -14,10 +14,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.tasks.common.records import (
+    CHOICE,
+    CHUNK,
+    digest,
+    hold_out,
+    hub_split,
+    largest,
+    report_skipped,
+)
 
-from ..models import loading, model_source
-from ..options import one_of
-from ..records import CHOICE, CHUNK, digest, hold_out, hub_split, largest, report_skipped
 from .corpus import docstring_rows
 from .encoding import RerankerDataset, split_template, token_lengths
 from .records import (

@@ -16,8 +16,8 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import CHUNK, report_skipped
 
-from ..records import CHUNK, report_skipped
 from .records import Record
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from pl_pointwise.cards import write_card
+from pl_pointwise.model_card import write_card
+from pl_pointwise.tasks.common.models import model_source
 
-from ..models import model_source
 from .encoding import split_template
 
 if TYPE_CHECKING:

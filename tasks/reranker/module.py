@@ -36,10 +36,10 @@ from transformers import (
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule
 from pl_pointwise.data import PADDING
+from pl_pointwise.tasks.common.dropout import use_quick_dropout
+from pl_pointwise.tasks.common.models import loading, model_source
+from pl_pointwise.tasks.common.options import one_of
 
-from ..dropout import use_quick_dropout
-from ..models import loading, model_source
-from ..options import one_of
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
@@ -197,7 +197,12 @@ class RerankerModule(PointwiseModule):
         return ranking_metrics(self.top_k, self.objective_candidates)
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Tensor, batch: dict[str, Any], real: Tensor
+        self,
+        metrics: dict[str, Metric],
+        outputs: Tensor,
+        batch: dict[str, Any],
+        real: Tensor,
+        stage: str,
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
         for metric in metrics.values():

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-
-from ..records import (
+from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
@@ -107,7 +106,7 @@ def parse_candidates(row: Any, where: str) -> Record:
 def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
     """The records of a Parquet file (by its ending) or of a file of JSON lines (any other).
 
-    Args and errors as of :func:`pl_pointwise.tasks.records.records_of`.
+    Args and errors as of :func:`pl_pointwise.tasks.common.records.records_of`.
     """
     rows = rows_of(path, ("query", "passages"), ("query_id",))
     return records_of(rows, path, parse, skip_invalid)

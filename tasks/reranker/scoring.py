@@ -25,8 +25,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..packing import Packing, first_position, install, packed, position_embedding, uninstall
-from ..reference import evaluation_mode
+from pl_pointwise.tasks.common.packing import (
+    Packing,
+    first_position,
+    install,
+    packed,
+    position_embedding,
+    uninstall,
+)
+from pl_pointwise.tasks.language_model.reference import evaluation_mode
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pl_pointwise.errors import DataError
-
-from ..records import bad_field, decode, field, kind
+from pl_pointwise.tasks.common.records import bad_field, decode, field, kind
 
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 """The judge of AlpacaEval 2."""

@@ -33,9 +33,8 @@ from transformers import (
 )
 
 from pl_pointwise.errors import DataError
-
-from ..language_model import Dtype
-from ..models import model_source
+from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.language_model.loading import Dtype
 
 CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 

@@ -11,12 +11,17 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.tasks.common.records import (
+    hub_split,
+    largest,
+    split_by_prompt,
+    warn_of_shared_prompts,
+)
+from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
+from pl_pointwise.tasks.language_model.data import Columns, Needs, ResponseDataModule
+from pl_pointwise.tasks.language_model.generation import Generation
 
-from ..generation import Generation
-from ..options import one_of
-from ..records import hub_split, largest, split_by_prompt, warn_of_shared_prompts
-from ..response_batch import collate_columns, collate_rows
-from ..response_data import Columns, Needs, ResponseDataModule
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
@@ -87,7 +92,7 @@ class SafetyDataModule(ResponseDataModule):
 
     The batch of B prompts, R responses to each at most::
 
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   response_batch.py
+        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
         roles    (B, R)  long  what each response is, records.py; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
         place    (B,)    long  how many prompts of the same kind stand before it in the data set

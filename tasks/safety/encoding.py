@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import digest
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 
-from ..encoded_responses import EncodedResponses
-from ..records import digest
 from .records import HELPFUL, Record
 
 ALPACA_TEMPLATE = """\
@@ -34,7 +34,7 @@ class SafetyDataset(EncodedResponses[Record]):
     many rows of the same kind stand before, "holds": which kinds the data set has}.
 
     Arguments and errors are those of
-    :class:`~pl_pointwise.tasks.encoded_responses.EncodedResponses`.
+    :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
     """
 
     @cached_property

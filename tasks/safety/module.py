@@ -29,13 +29,13 @@ from torchmetrics import MeanMetric, Metric
 
 from pl_pointwise import Constraint, Formulation, Optimization
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.loading import Attention, Dtype, Lora
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_rows
+from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.scoring import ResponseStatistics, ScoringPath
 
-from ..generation import Generation
-from ..language_model import Attention, Dtype, Lora
-from ..language_model_module import LanguageModelModule, real_rows
-from ..options import one_of
-from ..preference_losses import safe_dpo_loss
-from ..responses import ResponseStatistics, ScoringPath
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
 from .data import PAPER_SAMPLING, TEST_SETS
@@ -329,6 +329,7 @@ class SafetyModule(LanguageModelModule):
         outputs: ResponseStatistics,
         batch: dict[str, Any],
         real: Tensor,
+        stage: str,
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
         if not batch["holds"]["answers"]:

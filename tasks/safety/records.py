@@ -15,9 +15,16 @@ from typing import Any
 import torch
 
 from pl_pointwise.errors import DataError
-
-from ..preference_losses import safe_dpo_pairs
-from ..records import bad_field, digest, field, json_object, kind, shown, text_field
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    json_object,
+    kind,
+    shown,
+    text_field,
+)
+from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 
 ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
 """What a response is: the answer to a benign prompt, a refusal, an unsafe answer, or a safe one of

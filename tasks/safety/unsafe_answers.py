@@ -21,12 +21,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.common.records import digest
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder, cut_left
+from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
+from pl_pointwise.tasks.language_model.loading import load_language_model
 
-from ..conversations import ConversationEncoder, cut_left
-from ..generation import Generation, generate_answers
-from ..language_model import load_language_model
-from ..models import model_source
-from ..records import digest
 from .records import UNSAFE, Record
 from .refusals import is_refusal
 

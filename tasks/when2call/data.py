@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.tasks.common.records import hub_split, split_by_prompt, warn_of_shared_prompts
+from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.data import Columns, Needs, ResponseDataModule
 
-from ..conversations import ConversationEncoder
-from ..options import one_of
-from ..records import hub_split, split_by_prompt, warn_of_shared_prompts
-from ..response_batch import collate_columns, collate_rows
-from ..response_data import Columns, Needs, ResponseDataModule
 from .encoding import Kind, ResponseDataset
 from .records import (
     CATEGORIES,
@@ -58,7 +58,7 @@ class When2CallDataModule(ResponseDataModule):
 
     The batch of B records, R responses to each, response 0 the chosen or right one::
 
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   response_batch.py
+        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
         choices     (B, R)  long  each response's behaviour, −1 if unknown or absent
         characters  (B, R)  long  of each response without what ends the turn
         has_tools   (B,)    bool

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 
-from ..conversations import ConversationEncoder
-from ..encoded_responses import EncodedResponses
 from .records import Record
 
 Kind = Literal["preference", "choice", "question"]
@@ -30,7 +30,7 @@ class ResponseDataset(EncodedResponses[Record]):
         kind: "preference": response 0 is chosen, the others rejected; "choice": response 0 is the
             right choice among categories; "question": there may be responses to choose from.
         skip_invalid: leave out a record that cannot be used, and say how many; see
-            :class:`~pl_pointwise.tasks.encoded_responses.EncodedResponses`.
+            :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
 
     Raises:
         DataError: such a record, or none at all.

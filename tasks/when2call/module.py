@@ -23,12 +23,12 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from pl_pointwise import Constraint, Formulation, Optimization
+from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.loading import Attention, Dtype, Lora
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_rows
+from pl_pointwise.tasks.language_model.scoring import ResponseStatistics, ScoringPath
 
-from ..generation import Generation
-from ..language_model import Attention, Dtype, Lora
-from ..language_model_module import LanguageModelModule, real_rows
-from ..options import one_of
-from ..responses import ResponseStatistics, ScoringPath
 from .metrics import (
     NORMALISATIONS,
     Normalisation,
@@ -230,6 +230,7 @@ class When2CallModule(LanguageModelModule):
         outputs: ResponseStatistics,
         batch: dict[str, Any],
         real: Tensor,
+        stage: str,
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]

@@ -12,8 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..preference_losses import cal_dpo_loss, cpo_loss, dpo_loss, simpo_loss
-from ..responses import ResponseStatistics
+from pl_pointwise.tasks.language_model.preference_losses import (
+    cal_dpo_loss,
+    cpo_loss,
+    dpo_loss,
+    simpo_loss,
+)
+from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..conversations import Answer
-from ..records import (
+from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
@@ -24,6 +23,7 @@ from ..records import (
     shown,
     text_field,
 )
+from pl_pointwise.tasks.language_model.conversations import Answer
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import ModelExport, export
-from pl_pointwise.cards import write_card
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.model_card import write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 
 

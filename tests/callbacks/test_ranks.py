@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.callbacks.two_ranks import run
-from tests.launch import run_on_ranks
+from tests.programs.callbacks_two_ranks import run
+from tests.programs.launch import run_on_ranks
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -21,7 +21,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="ranks", scope="module")
 def _ranks(folder: Path) -> list[dict[str, Any]]:
-    run_on_ranks(2, "tests.callbacks.two_ranks", [str(folder)], folder)
+    run_on_ranks(2, "tests.programs.callbacks_two_ranks", [str(folder)], folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

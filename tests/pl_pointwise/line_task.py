@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from pl_pointwise import Constraint, Formulation, Optimization, PointwiseDataModule, PointwiseModule
+from pl_pointwise import (
+    Constraint,
+    Formulation,
+    Optimization,
+    PointwiseDataModule,
+    PointwiseModule,
+    Training,
+)
 
 
 class LineModule(PointwiseModule):
@@ -29,7 +36,7 @@ class LineModule(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints={"fit": Constraint(at_most=tolerance)},
-            optimization=Optimization(learning_rate=0.1),
+            training=Training(Optimization(learning_rate=0.1)),
         )
         self.fail = fail
         self.weight = torch.nn.Parameter(torch.zeros(2))

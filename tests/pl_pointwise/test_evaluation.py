@@ -18,7 +18,7 @@ from torchmetrics import MaxMetric, Metric
 
 from pl_pointwise import Constraint, PointwiseModule
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluated import Evaluated, gather
+from pl_pointwise.evaluation import Evaluated, gather
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -75,7 +75,7 @@ class Judged(Toy):
         return {"largest": MaxMetric()}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor
+        self, metrics: dict[str, Metric], outputs: Tensor, batch: Any, real: Tensor, stage: str
     ) -> None:
         metrics["largest"].update(outputs[real])
 

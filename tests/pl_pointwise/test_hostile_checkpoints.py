@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pl_pointwise import Average, Constraint, Pointwise
-from pl_pointwise.checkpoint_io import WholeCheckpointIO
+from pl_pointwise.checkpoints import WholeCheckpointIO
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 

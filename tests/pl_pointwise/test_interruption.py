@@ -18,16 +18,16 @@ import torch
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
 from pl_pointwise import Pointwise
-from pl_pointwise.checkpoint_io import WholeCheckpointIO
+from pl_pointwise.checkpoints import WholeCheckpointIO
 from pl_pointwise.errors import TrainingError
-from tests.launch import run_program
 from tests.pl_pointwise.test_checkpoints import Hard, Saver, data, train
 from tests.pl_pointwise.toy import Toy, ToyRows, assert_identical_run, fit
+from tests.programs.launch import run_program
 
 
 def interrupt(folder: Path, kills: int, timeout: float) -> dict[str, int]:
     """Runs tests/pl_pointwise/interrupted.py and gives what it counted."""
-    run_program("tests.pl_pointwise.interrupted", [str(folder), str(kills), "0"], timeout)
+    run_program("tests.programs.interrupted", [str(folder), str(kills), "0"], timeout)
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["failures"], "\n".join(report["failures"])
     counts: dict[str, int] = report["counts"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launch import ROOT, inherited
+from tests.programs.launch import ROOT, inherited
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.launch import run_program
-from tests.pl_pointwise.layouts import PIECES, STEPS, Run, runs, train_all
+from tests.programs.launch import run_program
+from tests.programs.layouts import PIECES, STEPS, Run, runs, train_all
 
 LARGEST, MEAN = 1e-6, 1e-7
 
@@ -32,7 +32,7 @@ def every_rank_of_every_layout(
     """What every run gave on every rank, by number of ranks."""
     folder = tmp_path_factory.mktemp("layouts")
     several = [ranks for ranks in PIECES if ranks > 1]
-    run_program("tests.pl_pointwise.layouts", [str(folder), *map(str, several)])
+    run_program("tests.programs.layouts", [str(folder), *map(str, several)])
     found = {
         ranks: [
             torch.load(folder / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)

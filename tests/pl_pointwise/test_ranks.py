@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from pl_pointwise.errors import DataError
-from tests.launch import run_on_ranks
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import ToyData, ToyRows
-from tests.pl_pointwise.two_ranks import SCENARIOS, UNEVEN, World, resumable
+from tests.programs.launch import run_on_ranks
+from tests.programs.two_ranks import SCENARIOS, UNEVEN, World, resumable
 
 SPECIAL = {
     "everything_skipped",
@@ -40,7 +40,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
     """What every scenario gave, by rank."""
-    run_on_ranks(2, "tests.pl_pointwise.two_ranks", [str(folder)], folder)
+    run_on_ranks(2, "tests.programs.two_ranks", [str(folder)], folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -16,9 +16,10 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import TrainingError
-from tests.launch import run_program
 from tests.pl_pointwise import toy
-from tests.pl_pointwise.sharded import (
+from tests.pl_pointwise.toy import FORMULATIONS, Toy
+from tests.programs.launch import run_program
+from tests.programs.sharded import (
     EVERYTHING_OF_ONE_RANK,
     POISON,
     RANKS,
@@ -30,7 +31,6 @@ from tests.pl_pointwise.sharded import (
     runner,
     train,
 )
-from tests.pl_pointwise.toy import FORMULATIONS, Toy
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -40,7 +40,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
-    run_program("tests.pl_pointwise.sharded", [str(folder)])
+    run_program("tests.programs.sharded", [str(folder)])
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

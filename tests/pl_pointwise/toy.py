@@ -26,6 +26,7 @@ from pl_pointwise import (
     PointwiseModule,
     Relaxed,
     Tilted,
+    Training,
 )
 
 PAIRS = 3
@@ -114,10 +115,12 @@ class Toy(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints=CONSTRAINTS if constraints is None else constraints,
-            micro_batch_size=micro_batch_size,
-            gradient_clip_val=gradient_clip_val,
-            primal_steps=primal_steps,
-            order=order,
+            training=Training(
+                micro_batch_size=micro_batch_size,
+                gradient_clip_val=gradient_clip_val,
+                primal_steps=primal_steps,
+                order=order,
+            ),
         )
         self.partial = partial
         self.learning_rate = learning_rate

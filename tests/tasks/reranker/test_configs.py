@@ -16,9 +16,9 @@ import yaml
 
 import pl_pointwise
 from pl_pointwise.cli import PointwiseCLI, main
+from pl_pointwise.compare.runs import Comparison, ParsedCLI
+from pl_pointwise.compare.tables import family
 from pl_pointwise.configs import packaged_configs
-from pl_pointwise.plan import Comparison, ParsedCLI
-from pl_pointwise.tables import family
 
 CONFIGS = {n: p for n, p in packaged_configs().items() if n.partition("/")[0] == "reranker"}
 ROWS = [name for name in CONFIGS if name.endswith(("table", "rows"))]

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.records import hold_out
+from pl_pointwise.tasks.common.records import hold_out
 from pl_pointwise.tasks.reranker import data
 from pl_pointwise.tasks.reranker.data import RerankerDataModule, largest, length_variance
 from pl_pointwise.tasks.reranker.encoding import (

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model import load_tokenizer
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
 from pl_pointwise.tasks.safety.encoding import ALPACA_TEMPLATE, SafetyDataset
 from pl_pointwise.tasks.safety.records import (

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
-from pl_pointwise.tasks.generation import Answers, Generation
-from pl_pointwise.tasks.language_model import Lora
-from pl_pointwise.tasks.response_batch import collate_responses
+from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.tasks.language_model.generation import Answers, Generation
+from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, SAFE, UNSAFE
 from tests.tasks.safety.conftest import pair_rows, write_rows

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from tests.tasks.ranks import two_and_one
-from tests.tasks.safety import two_ranks
+from tests.programs import safety_two_ranks as two_ranks
+from tests.programs.task_ranks import two_and_one
 
 
 def test_two_ranks_train_test_and_answer_as_one(

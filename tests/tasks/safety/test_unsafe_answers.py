@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.generation import Answers, Generation
+from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.safety import unsafe_answers
 from pl_pointwise.tasks.safety.records import REFUSAL, UNSAFE
 from tests.tasks.safety.conftest import unsafe_rows, write_rows

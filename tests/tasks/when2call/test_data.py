@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
-from pl_pointwise.tasks.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.when2call.encoding import ResponseDataset
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,

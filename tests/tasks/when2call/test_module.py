@@ -17,10 +17,10 @@ from torch.nn.functional import logsigmoid
 
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.tasks import When2CallDataModule, When2CallModule
-from pl_pointwise.tasks.generation import Generation
-from pl_pointwise.tasks.language_model import Lora
-from pl_pointwise.tasks.response_batch import collate_responses
-from pl_pointwise.tasks.responses import ResponseScorer
+from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.when2call.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.when2call.records import CATEGORIES
 

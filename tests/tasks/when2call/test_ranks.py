@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tasks.ranks import two_and_one
-from tests.tasks.when2call import two_ranks
+from tests.programs import when2call_two_ranks as two_ranks
+from tests.programs.task_ranks import two_and_one
 
 
 def test_two_ranks_train_as_one(language_model_folder, when2call_files, tmp_path) -> None:

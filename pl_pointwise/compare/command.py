@@ -1,0 +1,194 @@
+"""``pl-pointwise compare``: one configuration × rows × settings × seeds, as tables and pictures.
+
+A row is a method: its name and what it changes (``runs.py``). A run that is complete and whose
+configuration has not changed since is not run again; one that was interrupted goes on; one that
+failed is a row that says why (``runner.py``).
+
+The output folder then holds
+
+    comparison.csv       a line per run, every metric
+    comparison.md        the tables: results, gap to training data, certificates, time, memory
+    comparison.json      every run with its result, for ``pl-pointwise report``
+    cdf.png              violations, held-out beside train, all seeds
+    cdf_by_method.png    held-out, worst element per sample, first seed, with the DKW band
+    pareto.png           two metrics against each other, with the frontier
+    gap.png              training beside held-out, by violation statistic
+    categories.png       metrics by category, where a task has such
+    costs.png            seconds per epoch and peak memory
+    runs/                a folder per run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from .plot_data import PARETO, UnknownMetricError, draw
+from .runner import execute, execute_in_processes, quieten, slurm_array
+from .runs import Comparison, Run
+from .tables import Outcome, tables, write_csv
+
+NOT_RUN = "not run"
+
+
+def main(args: Sequence[str]) -> None:
+    """The command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
+    parser = argparse.ArgumentParser(
+        prog="pl-pointwise compare", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "-c", "--config", action="append", required=True, help="base, then overlays; name or path"
+    )
+    parser.add_argument(
+        "--rows", help="YAML of name: overlay; name or path. Without: the configuration alone"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=V,V,…",
+        help="sweep a hyperparameter, model.formulation.init_args.beta=0.1,1,10; "
+        "several give every combination",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
+    parser.add_argument(
+        "--pareto",
+        nargs=2,
+        metavar=("X", "Y"),
+        help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
+        "the metric does not say so itself",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--jobs",
+        type=_at_least_one,
+        help="this many runs at once, each in a process of its own, whose memory is measured too; "
+        "without: one after the other in this process",
+    )
+    how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
+    how.add_argument(
+        "--slurm-array", action="store_true", help="write a SLURM job array of what is to be run"
+    )
+    how.add_argument(
+        "--collect", action="store_true", help="run nothing; tables and pictures of what there is"
+    )
+    known, overrides = parser.parse_known_args(list(args))
+    comparison = Comparison(
+        known.config, known.output, known.rows, known.seeds, known.set, overrides
+    )
+    try:
+        count = len(comparison.runs)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    if known.only is not None:
+        if known.only > count:
+            parser.error(f"--only {known.only}: this comparison has {count} runs.")
+        _run_one(comparison.runs[known.only - 1])
+    elif known.slurm_array:
+        _write_array(comparison)
+    else:
+        try:
+            failed = compare(comparison, known.jobs, known.collect, known.pareto or PARETO)
+        except UnknownMetricError as error:
+            parser.error(str(error))
+        if failed:
+            what = "failed or were not run" if known.collect else "failed"
+            raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
+
+
+def compare(
+    comparison: Comparison,
+    jobs: int | None = None,
+    collect: bool = False,
+    axes: Sequence[str] = PARETO,
+) -> list[str]:
+    """Runs what has not been run, then writes tables and pictures.
+
+    jobs: this many runs at once, in processes of their own; None runs them here, one by one.
+    collect: run nothing.
+    axes: the two metrics of the Pareto picture.
+    Returns: the names of the runs that failed; the table says why.
+    """
+    quieten()
+    runs = comparison.runs
+    waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
+    if jobs is None or collect:
+        for number, run in enumerate(runs, start=1):
+            note = "" if number in waiting else " (finished before)"
+            print(f"[{number}/{len(runs)}] {run.row} · seed {run.seed}{note}", flush=True)
+            if number in waiting and not collect:
+                execute(run)
+    else:
+        if len(waiting) < len(runs):
+            print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
+        execute_in_processes(comparison, waiting, jobs, lambda text: print(text, flush=True))
+    outcomes: list[Outcome] = [(run, run.result() or {"error": NOT_RUN}) for run in runs]
+    write_results(outcomes, comparison, axes)
+    return [f"{run.row} (seed {run.seed})" for run, result in outcomes if "error" in result]
+
+
+def write_results(
+    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] = PARETO
+) -> None:
+    """The tables, the pictures and ``comparison.json``, into the comparison's folder.
+
+    Raises:
+        UnknownMetricError: ``axes`` names a metric that no run has; the rest is written.
+    """
+    output = comparison.output
+    output.mkdir(parents=True, exist_ok=True)
+    found = tables(outcomes)
+    write_csv(outcomes, output / "comparison.csv")
+    text = "\n".join(table.markdown() for table in found)
+    (output / "comparison.md").write_text(text, encoding="utf-8")
+    runs = [
+        {
+            "row": run.row,
+            "seed": run.seed,
+            "folder": run.folder.relative_to(output).as_posix(),
+            "result": result,
+        }
+        for run, result in outcomes
+    ]
+    record = {"command": comparison.command(), "runs": runs}
+    (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    print(f"\n{found[0].markdown()}", flush=True)
+    done = [outcome for outcome in outcomes if "error" not in outcome[1]]
+    pictures = draw(done, output, axes) if done else []
+    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *pictures])}")
+
+
+def _run_one(run: Run) -> None:
+    quieten()
+    if run.finished:
+        print(f"{run.row} · seed {run.seed} (finished before)")
+        return
+    result = execute(run, own_process=True)
+    if "error" in result:
+        raise SystemExit(f"{run.row} (seed {run.seed}) failed: {result['error']}")
+
+
+def _write_array(comparison: Comparison) -> None:
+    waiting = [n for n, run in enumerate(comparison.runs, start=1) if not run.finished]
+    if not waiting:
+        print("Every run is finished; the same command without --slurm-array makes the tables.")
+        return
+    path = comparison.output / "array.sbatch"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(slurm_array(comparison, waiting))
+    print(
+        f"{len(waiting)} of {len(comparison.runs)} runs are to be run. Submit them, with what your "
+        f"cluster wants to know:\n\n  sbatch --gres=gpu:1 --time=8:00:00 {path}\n\n"
+        "When they are done, the same command with --collect in place of --slurm-array makes the "
+        "tables; with --slurm-array again it takes those that did not finish."
+    )
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 1")
+    return number

@@ -1,0 +1,335 @@
+"""Running what is planned: here, in processes of their own, or as an array of SLURM jobs.
+
+A run is a fit, then one full pass over held-out and training data with ``test``, all judged by the
+same evaluation tolerance. Its folder then holds
+
+    result.json     metrics, times, memory, certificates, versions; or the error
+    config.yaml     the whole configuration, every default included, for ``fit --config``
+    violations.npz  all violations by stage and constraint
+    worst.npz       the worst held-out violation of every sample, by constraint
+    log.txt         what was printed, of a run in a process of its own
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from transformers.utils.logging import disable_progress_bar
+
+from pl_pointwise.certificates import certify
+from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.evaluation import Evaluated
+
+from .runs import Comparison, Run
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = "test"
+"""The stage whose violations are certified."""
+
+
+def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
+    """Fits and tests one run; an error becomes the result instead of ending the others.
+
+    A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
+
+    own_process: nothing else ran in this process, so its peak memory is the run's.
+    Returns: what ``result.json`` then holds.
+    """
+    result: dict[str, Any] = {"digest": run.digest, "versions": versions()}
+    try:
+        _open(run)
+        for path, text in run.overlays.items():
+            path.write_text(text)
+        checkpoint = _checkpoint(run)
+        cli = PointwiseCLI(run.arguments, run=False)
+        config = yaml.safe_dump(cli.config_dump, sort_keys=False)
+        (run.folder / "config.yaml").write_text(config)
+        timer = EpochTimer()
+        cli.trainer.callbacks.append(timer)  # type: ignore[attr-defined]
+        on_gpu = cli.trainer.strategy.root_device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+        result["fit_seconds"] = time.perf_counter() - started
+        result["epoch_seconds"] = timer.seconds
+        result["host_bytes"] = peak_memory() if own_process else None
+        result["gpu_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else None
+        cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+        metrics = cli.trainer.callback_metrics
+        result["metrics"] = {name: float(value) for name, value in metrics.items()}
+        result["higher_is_better"] = {
+            name: metric.higher_is_better
+            for name, metric in cli.model.evaluation_metrics().items()
+            if metric.higher_is_better is not None
+        }
+        held_out = cli.model.evaluated.get(HELD_OUT, {})
+        result["certificates"] = {name: _certificate(rows) for name, rows in held_out.items()}
+        if cli.trainer.is_global_zero:
+            pooled = {
+                f"{stage}/{name}": values.numpy()
+                for stage, by_constraint in cli.model.violations.items()
+                for name, values in by_constraint.items()
+            }
+            np.savez(run.folder / "violations.npz", **pooled)
+            worst = {name: rows.worst().numpy() for name, rows in held_out.items()}
+            np.savez(run.folder / "worst.npz", **worst)
+            _write(run, result)
+            _marker(run).unlink()
+    except Exception as error:
+        log.exception("%s, seed %s", run.row, run.seed)
+        result["error"] = f"{type(error).__name__}: {error}"
+        _write(run, result)
+    finally:
+        gc.collect()
+    return result
+
+
+def _open(run: Run) -> None:
+    """A folder for the run, without an error of an earlier attempt."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "result.json").unlink(missing_ok=True)
+
+
+def _write(run: Run, result: dict[str, Any]) -> None:
+    """Complete or not at all, whenever the process dies."""
+    path = run.folder / "result.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1))
+    part.replace(path)
+
+
+def _marker(run: Run) -> Path:
+    return run.folder / "started.json"
+
+
+def _checkpoint(run: Run) -> Path | None:
+    """The newest checkpoint that an unfinished run of this very configuration left behind.
+
+    Its start is marked by a file, so that checkpoints of an earlier configuration are older.
+    """
+    marker = _marker(run)
+    if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
+        marker.write_text(json.dumps({"digest": run.digest}))
+        return None
+    since = marker.stat().st_mtime_ns
+    times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
+    return max((p for p in times if times[p] >= since), key=lambda p: times[p], default=None)
+
+
+def _certificate(rows: Evaluated) -> dict[str, Any]:
+    """The certificate of a constraint on the held-out data, or why there is none."""
+    try:
+        certificate = certify(rows.worst())
+    except ValueError as error:
+        return {"error": str(error)}
+    return {**certificate.as_dict(), "statement": certificate.statement()}
+
+
+class EpochTimer(Callback):
+    """Seconds of every complete training epoch, those of validation left out."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._started = self._validation = self._left_out = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started, self._left_out = time.perf_counter(), 0.0
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._left_out += time.perf_counter() - self._validation
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_last_batch:
+            self.seconds.append(time.perf_counter() - self._started - self._left_out)
+
+
+def peak_memory() -> int | None:
+    """The most memory this process has held so far, in bytes (resident set); None if unknown."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # Not getrusage: there a new process starts from the peak of the one that started it.
+        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what the figures depend on."""
+    packages = ("pl-pointwise", "torch", "lightning", "transformers")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def quieten() -> None:
+    """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
+    for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    disable_progress_bar()
+    for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+# Several runs at once ---------------------------------------------------------------------------
+
+
+def execute_in_processes(
+    comparison: Comparison, numbers: Sequence[int], jobs: int, say: Callable[[str], None]
+) -> None:
+    """Runs the given runs, by number from 1, each in a process of its own, ``jobs`` at once.
+
+    The processes share the cores, and the GPUs where there are several. Whatever ends this one,
+    Ctrl-C and SIGTERM included, ends them too.
+
+    say: told of each run that starts and ends.
+    """
+    waiting, free = list(numbers), list(range(jobs))
+    running: dict[subprocess.Popen[bytes], tuple[int, int]] = {}
+    with _sigterm_raises():
+        try:
+            while waiting or running:
+                while waiting and free:
+                    number, slot = waiting.pop(0), free.pop(0)
+                    say(f"[{number}/{len(comparison.runs)}] {_title(comparison, number)}")
+                    running[_start(comparison, number, jobs, slot)] = (number, slot)
+                time.sleep(0.05)
+                for process in [p for p in running if p.poll() is not None]:
+                    number, slot = running.pop(process)
+                    free.append(slot)
+                    run = comparison.runs[number - 1]
+                    if process.returncode and run.result() is None:
+                        _write(run, {"digest": run.digest, "error": _death(run, process)})
+                    ended = "failed" if process.returncode else "done"
+                    say(f"[{number}/{len(comparison.runs)}] {_title(comparison, number)}: {ended}")
+        finally:
+            _stop(list(running))
+
+
+def _title(comparison: Comparison, number: int) -> str:
+    run = comparison.runs[number - 1]
+    return f"{run.row} · seed {run.seed}"
+
+
+def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> subprocess.Popen[bytes]:
+    run = comparison.runs[number - 1]
+    _open(run)
+    command = [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
+    environment = {**os.environ, **_share(jobs, slot)}
+    with (run.folder / "log.txt").open("wb") as file:
+        return subprocess.Popen(
+            [*command, "--only", str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _share(jobs: int, slot: int) -> dict[str, str]:
+    """The environment by which a process takes its share of cores and GPUs and no more."""
+    share = {}
+    if "OMP_NUM_THREADS" not in os.environ:
+        share["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if gpus == [""]:
+        gpus = [str(device) for device in range(torch.cuda.device_count())]
+    if len(gpus) > 1 and jobs > 1:
+        mine = gpus[slot::jobs] or [gpus[slot % len(gpus)]]
+        share["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return share
+
+
+def _death(run: Run, process: subprocess.Popen[bytes]) -> str:
+    """What to say of a process that ended without a word."""
+    code = process.returncode
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    hint = " Out of memory, perhaps." if code == -signal.SIGKILL else ""
+    return f"The process of this run ended {how}.{hint} See {run.folder / 'log.txt'}."
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]], patience: float = 10.0) -> None:
+    """Ends processes and what they started: asks, waits, then does not ask."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the whole group of a process, which started a session of its own."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        process.wait()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends the block as an exception would, so that its ``finally`` is reached."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread alone.
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# Over a cluster ---------------------------------------------------------------------------------
+
+
+def slurm_array(comparison: Comparison, numbers: Sequence[int]) -> str:
+    """A batch script for SLURM: a job array with one task for each of the runs ``numbers``.
+
+    Partition, GPUs and time limit are ``sbatch``'s options.
+    """
+    command = [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "#SBATCH --job-name=pl-pointwise-compare",
+            f"#SBATCH --array={','.join(map(str, numbers))}",
+            f"#SBATCH --output={comparison.output.absolute()}/slurm-%A_%a.txt",
+            f"cd {shlex.quote(os.getcwd())}",
+            f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
+            "",
+        ]
+    )

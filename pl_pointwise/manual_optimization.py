@@ -1,0 +1,492 @@
+"""What Lightning leaves to a module under manual optimisation, and needs from it to resume exactly.
+
+Schedulers and the optimizer, the start and end of a fit, checkpoints, devices. The mathematics is
+in ``module.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from .checkpoints import WholeCheckpointIO
+from .data import PointwiseSampler, ResumableDataLoader, fingerprint
+from .errors import TrainingError
+from .formulations import Formulation
+from .multipliers import Multipliers
+from .optimizers import Optimization, keeping_monitors
+from .state import plain, random_state, restore_random_state
+
+log = logging.getLogger(__name__)
+
+# Lightning says so of every module that moves its batches itself; here that is how it should be.
+warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
+
+STATE_KEY = "pl_pointwise"
+"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
+
+_ENTRIES: dict[str, tuple[type, ...]] = {
+    "samples": (int,),
+    "multipliers": (dict,),
+    "thresholds": (dict,),
+    "fingerprint": (str, type(None)),
+    "window": (list,),
+    "left_out": (int,),
+    "skipped_steps": (int,),
+    "monitored": (dict,),
+    "random_states": (list,),
+}
+"""What a checkpoint's entry must hold."""
+
+
+class ManualOptimization(LightningModule):
+    """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint."""
+
+    formulations: dict[str, Formulation]
+    optimization: Optimization
+    gradient_clip_val: float | None
+    micro_batch_size: int | None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "configure_optimizers" in vars(cls):
+            cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
+
+    host_keys: tuple[str, ...] = ("index",)
+    """Entries of a batch that stay on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.multipliers = Multipliers(0)
+        self.multiplier_folder: str | None = None
+        self.thresholds: dict[str, Tensor] = {}
+        self.left_out = 0
+        """Samples left out of a step so far because a value was not finite."""
+        self.skipped_steps = 0
+        """Steps skipped so far because the gradient was not finite, or no sample was left."""
+        self._taken_this_epoch = 0
+        self._skipped_this_epoch = 0
+        self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
+        """Epoch and visits of the steps since the last dual step."""
+        self._fingerprint: str | None = None
+        self._restored: dict[str, Any] | None = None
+        self._total_steps: int | None = None
+
+    @abstractmethod
+    def _close_window(self) -> None:
+        """Takes the dual step that is still due, if any."""
+
+    # Around the fit -----------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Before Lightning loads a checkpoint."""
+        self._use_whole_checkpoints()
+
+    def _use_whole_checkpoints(self) -> None:
+        if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
+            self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
+
+    def on_train_start(self) -> None:
+        self._use_whole_checkpoints()  # Also where a task has a setup() of its own.
+        self._refuse_hidden_gradients()
+        self._total_steps = self._count_steps()
+        dataset = self._training_set()
+        if dataset is not None:
+            self._refuse_repeating_sampler()
+            self._claim_multipliers(dataset)
+        if self.multiplier_folder is not None:
+            self._map_multipliers(self.multiplier_folder)
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader):
+            loader.limit = min(len(loader), self.trainer.num_training_batches)
+        if self._restored is not None:
+            self._restore_chance(self._restored["random_states"])
+
+    def _refuse_hidden_gradients(self) -> None:
+        """Strategies under which the gradient's norm, or the sum over ranks, would be wrong."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDPStrategy):
+            raise TrainingError(
+                "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's "
+                "norm only. Use ModelParallelStrategy and fully_shard in configure_model."
+            )
+        if isinstance(strategy, DeepSpeedStrategy) and (
+            self.gradient_clip_val is not None or self.micro_batch_size is not None
+        ):
+            raise TrainingError(
+                "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own "
+                "configuration, and leave gradient_clip_val and micro_batch_size out."
+            )
+        if not isinstance(strategy, ModelParallelStrategy):
+            return
+        if strategy.distributed_sampler_kwargs["num_replicas"] != self.trainer.world_size:
+            raise TrainingError(
+                "Tensor parallelism: every rank must have samples of its own. Set "
+                f"data_parallel_size={self.trainer.world_size} and tensor_parallel_size=1."
+            )
+        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        alone = [name for name, p in trained if not isinstance(p, DTensor)]
+        if alone:
+            raise TrainingError(
+                f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
+                "nothing adds up their gradients over the ranks. Shard the module that holds them "
+                "too, with fully_shard in configure_model."
+            )
+
+    def _weights_are_sharded(self) -> bool:
+        return isinstance(self.trainer.strategy, ModelParallelStrategy)
+
+    def _restore_chance(self, states: list[Any]) -> None:
+        """Puts the random state back where it stood, unless the number of ranks is another now."""
+        if len(states) != self.trainer.world_size:
+            return
+        try:
+            restore_random_state(states[self.global_rank], self.device)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise _damaged(f"random state of rank {self.global_rank}") from error
+        loop: Any = self.trainer.fit_loop
+        batches = loop.epoch_loop
+        new_epoch = loop.resumed_on_epoch_end or (
+            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
+        )
+        if new_epoch and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
+            # Of this one epoch Lightning made the iterator, which draws the order, before.
+            iter(loop._data_fetcher)
+
+    def _claim_multipliers(self, dataset: Any) -> None:
+        """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
+        found = fingerprint(dataset)
+        restored = (self._restored or {}).get("fingerprint")
+        if restored is not None and restored != found:
+            raise TrainingError(
+                "These multipliers belong to another training set, or to another order of it "
+                f"(checkpoint: {self.multipliers.samples:,} samples; now: {len(dataset):,}). "
+                "Restore the data, or start without `ckpt_path`."
+            )
+        if restored is None and found != self._fingerprint:
+            if self._fingerprint is not None:
+                self._warn("Another training set than before: the multipliers start at 0 again.")
+            self.multipliers = Multipliers(len(dataset))
+            self.thresholds = {}
+            self._window = []
+        self._fingerprint = found
+
+    def _map_multipliers(self, folder: str) -> None:
+        """Moves the tables into files, one set a machine, which its local rank 0 writes."""
+        run = self.trainer.strategy.broadcast(uuid.uuid4().hex)
+        self.multipliers = self.multipliers.mapped(
+            Path(folder) / f"multipliers-{run}-node{self.trainer.node_rank}",
+            writer=self.trainer.local_rank == 0,
+        )
+        self._await_ranks()
+
+    def _await_ranks(self) -> None:
+        """Keeps reads and writes of shared tables apart; nothing where each rank has its own."""
+        if self.multiplier_folder is not None:
+            self.trainer.strategy.barrier()
+
+    def on_train_epoch_start(self) -> None:
+        self._taken_this_epoch = self._skipped_this_epoch = 0
+
+    def on_train_epoch_end(self) -> None:
+        if self._is_counted_twice():
+            return
+        if self._skipped_this_epoch and not self._taken_this_epoch:
+            raise TrainingError(
+                f"All {self._skipped_this_epoch} steps of epoch {self.current_epoch} were skipped "
+                "because values or gradients were not finite. Check the data and the model's "
+                "outputs, and lower the learning rate."
+            )
+        self._step_schedulers("epoch", plateau=True)
+
+    def _is_counted_twice(self) -> bool:
+        """Whether this is a second end of an epoch, without batches, and if so takes it back.
+
+        Resumed under ``max_steps`` from the end of an epoch, Lightning ends that epoch once more
+        and is from then on one epoch ahead in the samplers' order and in ``max_epochs``.
+        https://github.com/Lightning-AI/pytorch-lightning/issues/19617
+        """
+        progress: Any = self.trainer.fit_loop.epoch_progress
+        surplus = max(0, progress.current.processed - (progress.current.completed + 1))
+        progress.current.processed -= surplus
+        progress.total.processed -= surplus
+        return surplus > 0
+
+    def on_train_end(self) -> None:
+        self._close_window()
+
+    def on_fit_end(self) -> None:
+        self._close_window()  # Still open if the run was resumed at its end.
+        self._restored = None
+
+    def _training_set(self) -> Any:
+        """The data set behind the training loader; None if no multiplier belongs to a sample."""
+        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
+        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            return dataset
+        if any(f.scope == "sample" for f in self.formulations.values()):
+            raise TrainingError(
+                "Multipliers per sample need a training DataLoader over one map-style data set "
+                f"with a length, got {type(dataset).__name__}. Load the data into one."
+            )
+        return None
+
+    def _refuse_repeating_sampler(self) -> None:
+        loader: Any = self.trainer.train_dataloader
+        uneven = len(loader.dataset) % self.trainer.world_size
+        if uneven and not isinstance(loader.sampler, PointwiseSampler):
+            raise TrainingError(
+                f"{len(loader.dataset)} samples over {self.trainer.world_size} ranks: a "
+                f"{type(loader.sampler).__name__} would repeat some and step their multipliers "
+                "twice. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
+            )
+
+    def _count_steps(self) -> int | None:
+        """Batches of the whole run, from the loader; ``estimated_stepping_batches`` would set the
+        loaders up too early for a mid-epoch resume."""
+        trainer = self.trainer
+        limits: list[float] = [trainer.max_steps] if trainer.max_steps not in (None, -1) else []
+        if trainer.max_epochs not in (None, -1):
+            limits.append(trainer.max_epochs * trainer.num_training_batches)
+        if not limits or math.isinf(min(limits)):
+            if self.optimization.schedule != "constant" or self.optimization.warmup_ratio:
+                raise TrainingError(
+                    "A schedule needs an end: set max_epochs or max_steps, or take "
+                    'schedule="constant" without a warm-up.'
+                )
+            return None
+        return int(min(limits))
+
+    def _resume_within_epoch(self, batch_idx: int) -> None:
+        """On the first step after a resume: the loader must stand where it stood."""
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self._correct_progress()
+        if restored is not None and batch_idx > 0:
+            loader = self.trainer.train_dataloader
+            unused = getattr(self.trainer.fit_loop, "_combined_loader_states_to_load", [])
+            position = getattr(loader, "position", batch_idx + 1)
+            if unused or position != batch_idx + 1 or not hasattr(loader, "load_state_dict"):
+                raise TrainingError(
+                    f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
+                    "training DataLoader cannot continue there: it would repeat some samples and "
+                    "leave out others. Use PointwiseDataModule or another loader with state_dict "
+                    "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
+                    "resume from the end of an epoch."
+                )
+
+    def _correct_progress(self) -> None:
+        """Counts the running epoch and batch as begun, the ones before as complete.
+
+        Resumed from the last batch of an epoch, Lightning does not count the next epoch as begun,
+        and what is saved in it misleads the resume after that one: it trains another order.
+        """
+        loop: Any = self.trainer.fit_loop
+        for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
+            epochs.ready = epochs.started = epochs.processed + 1
+        for batches in (
+            loop.epoch_loop.batch_progress.total,
+            loop.epoch_loop.batch_progress.current,
+        ):
+            batches.processed = batches.completed = batches.ready - 1
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        states: list[Any] = [random_state(self.device)]
+        if self.trainer.world_size > 1:
+            states = states * self.trainer.world_size
+            torch.distributed.all_gather_object(states, random_state(self.device))
+        checkpoint[STATE_KEY] = {
+            "samples": self.multipliers.samples,
+            "multipliers": self.multipliers.state_dict(),
+            "thresholds": dict(self.thresholds),
+            "fingerprint": self._fingerprint,
+            "window": self._window,
+            "left_out": self.left_out,
+            "skipped_steps": self.skipped_steps,
+            "monitored": {
+                _monitor(config.scheduler): float(value)
+                for config in self.trainer.lr_scheduler_configs
+                if (value := self._monitored(config.scheduler)) is not None
+            },
+            "random_states": states,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint.get(STATE_KEY)
+        if state is None:
+            raise TrainingError(
+                f"This checkpoint was not written by a PointwiseModule: it has no {STATE_KEY!r} "
+                "entry, so no multipliers. Load its weights into the model instead."
+            )
+        _refuse_damaged(state)
+        resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        unknown = sorted(set(state["multipliers"]).difference(self.formulations))
+        if resuming and unknown:
+            raise TrainingError(
+                f"This checkpoint has multipliers of constraint {', '.join(map(repr, unknown))}, "
+                "which has none in this module, so it is of another module or formulation. Resume "
+                "with the configuration it was written with, or load its weights only."
+            )
+        self.multipliers = Multipliers(state["samples"])
+        self.multipliers.load_state_dict(state["multipliers"])
+        self.thresholds = {
+            name: value.to("cpu", torch.float32, copy=True)
+            for name, value in state["thresholds"].items()
+        }
+        self._window = state["window"]
+        self._fingerprint = state["fingerprint"]
+        self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]
+        kept = {key: value for key, value in state.items() if key != "multipliers"}
+        self._restored = kept if resuming else None
+
+    def _set_hparams(self, hp: Any) -> None:
+        super()._set_hparams(plain(hp))
+
+    # Optimizers and devices ---------------------------------------------------------------------
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        trainable = [p for p in self.parameters() if p.requires_grad]
+        settings = self.optimization
+        optimizer = torch.optim.AdamW(
+            trainable,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: settings.factor(step, self._total_steps)
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def _step_schedulers(self, interval: str, plateau: bool) -> None:
+        """Steps the schedulers declared for this interval, which Lightning leaves to the module.
+
+        When Lightning would: by epoch after the last batch, but on a plateau after validation.
+        """
+        count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
+        for config in self.trainer.lr_scheduler_configs:
+            due = config.interval == interval and count % config.frequency == 0
+            scheduler = config.scheduler
+            if not due or plateau != getattr(
+                scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
+            ):
+                continue
+            metric = self._monitored(scheduler) if plateau else None
+            if plateau and metric is None:
+                known = ", ".join(sorted(self.trainer.callback_metrics))
+                message = (
+                    f"The scheduler monitors {_monitor(scheduler)!r}, which is not logged. "
+                    f"Logged: {known}."
+                )
+                if getattr(scheduler, "strict", True):
+                    raise TrainingError(message)
+                self._warn(message)
+                continue
+            self.lr_scheduler_step(scheduler, metric)
+
+    def _monitored(self, scheduler: Any) -> Any:
+        """What the scheduler monitors, None if it is not logged.
+
+        After a resume between a validation and the use of what it logged, the checkpoint's value.
+        """
+        name = _monitor(scheduler)
+        restored = (self._restored or {}).get("monitored", {})
+        return self.trainer.callback_metrics.get(name, restored.get(name))
+
+    def _batches_seen(self) -> int:
+        return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+    def _optimizer(self) -> Any:
+        optimizers = self.optimizers()
+        if isinstance(optimizers, list):
+            raise TrainingError(
+                f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
+                "has one, for the weights. Use parameter groups."
+            )
+        return optimizers
+
+    def _gradient_scaler(self) -> Any:
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+    def _without_gradient_sync(self) -> Any:
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)
+        return nullcontext() if block is None else block()
+
+    def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
+        reduced = self.trainer.strategy.reduce(value, reduce_op=operation)
+        assert isinstance(reduced, Tensor)
+        return reduced
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Moves a batch, all but its ``host_keys``."""
+        if isinstance(batch, (list, tuple)):
+            return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
+        if not isinstance(batch, Mapping):
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        kept = {key: value for key, value in batch.items() if key in self.host_keys}
+        moved = {key: value for key, value in batch.items() if key not in self.host_keys}
+        return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
+
+    def _warn(self, message: str) -> None:
+        if self.trainer.is_global_zero:
+            log.warning(message)
+
+
+def _refuse_damaged(state: Any) -> None:
+    for key, kinds in _ENTRIES.items():
+        if not isinstance(state, dict) or key not in state or type(state[key]) not in kinds:
+            raise _damaged(repr(key))
+    sequence = (list, tuple)
+    for entry in state["window"]:
+        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
+            raise _damaged("'window'")
+    visits = [visit for _, visited in state["window"] for visit in visited.values()]
+    if not all(isinstance(visit, sequence) for visit in visits):
+        raise _damaged("'window'")
+    if not all(isinstance(e, Tensor) for e in [*state["thresholds"].values(), *chain(*visits)]):
+        raise _damaged("'window' or 'thresholds'")
+    for threshold in state["thresholds"].values():
+        if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
+            raise _damaged("'thresholds'")
+
+
+def _damaged(what: str) -> TrainingError:
+    return TrainingError(
+        f"This checkpoint's {STATE_KEY!r} entry has no usable {what}: it is damaged, or of another "
+        "version of pl-pointwise. Resume from another one, or load its weights only."
+    )
+
+
+def _monitor(scheduler: Any) -> str:
+    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
+    return getattr(scheduler, "monitor", None) or ""

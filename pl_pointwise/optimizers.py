@@ -1,0 +1,116 @@
+"""How a module is trained: settings in groups, and what schedulers need to be stepped by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Literal
+
+
+@dataclass
+class Optimization:
+    """AdamW with a warm-up and a schedule over the whole run.
+
+    Args:
+        learning_rate: the peak.
+        weight_decay: AdamW's.
+        schedule: "constant", "linear" (to zero) or "cosine" (to zero).
+        warmup_ratio: share of all steps over which the rate rises from zero.
+    """
+
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_ratio: float = 0.0
+
+    def factor(self, step: int, total_steps: int | None) -> float:
+        """What the peak is multiplied by at a step; before ``total_steps`` is known, step 0's."""
+        if total_steps is None:
+            return 0.0 if self.warmup_ratio > 0 else 1.0
+        warmup = math.ceil(self.warmup_ratio * total_steps)
+        if step < warmup:
+            return step / warmup
+        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        if self.schedule == "linear":
+            return 1.0 - progress
+        if self.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0
+
+
+@dataclass
+class Training:
+    """How a module is trained, whatever its task.
+
+    Args:
+        optimization: the default optimizer and schedule.
+        micro_batch_size: samples per forward and backward pass; None takes the whole batch. Gives
+            the same step, in less memory.
+        gradient_clip_val: largest norm of the gradient, or None.
+        primal_steps: S, steps of the weights per dual step. A visited sample's dual step is taken
+            at the end of its window of S steps.
+        order: "simultaneous": the step of the weights uses λ before this step's dual update;
+            "dual_first": after it.
+        multiplier_folder: keep the multipliers per sample in files there, mapped into memory and
+            shared by the processes of a machine, for more than each can hold; None keeps them in
+            memory.
+
+    Raises:
+        ValueError: a size below 1, or ``primal_steps > 1`` with ``order="dual_first"``.
+    """
+
+    optimization: Optimization = field(default_factory=Optimization)
+    micro_batch_size: int | None = None
+    gradient_clip_val: float | None = None
+    primal_steps: int = 1
+    order: Literal["simultaneous", "dual_first"] = "simultaneous"
+    multiplier_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size={self.micro_batch_size}: must be at least 1.")
+        if self.primal_steps < 1:
+            raise ValueError(f"primal_steps={self.primal_steps}: must be at least 1.")
+        if self.order not in ("simultaneous", "dual_first"):
+            raise ValueError(f'order={self.order!r}: "simultaneous" or "dual_first".')
+        if self.primal_steps > 1 and self.order == "dual_first":
+            raise ValueError(
+                'order="dual_first" updates λ before every step of the weights, so it has no '
+                "meaning with primal_steps > 1: set one of the two back."
+            )
+
+
+def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
+
+    Under manual optimization Lightning drops the keys ``monitor``, ``strict`` and
+    ``reduce_on_plateau`` of a scheduler. Here they become attributes of the scheduler, as
+    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already.
+    """
+
+    @wraps(configure)
+    def configured(module: Any) -> Any:
+        result = configure(module)
+        for part in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(part, Mapping):
+                scheduler = part if "scheduler" in part else part.get("lr_scheduler")
+                _annotate(scheduler, part.get("monitor"))
+            elif isinstance(part, (list, tuple)):
+                for entry in part:
+                    _annotate(entry)
+        return result
+
+    return configured
+
+
+def _annotate(entry: Any, monitor: str | None = None) -> None:
+    """Moves the keys of a declared scheduler that Lightning would drop to the scheduler."""
+    keys = {"monitor": monitor} if monitor is not None else {}
+    if isinstance(entry, dict):
+        dropped = [key for key in ("monitor", "strict", "reduce_on_plateau") if key in entry]
+        keys |= {key: entry.pop(key) for key in dropped}
+        entry = entry.get("scheduler")
+    for key, value in keys.items():
+        setattr(entry, key, value)

@@ -1,0 +1,190 @@
+"""A batch of prompts and responses, and the (prompt, response) pairs in it.
+
+Prompts and several responses to each are token ids, padded on the right. Every tensor has the
+samples in front, so ``{name: tensor[rows] for …}`` is a smaller batch:
+
+    prompt_ids        (B, P)
+    prompt_lengths    (B,)       at least 1
+    response_ids      (B, R, T)  with the end token
+    response_lengths  (B, R)     0 where a sample has fewer than R responses
+
+What padding holds is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_pointwise.errors import DataError
+
+
+def collate_responses(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]]
+) -> dict[str, Tensor]:
+    """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
+
+    Raises:
+        DataError: an empty prompt or response, naming its place in the batch.
+    """
+    for row, (prompt, answers) in enumerate(zip(prompts, responses, strict=True)):
+        if not prompt:
+            raise DataError(f"Sample {row} of the batch: the prompt has no tokens.")
+        for column, answer in enumerate(answers):
+            if not answer:
+                raise DataError(f"Sample {row} of the batch: response {column} has no tokens.")
+    sizes = (
+        len(prompts),
+        max((len(answers) for answers in responses), default=0),
+        max((len(answer) for answers in responses for answer in answers), default=0),
+    )
+    prompt_ids = torch.zeros((sizes[0], max(map(len, prompts), default=0)), dtype=torch.long)
+    response_ids = torch.zeros(sizes, dtype=torch.long)
+    response_lengths = torch.zeros(sizes[:2], dtype=torch.long)
+    for row, (prompt, answers) in enumerate(zip(prompts, responses, strict=True)):
+        prompt_ids[row, : len(prompt)] = torch.as_tensor(prompt)
+        for column, answer in enumerate(answers):
+            response_ids[row, column, : len(answer)] = torch.as_tensor(answer)
+            response_lengths[row, column] = len(answer)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts]),
+        "response_ids": response_ids,
+        "response_lengths": response_lengths,
+    }
+
+
+def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The tensors of a batch, and ``index`` (B,), from rows of encoded.py.
+
+    R is the data set's most responses of a row, in every batch alike.
+    """
+    found = collate_responses(
+        [row["prompt"].tolist() for row in rows],
+        [[response.tolist() for response in row["responses"]] for row in rows],
+    )
+    absent = max(row["columns"] for row in rows) - found["response_ids"].shape[1]
+    pad = torch.nn.functional.pad
+    found["response_ids"] = pad(found["response_ids"], (0, 0, 0, absent))
+    found["response_lengths"] = pad(found["response_lengths"], (0, absent))
+    return {"index": torch.tensor([row["index"] for row in rows]), **found}
+
+
+def collate_columns(rows: Sequence[Mapping[str, Any]], name: str, filler: int) -> Tensor:
+    """What the rows say of each response under ``name``, (B, R) long; the filler where none is."""
+    columns = max(row["columns"] for row in rows)
+    values = torch.full((len(rows), columns), filler, dtype=torch.long)
+    for place, row in enumerate(rows):
+        values[place, : len(row[name])] = torch.tensor(row[name], dtype=torch.long)
+    return values
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The (prompt, response) pairs of a batch, or some of them, in the order sample, response.
+
+    n is the number of their response tokens, in the order sample, response, token.
+    """
+
+    prompt_ids: Tensor  # (B, P)
+    response_ids: Tensor  # (B, R, T)
+    prompt_lengths: list[int]
+    response_lengths: list[list[int]]  # 0 for what is absent or left out
+    places: list[tuple[int, int]]  # (sample, response) of each pair
+    targets: Tensor  # (n,) the response tokens
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any]) -> Pairs:
+        pairs = cls._make(
+            batch["prompt_ids"],
+            batch["response_ids"],
+            batch["prompt_lengths"].tolist(),
+            batch["response_lengths"].tolist(),
+        )
+        if not pairs.places:
+            raise DataError("A batch without a single response.")
+        return pairs
+
+    @classmethod
+    def _make(
+        cls,
+        prompt_ids: Tensor,
+        response_ids: Tensor,
+        prompt_lengths: list[int],
+        response_lengths: list[list[int]],
+    ) -> Pairs:
+        places = [
+            (row, column)
+            for row, lengths in enumerate(response_lengths)
+            for column, length in enumerate(lengths)
+            if length
+        ]
+        _, responses, width = response_ids.shape
+        starts = [(row * responses + column) * width for row, column in places]
+        ends = [
+            start + response_lengths[row][column]
+            for start, (row, column) in zip(starts, places, strict=True)
+        ]
+        tokens = _ranges(starts, ends).to(response_ids.device)
+        targets = response_ids.flatten()[tokens]
+        return cls(prompt_ids, response_ids, prompt_lengths, response_lengths, places, targets)
+
+    def only(self, places: set[tuple[int, int]]) -> Pairs:
+        """Some of the pairs."""
+        lengths = [
+            [length if (row, column) in places else 0 for column, length in enumerate(lengths)]
+            for row, lengths in enumerate(self.response_lengths)
+        ]
+        return self._make(self.prompt_ids, self.response_ids, self.prompt_lengths, lengths)
+
+    def within(self, pairs: Pairs) -> Tensor:
+        """(n,) places of these tokens among those of a larger selection from the same batch."""
+        starts, ends, start = [], [], 0
+        chosen = set(self.places)
+        for place in pairs.places:
+            end = start + pairs.length(*place)
+            if place in chosen:
+                starts.append(start)
+                ends.append(end)
+            start = end
+        return _ranges(starts, ends).to(self.targets.device)
+
+    def length(self, row: int, column: int) -> int:
+        return self.response_lengths[row][column]
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.prompt_ids.shape[1], self.response_ids.shape[2]
+
+    def sequences(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Whole sequences, padded on the right: ids (M, L), mask (M, L), predicting places (n,).
+
+        A response's last token predicts nothing and is left out. The places are in the flattened
+        (M·L,) sequences.
+        """
+        sizes = [
+            self.prompt_lengths[row] + self.length(row, column) - 1 for row, column in self.places
+        ]
+        width = max(sizes)
+        ids = self.prompt_ids.new_zeros((len(sizes), width))
+        for sequence, (row, column) in enumerate(self.places):
+            prompt, size = self.prompt_lengths[row], sizes[sequence]
+            ids[sequence, :prompt] = self.prompt_ids[row, :prompt]
+            ids[sequence, prompt:size] = self.response_ids[row, column, : size - prompt]
+        mask = torch.arange(width) < torch.tensor(sizes)[:, None]
+        starts = [
+            sequence * width + self.prompt_lengths[row] - 1
+            for sequence, (row, _) in enumerate(self.places)
+        ]
+        ends = [sequence * width + size for sequence, size in enumerate(sizes)]
+        return ids, mask.long().to(ids.device), _ranges(starts, ends).to(ids.device)
+
+
+def _ranges(starts: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """The concatenation of start, start + 1, …, end − 1."""
+    pieces = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)

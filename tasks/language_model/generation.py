@@ -1,0 +1,183 @@
+"""Answers from a causal language model: greedy, or drawn so that nothing else decides them.
+
+A drawn answer depends on the model, the prompt, the settings and their seed: not on the other
+prompts of its batch, the rank it runs on, or what was drawn before; and the random state of a
+training run is left alone. For that, every prompt has its own uniform numbers, one a token, and
+the token is the one whose share of the cumulative probability, likeliest token first, the number
+falls into. Of a model's own generation defaults (its generation_config) nothing applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from pl_pointwise.tasks.common.records import digest
+
+from .conversations import ConversationEncoder
+from .reference import adapters_off, base_of, evaluation_mode
+
+
+@dataclass
+class Generation:
+    """How an answer is generated.
+
+    Args:
+        max_new_tokens: the longest answer, the token that ends it included.
+        sample: draw tokens instead of taking the likeliest.
+        temperature: of the draws.
+        top_k: tokens a draw may take; 0 for all.
+        seed: of the draws; another one for another answer to the same prompt.
+
+    Raises:
+        ValueError: a setting that no answer can be generated under.
+    """
+
+    max_new_tokens: int = 256
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens}: give at least 1.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"temperature={self.temperature}: give a number above 0, or sample: false for the "
+                "likeliest tokens."
+            )
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k}: give a number of tokens, or 0 for all.")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Generated answers, in the order of their prompts."""
+
+    ids: list[list[int]]
+    """Without the token that ends them."""
+    texts: list[str]
+    """Likewise."""
+    cut: list[bool]
+    """Whether the answer ran into max_new_tokens instead of ending."""
+
+
+def generate_answers(
+    model: nn.Module,
+    encoder: ConversationEncoder,
+    prompts: Sequence[Sequence[int]],
+    settings: Generation,
+    *,
+    reference: bool = False,
+) -> Answers:
+    """An answer to each prompt, until one of the tokens that end a turn.
+
+    Args:
+        model: a transformers model, or a PEFT model around one.
+        encoder: of the model.
+        prompts: token ids of each, at least one.
+        settings: how to generate.
+        reference: generate with the adapters off.
+    """
+    own = base_of(model).generation_config.eos_token_id
+    ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
+    found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
+    cut = [ids[-1] not in ends for ids in found]
+    ids = [row if more else row[:-1] for row, more in zip(found, cut, strict=True)]
+    texts = []
+    for row in ids:
+        text = encoder.tokenizer.decode(row, skip_special_tokens=False)
+        assert isinstance(text, str)
+        texts.append(text)
+    return Answers(ids, texts, cut)
+
+
+def generate_ids(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    settings: Generation,
+    *,
+    ends: Sequence[int],
+    reference: bool = False,
+) -> list[list[int]]:
+    """Token ids behind each prompt, with the end token where the answer came to one.
+
+    Runs in evaluation mode and without gradients; the model is left as it was found.
+
+    Args:
+        model: a transformers model, or a PEFT model around one.
+        prompts: token ids of each, at least one.
+        settings: how to generate.
+        ends: tokens that end an answer.
+        reference: generate with the adapters off.
+    """
+    base = base_of(model)
+    width = max(map(len, prompts))
+    # Padding is masked out, so any token will do for it. It is on the left: the next token is then
+    # in the same place for every prompt.
+    filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(filled, device=base.device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=base.device)
+    mask = torch.arange(width, device=base.device) >= width - lengths[:, None]
+    draws = LogitsProcessorList()
+    if settings.sample:
+        uniform = torch.stack([_uniform(settings, prompt) for prompt in prompts])
+        draws.append(Draws(uniform.to(base.device), width, settings.temperature, settings.top_k))
+    own = base.generation_config
+    # generate() fills in from the model's own whatever is not set, so those are set aside.
+    base.generation_config = GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=False,  # a draw leaves one token to choose
+        eos_token_id=list(ends),
+        pad_token_id=ends[0],
+    )
+    try:
+        with adapters_off(model) if reference else evaluation_mode(model):
+            whole = base.generate(input_ids=ids, attention_mask=mask.long(), logits_processor=draws)
+    finally:
+        base.generation_config = own
+    assert isinstance(whole, Tensor)
+    return [_until(row, ends) for row in whole[:, width:].tolist()]
+
+
+class Draws(LogitsProcessor):
+    """Draws a token for each row and leaves only that one possible.
+
+    Args:
+        uniform: the numbers that decide, in [0, 1), (B, max_new_tokens).
+        width: tokens in front of the answers.
+        temperature: of the distribution that is drawn from.
+        top_k: tokens that a draw may take; 0 for all.
+    """
+
+    def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:
+        self.uniform, self.width = uniform, width
+        self.temperature, self.top_k = temperature, top_k
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """input_ids: (B, width + t); scores: logits, (B, V). Returns 0 and −inf, (B, V)."""
+        count = min(self.top_k or scores.shape[-1], scores.shape[-1])
+        logits, tokens = (scores.float() / self.temperature).topk(count)
+        reached = logits.softmax(-1).cumsum(-1)
+        number = self.uniform[:, input_ids.shape[1] - self.width]
+        rank = (reached <= number[:, None] * reached[:, -1:]).sum(-1, keepdim=True)
+        drawn = tokens.gather(1, rank.clamp(max=count - 1))
+        return torch.full_like(scores, float("-inf")).scatter(1, drawn, 0.0)
+
+
+def _uniform(settings: Generation, prompt: Sequence[int]) -> Tensor:
+    """The numbers that decide the answer to a prompt, (max_new_tokens,)."""
+    seed = int(digest(settings.seed, list(prompt))[:15], 16)
+    generator = torch.Generator().manual_seed(seed)
+    # Not the default type: that is a half precision under bf16-true.
+    return torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float32)
+
+
+def _until(row: list[int], ends: Sequence[int]) -> list[int]:
+    """A generated row up to and with its first end token; padding follows it."""
+    return row[: next((place + 1 for place, token in enumerate(row) if token in ends), len(row))]

@@ -1,0 +1,288 @@
+"""Several responses to one prompt in one forward pass, the prompt encoded once and nothing padded.
+
+A batch becomes a single row of N tokens. Sample after sample it holds
+
+    prompt · first response · second response · …
+
+with every response at the positions it would have directly behind the prompt. Everything in a
+transformer but attention works token by token, so only attention has to know the layout:
+
+    trunk     prompt and first response, an ordinary causal sequence
+    branches  the other responses; each sees the prompt and itself
+
+Both go to the attention function the model was loaded with, one call each per sample, and what may
+see what is decided by the model's own mask functions (causal, sliding window, chunks), given
+*positions* instead of places in the row. A window therefore reaches as far back from the second
+response as from the first. The last token of a response predicts nothing and is left out.
+
+:func:`install` switches a model to the attention of this file, which keeps its own inside
+(attention.py); it stays switched, as gradient checkpointing calls the layers again during the
+backward pass. Outside :func:`layout_in_use` everything passes through, so that generation and
+ordinary forward passes are what they were.
+
+What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
+attention that takes no mask (flash attention). :mod:`pl_pointwise.tasks.responses` finds out by
+comparing with the plain computation before it relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
+from pl_pointwise.tasks.common.sizes import recurring_in_attention
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Lengths of one sample in the row: its prompt, and what each response adds behind it."""
+
+    prompt: int
+    responses: tuple[int, ...]  # tokens fed, that is the response's length − 1; at least one entry
+
+    @property
+    def trunk(self) -> int:
+        return self.prompt + self.responses[0]
+
+    @property
+    def branches(self) -> int:
+        return sum(self.responses[1:])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the N tokens of the row come from, and which of them predict a response token.
+
+    The n predicting places are ordered by sample, response, token.
+    """
+
+    source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
+    positions: Tensor  # (N,) position ids
+    predicting: Tensor  # (n,) places in the row
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def of(
+        cls,
+        prompt_lengths: Sequence[int],
+        response_lengths: Sequence[Sequence[int]],
+        prompt_width: int,
+        response_width: int,
+    ) -> Layout:
+        """The layout of prompts (B, P) and responses (B, R, T), padded on the right.
+
+        A response of length 0 is absent; a sample without responses takes no place at all.
+        """
+        responses_from = len(prompt_lengths) * prompt_width
+        source: list[Tensor] = []
+        positions: list[Tensor] = []
+        predicting: list[Tensor] = []
+        samples: list[Sample] = []
+        end = 0
+        for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
+            if not any(lengths):
+                continue
+            source.append(torch.arange(row * prompt_width, row * prompt_width + prompt))
+            positions.append(torch.arange(prompt))
+            end += prompt
+            prompt_end = end
+            for column, length in enumerate(lengths):
+                if length == 0:
+                    continue
+                start = responses_from + (row * len(lengths) + column) * response_width
+                source.append(torch.arange(start, start + length - 1))
+                positions.append(torch.arange(prompt, prompt + length - 1))
+                predicting.append(torch.tensor([prompt_end - 1]))
+                predicting.append(torch.arange(end, end + length - 1))
+                end += length - 1
+            samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
+        return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
+
+    def filled(self, size: int) -> Layout:
+        """The layout with a sample behind the others that brings the row to ``size`` tokens.
+
+        It repeats the first token, predicts nothing and is seen by no other.
+        """
+        rest = size - len(self.source)
+        if rest <= 0:
+            return self
+        source = torch.cat([self.source, self.source[:1].expand(rest)])
+        positions = torch.cat([self.positions, torch.arange(rest)])
+        return Layout(source, positions, self.predicting, (*self.samples, Sample(rest, (0,))))
+
+    def to(self, device: torch.device) -> Layout:
+        source, positions, predicting = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (self.source, self.positions, self.predicting)
+        )
+        return Layout(source, positions, predicting, self.samples)
+
+
+@dataclass(frozen=True)
+class RowMask:
+    """What each sample's trunk and branches may see, in place of the usual mask tensor.
+
+    Bool masks are as large as :func:`_attend` makes queries and keys.
+    """
+
+    samples: tuple[Sample, ...]
+    trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
+    branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
+
+
+_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def layout_in_use(layout: Layout) -> Iterator[None]:
+    """While this holds, masks made by an installed model describe the row of this layout."""
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def _row_mask(
+    *args: Any,
+    original: Callable[..., Any],
+    additive: bool,
+    mask_function: Callable[..., Tensor],
+    allow_is_causal_skip: bool = True,
+    local_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Any:
+    """A mask for transformers' registry: a :class:`RowMask` in a layout, else the original.
+
+    mask_function(sample, head, query position, key position) → bool is the model's rule. It is
+    plainly causal if nothing was put on top (allow_is_causal_skip) and no window or chunk
+    (local_size) is reached.
+    """
+    layout = _layout.get()
+    if layout is None:
+        return original(
+            *args,
+            mask_function=mask_function,
+            allow_is_causal_skip=allow_is_causal_skip,
+            local_size=local_size,
+            dtype=dtype,
+            device=device,
+            **kwargs,
+        )
+
+    def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
+        rule = visible(mask_function, queries, keys, device)
+        if also is not None:
+            rule = rule & also
+        if additive:
+            return added(rule, dtype)
+        more_queries, more_keys = _lacking(len(queries), rule), _lacking(len(keys), rule)
+        rule = functional.pad(rule, (0, more_keys), value=False)
+        # The added queries see something, as a softmax over nothing is NaN.
+        return functional.pad(rule, (0, 0, 0, more_queries), value=True)
+
+    trunks: list[Tensor | None] = []
+    branches: list[Tensor | None] = []
+    start = 0
+    for sample in layout.samples:
+        size = sample.trunk + sample.branches
+        positions = layout.positions[start : start + size]
+        start += size
+        causal = allow_is_causal_skip and (local_size is None or sample.trunk < local_size)
+        trunk = positions[: sample.trunk]
+        trunks.append(None if causal and not additive else allowed(trunk, trunk))
+        if not sample.branches:
+            branches.append(None)
+            continue
+        # 0 the prompt, 1, 2, … the responses, by place in the sample
+        parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses])).to(device)
+        seen = (parts == 0) | (parts == parts[sample.trunk :, None])
+        branches.append(allowed(positions[sample.trunk :], positions, seen))
+    return RowMask(layout.samples, tuple(trunks), tuple(branches))
+
+
+def _row_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | RowMask | None,
+    *args: Any,
+    original: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
+
+    query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
+    """
+    attend = attention_function(original, module)
+    if not isinstance(attention_mask, RowMask):
+        result: tuple[Tensor, Tensor | None] = attend(
+            module, query, key, value, attention_mask, *args, **kwargs
+        )
+        return result
+
+    if original == "sdpa":
+        attend = partial(_attend, attend)
+    samples = attention_mask.samples
+    sizes = [sample.trunk + sample.branches for sample in samples]
+    queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
+    rows = zip(
+        samples,
+        queries[::2],
+        queries[1::2],
+        key.split(sizes, dim=2),
+        value.split(sizes, dim=2),
+        attention_mask.trunks,
+        attention_mask.branches,
+        strict=True,
+    )
+    outputs = []
+    for sample, trunk, branch, k, v, trunk_mask, branch_mask in rows:
+        n = sample.trunk
+        outputs.append(
+            attend(module, trunk, k[:, :, :n], v[:, :, :n], trunk_mask, *args, **kwargs)[0]
+        )
+        if branch_mask is not None:
+            outputs.append(attend(module, branch, k, v, branch_mask, *args, **kwargs)[0])
+    return torch.cat(outputs, dim=1), None
+
+
+def _attend(
+    attend: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention on sizes that recur: the queries and keys added here are behind the real ones."""
+    count = query.shape[2]
+    more_queries, more_keys = _lacking(count, query), _lacking(key.shape[2], key)
+    query = functional.pad(query, (0, 0, 0, more_queries)) if more_queries else query
+    if more_keys:
+        key, value = (functional.pad(each, (0, 0, 0, more_keys)) for each in (key, value))
+    return attend(module, query, key, value, mask, *args, **kwargs)[0][:, :count], None
+
+
+def _lacking(size: int, like: Tensor) -> int:
+    """Tokens that lack to a recurring number."""
+    return recurring_in_attention(size, like.device) - size
+
+
+_REPLACEMENT = Replacement("shared_prompt", _row_attention, _row_mask)
+install = _REPLACEMENT.install
+uninstall = _REPLACEMENT.uninstall

@@ -1,0 +1,253 @@
+"""From hidden states to token statistics without ever holding (tokens, vocabulary) as a whole.
+
+    log-likelihood   ℓ_t = log π(y_t)
+    divergence       KL_t = Σ_v π(v) (log π(v) − log π_ref(v)),   over the full vocabulary
+
+at each position that predicts a response token, in float32 (float64 for a float64 model) whatever
+the model's dtype. The projection runs over a chunk of positions at a time; with more than one chunk
+each is computed again in the backward pass, so at most one chunk's logits are alive.
+
+The logits are the model's own: its forward runs with the decoder's output put in place, so what it
+does to them (scaling in Granite and Cohere, soft-capping in Gemma) is neither lost nor repeated
+here. Only the matrix product is ours, because a model in bfloat16 rounds its logits to 8 bits
+before anybody can sum over them, which biases training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from pl_pointwise.tasks.common.sizes import recurring
+
+# (n,) log-likelihood, KL, log-likelihood under the reference; None without a reference
+TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None]
+
+CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven or so are alive
+
+
+def token_statistics(
+    logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None
+) -> TokenStatistics:
+    """Log-likelihood of each target, and if there is a reference, its own and KL(π ‖ π_ref).
+
+    Args:
+        logits, reference_logits: (n, V), computed in float32 or wider.
+        targets: (n,) token ids.
+    """
+    target = targets[:, None]
+    log_policy = _at_least_float32(logits).log_softmax(-1)
+    log_likelihood = log_policy.gather(1, target).squeeze(1)
+    if reference_logits is None:
+        return log_likelihood, None, None
+    log_reference = _at_least_float32(reference_logits).log_softmax(-1)
+    divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
+    return log_likelihood, divergence, log_reference.gather(1, target).squeeze(1)
+
+
+def chunked_token_statistics(
+    head: VocabularyHead,
+    hidden: Tensor,
+    targets: Tensor,
+    reference_hidden: Tensor | None = None,
+    reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> TokenStatistics:
+    """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
+
+    Args:
+        reference_mode: a context in which the head is the reference's, where the two differ.
+        chunk_elements: the most logits to hold at a time.
+    """
+
+    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
+        logits = head(hidden)
+        if reference is None:
+            return token_statistics(logits, targets)
+        with torch.no_grad(), reference_mode():
+            reference_logits = head(reference)
+        return token_statistics(logits, targets, reference_logits)
+
+    size = max(1, chunk_elements // head.vocabulary)
+    recompute = len(hidden) > size and torch.is_grad_enabled()
+    count = len(hidden)
+    last = count % size or size
+    more = min(recurring(last, hidden.device), size) - last
+    hidden, targets = _lengthened(hidden, more), _lengthened(targets, more)
+    reference_hidden = None if reference_hidden is None else _lengthened(reference_hidden, more)
+    pieces: list[TokenStatistics] = []
+    for start in range(0, len(hidden), size):
+        rows = slice(start, start + size)
+        chunk = (
+            hidden[rows],
+            targets[rows],
+            None if reference_hidden is None else reference_hidden[rows],
+        )
+        if recompute:
+            rng = not head.plain  # only an adapted head can hold dropout
+            pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
+        else:
+            pieces.append(of_chunk(*chunk))
+
+    log_likelihood, divergence, reference_ll = (
+        None if column is None else column[:count] for column in joined(pieces)
+    )
+    assert log_likelihood is not None
+    return log_likelihood, divergence, reference_ll
+
+
+def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
+    """Statistics of tokens one after the other, all with a reference or all without."""
+
+    def column(place: int) -> Tensor:
+        return torch.cat([value for piece in pieces if (value := piece[place]) is not None])
+
+    if pieces[0][1] is None:
+        return column(0), None, None
+    return column(0), column(1), column(2)
+
+
+def _lengthened(rows: Tensor, more: int) -> Tensor:
+    """With so many rows of zeros behind."""
+    return torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])]) if more else rows
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The part of a causal language model that gives the last hidden states."""
+    decoder = model.get_decoder()
+    if decoder is model:
+        decoder = getattr(model, "model", None)
+    if decoder is None:
+        raise NotImplementedError(f"{type(model).__name__} has no separate decoder")
+    assert isinstance(decoder, nn.Module)
+    return decoder
+
+
+class _DecoderOutputs(BaseModelOutputWithPast):
+    """A decoder's outputs as a head may read them; None for what some decoders add."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class VocabularyHead:
+    """A causal language model from its last hidden states on: (n, H) → logits (n, V).
+
+    Made anew for every step: it may hold a copy of the weight in the dtype it multiplies in.
+
+    Args:
+        model: the model without any PEFT wrapper around it (layers inside it may be adapted).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        linear = model.get_output_embeddings()
+        if linear is None:
+            raise NotImplementedError(f"{type(model).__name__} has no separate vocabulary layer")
+        self.model, self.decoder, self.linear = model, decoder_of(model), linear
+        # Otherwise adapted, quantised or trained: then the layer's own product is taken.
+        trained = torch.is_grad_enabled() and any(p.requires_grad for p in linear.parameters())
+        self.plain = type(linear) is nn.Linear and not trained
+        if self.plain:
+            self.products = _product_dtype(linear.weight)
+            on_cuda = linear.weight.device.type == "cuda"
+            self.weight = linear.weight.detach().to(self.products if on_cuda else _wide(linear))
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        outputs = _DecoderOutputs(last_hidden_state=hidden[None])
+        ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+        product = _forward_is(self.linear, self._project) if self.plain else nullcontext()
+        with _forward_is(self.decoder, lambda *args, **kwargs: outputs), product:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return logits[0]
+
+    def _project(self, hidden: Tensor) -> Tensor:
+        """(1, n, H) → (1, n, V), float32 or wider."""
+        logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)
+        if self.linear.bias is not None:
+            logits = logits + self.linear.bias
+        return logits[None]
+
+
+class _Project(torch.autograd.Function):
+    """hidden (n, H) · weightᵀ (H, V) → (n, V) in float32 or wider; the weight is frozen.
+
+    Factors may be rounded to ``products`` where a model of that dtype would round them; sums never.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
+        return _multiply(hidden, weight.t(), products)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        return _multiply(gradient, weight, ctx.products).to(ctx.dtype), None, None
+
+
+def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:
+    """left · right, factors rounded to ``products`` at worst, summed in float32 or wider."""
+    device = left.device.type
+    with torch.autocast(device, enabled=False):
+        low = products in (torch.bfloat16, torch.float16)
+        if device == "cuda" and low and torch.__version__ >= "2.8":
+            return torch.mm(left.to(products), right.to(products), out_dtype=torch.float32)
+        wide = torch.promote_types(products, torch.float32)
+        with _fast_float32() if device == "cpu" and products == torch.bfloat16 else nullcontext():
+            return torch.mm(left.to(wide), right.to(wide))
+
+
+@contextmanager
+def _fast_float32() -> Iterator[None]:
+    """float32 products that oneDNN may compute from bfloat16 factors; sums stay float32."""
+    matmul: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if matmul is None:  # an older torch
+        yield
+        return
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype in which the model would multiply: autocast's, else the weight's own."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def _wide(linear: nn.Linear) -> torch.dtype:
+    return torch.promote_types(linear.weight.dtype, torch.float32)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@contextmanager
+def _forward_is(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Call this function in place of the module's forward, hooks and all else unchanged."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

@@ -1,0 +1,266 @@
+"""A comparison keeps what it has: finished runs stay, changed ones run again, failures are rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pl_pointwise import compare
+from pl_pointwise.certificates import certify
+from pl_pointwise.cli import PointwiseCLI, main
+from pl_pointwise.compare.plot_data import PICTURES
+
+BASE = """
+model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
+data: {class_path: tests.pl_pointwise.line_task.LineData}
+trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_checkpointing: false,
+  enable_progress_bar: false, enable_model_summary: false}
+"""
+ROWS = """
+plain: null
+pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
+"""
+
+
+def write_files(folder: Path, rows: str = ROWS) -> list[str]:
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "rows.yaml").write_text(rows)
+    return ["--config", str(folder / "base.yaml"), "--rows", str(folder / "rows.yaml")]
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    return write_files(tmp_path)
+
+
+@pytest.fixture
+def unpainted(monkeypatch) -> None:
+    """Pictures take longer than these runs."""
+    monkeypatch.setattr(compare, "draw", lambda done, output, axes: [])
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of two rows at two seeds; one row's name is hostile."""
+    folder = tmp_path_factory.mktemp("compared")
+    rows = ROWS.replace("plain:", "'<script>alert(1)</script> & co':")
+    run(write_files(folder, rows), folder / "out", "--seeds", "0", "1")
+    return folder / "out"
+
+
+def run(files: list[str], output: Path, *more: str) -> list[dict[str, str]]:
+    main(["compare", *files, "--output", str(output), *more])
+    return read(output)
+
+
+def read(output: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((output / "comparison.csv").open()))
+
+
+def test_a_row_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
+    rows = read(compared)
+    assert [(r["row"], r["seed"]) for r in rows] == [
+        ("<script>alert(1)</script> & co", "0"),
+        ("<script>alert(1)</script> & co", "1"),
+        ("pointwise", "0"),
+        ("pointwise", "1"),
+    ]
+    for stage in ("test", "train"):
+        for statistic in ("mean", "max", "violated", "cvar95"):
+            assert all(r[f"{stage}/fit/{statistic}"] for r in rows)
+    assert float(rows[2]["train/fit/cvar95"]) < float(rows[0]["train/fit/cvar95"])
+    assert all(float(row["epoch_seconds"]) > 0 for row in rows)
+    table = (compared / "comparison.md").read_text()
+    assert "±" in table
+    for title in ("Results", "The gap", "Certificates", "Time and memory"):
+        assert f"## {title}" in table
+
+
+def test_every_picture_there_is_something_for_is_drawn(compared) -> None:
+    drawn = {path.name for path in compared.glob("*.png")}
+    assert drawn == set(PICTURES) - {"categories.png"}  # The task has none.
+    for name in drawn:
+        assert (compared / name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_certificates_are_of_each_models_held_out_samples(compared) -> None:
+    for entry in json.loads((compared / "comparison.json").read_text())["runs"]:
+        worst = np.load(compared / entry["folder"] / "worst.npz")["fit"]
+        pooled = np.load(compared / entry["folder"] / "violations.npz")["test/fit"]
+        assert sorted(worst) == sorted(pooled)  # One value per sample here.
+        certificate = entry["result"]["certificates"]["fit"]
+        expected = certify(torch.from_numpy(worst))
+        assert certificate["bound"] == expected.bound
+        assert certificate["statement"] == expected.statement()
+
+
+def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
+    path = compared / "runs/pointwise/seed-1/config.yaml"
+    config = yaml.safe_load(path.read_text())
+    assert config["seed_everything"] == 1
+    assert config["trainer"]["max_epochs"] == 2
+    cli = PointwiseCLI(["--config", str(path)], run=False)
+    assert repr(cli.model.formulations["fit"]).startswith("Pointwise(alpha=1.0")
+    assert cli.model.constraints["fit"].at_most == 0.5
+
+
+def test_finished_runs_are_not_run_again_and_changed_ones_are(
+    files, tmp_path, monkeypatch, unpainted
+) -> None:
+    first = run(files, tmp_path / "out")
+    executed = []
+    real = compare.execute
+    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.row), real(r))[1])
+    assert run(files, tmp_path / "out") == first
+    assert executed == []
+    changed = ROWS.replace("Pointwise}", "Pointwise, init_args: {alpha: 3.0}}")
+    (tmp_path / "rows.yaml").write_text(changed)
+    again = run(files, tmp_path / "out")
+    assert executed == ["pointwise"]
+    assert again[1]["train/fit/mean"] != first[1]["train/fit/mean"]
+
+
+def test_a_sweep_is_a_row_per_value_and_goes_on_where_it_stopped(
+    files, tmp_path, monkeypatch, unpainted
+) -> None:
+    path = "model.formulation.init_args.alpha"
+    config = ["--config", str(tmp_path / "base.yaml"), "--model.formulation", "Pointwise"]
+    first = run(config, tmp_path / "out", "--set", f"{path}=0.5")
+    executed = []
+    real = compare.execute
+    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.row), real(r))[1])
+    rows = run(config, tmp_path / "out", "--set", f"{path}=0.5,5")
+    assert executed == ["base, alpha=5"]
+    assert rows[0]["train/fit/mean"] == first[0]["train/fit/mean"] != rows[1]["train/fit/mean"]
+
+
+def test_a_setting_that_does_not_fit_runs_nothing_and_says_so(files, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        run(files, tmp_path / "out", "--set", "model.tolerence=1")
+    assert "tolerence" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_run_is_a_row_that_says_why(files, tmp_path, unpainted) -> None:
+    broken = ROWS + "broken: {model: {init_args: {fail: true}}}\n"
+    broken += "odd: {model: {init_args: {tolerence: 1}}}\n"
+    (tmp_path / "rows.yaml").write_text(broken)
+    with pytest.raises(SystemExit, match=r"2 runs failed: broken \(seed 0\), odd \(seed 0\)"):
+        run(files, tmp_path / "out")
+    rows = read(tmp_path / "out")
+    assert [r["error"] for r in rows[:3]] == ["", "", "RuntimeError: asked to fail"]
+    assert "tolerence" in rows[3]["error"]
+    assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
+    main(["report", str(tmp_path / "out")])
+    page = (tmp_path / "out/report.html").read_text()
+    assert "2 of 4 runs have no figures" in page
+    assert "asked to fail" in page
+
+
+def test_a_run_that_left_part_of_its_files_is_run_again(files, tmp_path, unpainted) -> None:
+    first = run(files, tmp_path / "out")
+    for row, name in (("plain", "result.json"), ("pointwise", "worst.npz")):
+        (found,) = (tmp_path / "out/runs" / row).rglob(name)
+        found.unlink()
+    again = run(files, tmp_path / "out")
+    assert len(list((tmp_path / "out/runs").rglob("*.npz"))) == 4
+    for before, after in zip(first, again, strict=True):
+        assert before["train/fit/mean"] == after["train/fit/mean"]
+        assert before["fit_seconds"] != after["fit_seconds"]
+
+
+def test_a_metric_that_does_not_exist_costs_only_the_pareto_picture(
+    files, tmp_path, capsys
+) -> None:
+    with pytest.raises(SystemExit):
+        run(files, tmp_path / "out", "--pareto", "test/objective", "test/mrr")
+    assert "choose two of test/objective" in capsys.readouterr().err
+    assert (tmp_path / "out/comparison.md").is_file()
+    assert (tmp_path / "out/cdf.png").is_file()
+    assert not (tmp_path / "out/pareto.png").exists()
+
+
+def test_rows_that_are_no_mapping_are_refused(files, tmp_path, capsys) -> None:
+    (tmp_path / "rows.yaml").write_text("[a, b]")
+    with pytest.raises(SystemExit):
+        run(files, tmp_path / "out")
+    assert "mapping of row names" in capsys.readouterr().err
+
+
+# The report -------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.attributes += attrs
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_report_is_one_page_that_needs_nothing_and_runs_nothing(compared, tmp_path) -> None:
+    main(["report", str(compared), "--output", str(tmp_path / "page.html")])
+    page = Page((tmp_path / "page.html").read_text())
+    assert page.open == []
+    assert page.tags["img"] == len(PICTURES) - 1
+    assert page.tags["table"] == 4
+    assert page.tags["details"] == 2
+    assert "script" not in page.tags
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name != "href"
+        if name == "src":
+            assert str(value).startswith("data:image/png;base64,iVBOR")
+    assert "<script>alert(1)</script> & co" in page.text
+    assert "Clopper–Pearson" in page.text
+    assert "max_epochs: 2" in page.text
+    assert "pl-pointwise compare --config" in page.text
+    assert version("torch") in page.text
+
+
+def test_a_hostile_error_is_text_in_the_report(compared, tmp_path) -> None:
+    record = json.loads((compared / "comparison.json").read_text())
+    error = "</pre><img src=x onerror=alert(1)><a href='https://a.b'>"
+    record["runs"][0]["result"] = {"error": error}
+    record["command"] = error
+    (tmp_path / "comparison.json").write_text(json.dumps(record))
+    main(["report", str(tmp_path)])
+    page = Page((tmp_path / "report.html").read_text())
+    assert error in page.text
+    assert "img" not in page.tags  # That folder has no pictures.
+    assert "a" not in page.tags
+
+
+@pytest.mark.parametrize("text", [None, "[1]", "{}", '{"command": "", "runs": [{}]}', "nonsense"])
+def test_a_folder_without_a_comparison_is_refused(tmp_path, capsys, text) -> None:
+    if text is not None:
+        (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path)])
+    assert "comparison.json" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,229 @@
+"""Runs are independent: here, in processes of their own or as jobs, the figures are the same.
+
+What ends a run badly is said in its row; what ends the comparison ends its processes; what was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pl_pointwise.cli import main
+from pl_pointwise.compare.runner import _share, _stop, peak_memory
+from pl_pointwise.compare.runs import Comparison
+from tests.pl_pointwise.line_task import LineModule
+
+ROOT = Path(__file__).resolve().parents[3]
+BASE = """
+model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
+data: {class_path: tests.pl_pointwise.line_task.LineData}
+trainer: {max_epochs: 3, accelerator: cpu, logger: false, enable_checkpointing: false,
+  enable_progress_bar: false, enable_model_summary: false}
+"""
+POINTWISE = "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}\n"
+KILLED = "killed: {model: {class_path: tests.pl_pointwise.compare.deadly_task.KilledModule}}\n"
+ENDLESS = "endless: {model: {class_path: tests.pl_pointwise.compare.deadly_task.EndlessModule}}\n"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes import the tests' modules from there."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def files(folder: Path, rows: str) -> list[str]:
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "rows.yaml").write_text(rows)
+    return ["--config", str(folder / "base.yaml"), "--rows", str(folder / "rows.yaml")]
+
+
+def lines(output: Path) -> dict[str, dict[str, str]]:
+    return {row["row"]: row for row in csv.DictReader((output / "comparison.csv").open())}
+
+
+def figures(line: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in line.items() if "/" in name}
+
+
+def test_processes_of_their_own_give_the_same_figures_and_outlive_a_killed_one(tmp_path) -> None:
+    common = files(tmp_path, POINTWISE)
+    main(["compare", *common, "--output", str(tmp_path / "here")])
+    (tmp_path / "rows.yaml").write_text(KILLED + POINTWISE)
+    with pytest.raises(SystemExit, match=r"1 runs failed: killed \(seed 0\)"):
+        main(["compare", *common, "--output", str(tmp_path / "apart"), "--jobs", "2"])
+    here, apart = lines(tmp_path / "here"), lines(tmp_path / "apart")
+    assert figures(apart["pointwise"]) == figures(here["pointwise"])
+    assert here["pointwise"]["host_bytes"] == ""
+    assert 2**27 < int(apart["pointwise"]["host_bytes"]) < 2**34
+    assert "SIGKILL" in apart["killed"]["error"]
+    assert "log.txt" in apart["killed"]["error"]
+    assert "last words" in (tmp_path / "apart/runs/killed/seed-0/log.txt").read_text()
+
+
+def test_terminating_a_comparison_ends_its_runs(tmp_path) -> None:
+    command = [sys.executable, "-m", "pl_pointwise", "compare", *files(tmp_path, ENDLESS)]
+    command += ["--output", str(tmp_path / "out"), "--jobs", "1"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pid = tmp_path / "out/runs/endless/seed-0/pid"
+    try:
+        deadline = time.monotonic() + 200
+        while not pid.is_file() and parent.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        child = int(pid.read_text())
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(60) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+    finally:
+        parent.kill()
+    assert not (pid.parent / "result.json").exists()
+
+
+def test_processes_that_ignore_a_request_are_killed_with_what_they_started() -> None:
+    script = "trap '' TERM; sleep 600 & echo $!; wait; sleep 600"
+    shell = subprocess.Popen(
+        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert shell.stdout is not None
+    child = int(shell.stdout.readline())
+    _stop([shell], patience=0.2)
+    assert shell.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "Z":  # Dead, and its new parent has not asked yet.
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_job_of_the_slurm_array_is_a_run_and_collecting_makes_the_table(tmp_path) -> None:
+    common = [*files(tmp_path, POINTWISE), "--seeds", "0", "1", "--output", str(tmp_path / "out")]
+    main(["compare", *common, "--slurm-array"])
+    script = tmp_path / "out/array.sbatch"
+    assert "#SBATCH --array=1,2\n" in script.read_text()
+    job = {**os.environ, "SLURM_ARRAY_TASK_ID": "2"}
+    subprocess.run(["bash", script], check=True, env=job, stdout=subprocess.DEVNULL, timeout=200)
+    with pytest.raises(SystemExit, match=r"were not run: pointwise \(seed 0\)"):
+        main(["compare", *common, "--collect"])
+    rows = list(csv.DictReader((tmp_path / "out/comparison.csv").open()))
+    assert [row["error"] for row in rows] == ["not run", ""]
+    assert float(rows[1]["test/fit/cvar95"]) > 0
+    main(["compare", *common, "--slurm-array"])
+    assert "#SBATCH --array=1\n" in script.read_text()
+    main(["compare", *common, "--only", "1"])
+    main(["compare", *common, "--collect"])
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, at: list[int]) -> list[int]:
+    """Makes the given training steps fail, counted from 1 over all runs; the steps' epochs."""
+    objective = LineModule.objective
+    epochs: list[int] = []
+
+    def fails(self: LineModule, outputs: Any, batch: Any) -> Any:
+        if self.trainer.training:
+            epochs.append(self.current_epoch)
+            if len(epochs) in at:
+                raise RuntimeError("the power went")
+        return objective(self, outputs, batch)
+
+    monkeypatch.setattr(LineModule, "objective", fails)
+    return epochs
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint_and_ends_alike(
+    tmp_path, monkeypatch
+) -> None:
+    common = files(tmp_path, POINTWISE)
+    common += ["--trainer.enable_checkpointing", "true", "--trainer.max_epochs", "4"]
+    main(["compare", *common, "--output", str(tmp_path / "whole")])
+    epochs = failing(monkeypatch, at=[3])
+    with pytest.raises(SystemExit):
+        main(["compare", *common, "--output", str(tmp_path / "parts")])
+    assert lines(tmp_path / "parts")["pointwise"]["error"] == "RuntimeError: the power went"
+    main(["compare", *common, "--output", str(tmp_path / "parts")])
+    assert epochs == [0, 1, 2, 2, 3]
+    whole, parts = (lines(tmp_path / name)["pointwise"] for name in ("whole", "parts"))
+    assert figures(parts) == figures(whole)
+
+
+def test_no_run_goes_on_from_a_checkpoint_of_another_configuration(tmp_path, monkeypatch) -> None:
+    common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
+    common += ["--trainer.enable_checkpointing", "true"]
+    epochs = failing(monkeypatch, at=[3, 4])
+    with pytest.raises(SystemExit):
+        main(["compare", *common])
+    common += ["--model.tolerance", "0.4"]
+    with pytest.raises(SystemExit):
+        main(["compare", *common])  # Before it has a checkpoint of its own.
+    main(["compare", *common])
+    assert epochs == [0, 1, 2, 0, 0, 1, 2]
+
+
+def test_peak_memory_is_of_this_process_and_of_all_its_time() -> None:
+    before = peak_memory()
+    assert before is not None
+    size = before + 2**27  # More than was ever held.
+    array = np.ones(size, dtype=np.uint8)
+    grown = peak_memory()
+    del array
+    assert grown is not None
+    assert grown >= size
+    code = "import sys\nfrom pathlib import Path\n" + inspect.getsource(peak_memory)
+    code += "print(peak_memory())"
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    assert int(child.stdout) < 2**26  # What started it does not count.
+
+
+@pytest.mark.parametrize(
+    ("visible", "jobs", "shares"),
+    [
+        ("0,1,2,3", 2, ["0,2", "1,3"]),
+        ("4,5", 2, ["4", "5"]),
+        ("4,5", 3, ["4", "5", "4"]),
+        ("0,1", 1, [None]),
+        ("3", 2, [None, None]),
+    ],
+)
+def test_gpus_are_shared_among_the_jobs(visible, jobs, shares, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [_share(jobs, slot).get("CUDA_VISIBLE_DEVICES") for slot in range(jobs)] == shares
+
+
+def test_cores_are_shared_among_the_jobs_unless_told_otherwise(monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert _share(3, 0)["OMP_NUM_THREADS"] == "2"
+    assert _share(16, 0)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert "OMP_NUM_THREADS" not in _share(3, 0)
+
+
+def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys) -> None:
+    common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(["compare", *common, "--only", "2"])
+    assert "this comparison has 1 runs" in capsys.readouterr().err
+
+
+def test_the_command_of_a_comparison_is_what_it_was_given(tmp_path) -> None:
+    settings = ["model.formulation.beta=0.1,1"]
+    comparison = Comparison(["reranker", "reranker/relaxed"], tmp_path, None, (0, 1), settings)
+    assert comparison.command() == (
+        "pl-pointwise compare --config reranker --config reranker/relaxed --seeds 0 1 "
+        f"--output {tmp_path} --set model.formulation.beta=0.1,1"
+    )

@@ -1,0 +1,147 @@
+"""The model card of an export holds the figures of the module, and no folder of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from lightning.pytorch import Trainer
+
+from pl_pointwise import Average, Constraint, Pointwise
+from pl_pointwise.certificates import certify
+from pl_pointwise.model_card import NONE_YET, public_name, write_card
+from tests.pl_pointwise.line_task import LineData, LineModule
+
+
+def fitted(folder: Path, formulation: Any = None, **options: Any) -> LineModule:
+    module = LineModule(formulation)
+    trainer = Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(module, LineData(batch_size=2))
+    return module
+
+
+def card(module: LineModule, folder: Path, base_model: str = "owner/base") -> ModelCard:
+    path = write_card(
+        module,
+        folder,
+        library_name="peft",
+        pipeline_tag="text-generation",
+        base_model=base_model,
+        usage="import torch",
+    )
+    return ModelCard.load(path)
+
+
+def row(text: str, first: str, after: str) -> list[str]:
+    """The cells of the table row that begins with ``first``, below the heading ``after``."""
+    lines = text.partition(f"## {after}")[2].splitlines()
+    (line,) = [line for line in lines if line.startswith(f"| {first} |")][:1]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_metadata_are_what_the_hub_reads(tmp_path) -> None:
+    found = card(fitted(tmp_path), tmp_path).data
+    assert found.base_model == "owner/base"
+    assert found.library_name == "peft"
+    assert found.pipeline_tag == "text-generation"
+    assert "pl-pointwise" in found.tags
+
+
+def test_the_multipliers_are_summed_up(tmp_path) -> None:
+    module = fitted(tmp_path, Pointwise(alpha=2.0, dual_lr=1.0))
+    text = card(module, tmp_path).text
+    values = module.multipliers["fit"].double().flatten()
+    assert 0 < (values > 0).double().mean() < 1
+    expected = [(values > 0).double().mean(), values.median(), values.quantile(0.9), values.max()]
+    cells = row(text, "fit", "Multipliers")
+    assert cells[1] == "5 samples × 1"
+    assert cells[2:] == [f"{float(value):.3g}" for value in expected]
+    assert row(text, "fit", "Requirements")[1:3] == ["≤ 0.1", "≤ 0.1"]
+    assert "`Pointwise(alpha=2.0, dual_lr=1.0" in text
+    assert "- epochs: 3\n" in text
+    assert "- training samples: 5\n" in text
+    assert "schedule='constant'" in text
+
+
+def test_one_multiplier_for_all_is_given_as_it_is(tmp_path) -> None:
+    module = fitted(tmp_path, Average())
+    cells = row(card(module, tmp_path).text, "fit", "Multipliers")
+    assert cells[-1] == f"{module.multipliers['fit'].item():.3g}"
+
+
+def test_held_out_violations_come_with_their_certificate_and_the_training_ones_do_not(
+    tmp_path,
+) -> None:
+    module = fitted(tmp_path, Pointwise())
+    text = card(module, tmp_path).text
+    assert "### val" in text
+    assert "These are validation data" in text
+    module.trainer.test(module, LineData(batch_size=2), verbose=False)
+    text = card(module, tmp_path).text
+    held_out = module.violations["test"]["fit"]
+    cells = row(text, "fit", "Held-out violations")
+    assert cells[1:3] == [f"{held_out.mean():.3g}", f"{held_out.max():.3g}"]
+    assert certify(held_out).statement() in text
+    assert "### test" in text
+    assert "### train" not in text
+    assert "Of the same pass: objective" in text
+
+
+def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:
+    """Its two batches were seen by weights that had not been trained."""
+    module = fitted(tmp_path, check_val_every_n_epoch=5)
+    assert module.violations == {}
+    assert module.evaluated == {}
+    assert NONE_YET in card(module, tmp_path).text
+
+
+def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
+    module = fitted(tmp_path)
+    module.evaluated["val"]["fit"].violation[0] = torch.nan
+    assert "No certificate: 1 of 5 violations are NaN" in card(module, tmp_path).text
+
+
+def test_an_optimizer_of_ones_own_is_not_described_by_settings_it_does_not_have(tmp_path) -> None:
+    class Own(LineModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    assert "schedule=" not in card(Own(None), tmp_path).text
+
+
+def test_an_interval_shows_both_bounds(tmp_path) -> None:
+    module = LineModule(None)
+    module.constraints = {"fit": Constraint(at_least=-1.0, at_most=2.0)}
+    text = card(module, tmp_path).text
+    assert row(text, "fit", "Requirements")[1:3] == ["≥ -1 and ≤ 2", "≤ 0.1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("owner/model-1.5", "owner/model-1.5"),
+        ("bert-base-uncased", "bert-base-uncased"),
+        ("/absolute/folder", None),
+        ("./folder", None),
+        ("../up/folder", None),
+        ("a/b/c", None),
+        ("package:name/model", None),
+        ("here", None),
+    ],
+)
+def test_only_a_name_on_the_hub_is_public(model, name, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert public_name(model) == name

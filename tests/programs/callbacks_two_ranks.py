@@ -1,0 +1,93 @@
+"""A fit with every callback, on one process or as one of two ranks.
+
+``python -m tests.programs.callbacks_two_ranks FOLDER`` is one rank; test_ranks.py starts two of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+
+from pl_pointwise import Relaxed
+from pl_pointwise.callbacks import (
+    DualMonitor,
+    FeasibleCheckpoint,
+    HardestSamples,
+    StopOnKKT,
+    ViolationCurves,
+)
+from tests.pl_pointwise import toy
+from tests.pl_pointwise.toy import Toy, ToyData, ToyRows
+
+
+class Figures(Callback):
+    """What every epoch logged for dual and KKT."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        found = trainer.callback_metrics.items()
+        wanted = ("dual/", "kkt/")
+        self.epochs.append({k: float(v) for k, v in found if k.startswith(wanted)})
+
+
+def on_ranks(ranks: int) -> dict[str, Any]:
+    if ranks == 1:
+        return {}
+    strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
+    return {"devices": ranks, "strategy": strategy}
+
+
+def run(folder: Path, ranks: int) -> dict[str, Any]:
+    best = FeasibleCheckpoint(at_most=1.5, dirpath=str(folder / "best"))
+    figures, stop = Figures(), StopOnKKT(1e-9)
+    trainer = toy.trainer(
+        max_epochs=3,
+        callbacks=[DualMonitor(), ViolationCurves(), HardestSamples(), stop, best, figures],
+        enable_checkpointing=True,
+        logger=CSVLogger(folder, version=0),
+        default_root_dir=folder,
+        **on_ranks(ranks),
+    )
+    module = Toy(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), partial=True)
+    rows = ToyRows(13, seed=2, partial=True), ToyRows(9, seed=4, partial=True)
+    trainer.fit(module, ToyData(*rows, batch_size=6 // ranks))
+    return {
+        "figures": figures.epochs,
+        "best": best.best_model_path,
+        "score": float(best.best_model_score or 0.0),
+        "epochs": trainer.current_epoch,
+        "weights": toy.weights_of(module),
+    }
+
+
+def stopped(ranks: int) -> int:
+    """Epochs trained where only rank 0 sees a residual within the tolerance."""
+    rank = torch.distributed.get_rank()
+    stop = StopOnKKT(1e9 if rank == 0 else 1e-9, patience=1)
+    trainer = toy.trainer(max_epochs=3, callbacks=[stop], **on_ranks(ranks))
+    trainer.fit(Toy(Relaxed(beta=1.7)), ToyData(ToyRows(13), batch_size=3))
+    return trainer.current_epoch
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    results = {
+        "all": run(folder / "all", ranks=2),
+        "stopped": stopped(ranks=2),
+    }
+    torch.save(results, folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""One run in every layout of ranks and micro-batches: the program behind test_layouts.py.
+
+``python -m tests.programs.layouts FOLDER RANKS…`` forks so many ranks for each number of ranks
+and writes FOLDER/{ranks}-{rank}.pt, what every run gave there. Every process runs all formulations,
+because starting it takes longer than all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
+
+from pl_pointwise import Pointwise
+from tests.pl_pointwise import toy
+from tests.pl_pointwise.test_non_finite import (
+    FIT_MINUS_INF,
+    OBJECTIVE_NAN,
+    PAIR_NAN,
+    Defective,
+    Fragile,
+)
+from tests.pl_pointwise.toy import (
+    FORMULATIONS,
+    Toy,
+    ToyData,
+    ToyRows,
+    multipliers_of,
+    thresholds_of,
+    weights_of,
+)
+from tests.programs.launch import fork_ranks
+
+GLOBAL_BATCH = 8
+ROWS = 21  # 8, 8 and 5: the last is 3 + 3 rows on two ranks, 2 + 2 + 2 + 2 on four, some padding
+EPOCHS = 2
+STEPS = 6
+
+PIECES: dict[int, list[int | None]] = {1: [None, 3], 2: [None, 3], 4: [None]}
+"""Micro-batch sizes by number of ranks; 3 divides neither 8 nor the 4 of each of two ranks."""
+
+KINDS: dict[str, Any] = {
+    **FORMULATIONS,
+    "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7),
+}
+POISONED = ("average augmented", "pointwise")
+
+
+@dataclass
+class Run:
+    """A formulation, in one layout; with ``poison``, on rows some of which are not finite."""
+
+    kind: str
+    pieces: int | None
+    poison: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}{', poisoned' if self.poison else ''}"
+
+    def train(self, ranks: int) -> list[dict[str, torch.Tensor]]:
+        """Weights and multipliers after every step."""
+        options: Any = {"micro_batch_size": self.pieces, "gradient_clip_val": 0.5}
+        if self.poison:
+            defects = {1: OBJECTIVE_NAN, 4: FIT_MINUS_INF, 9: PAIR_NAN, 20: OBJECTIVE_NAN}
+            module: Toy = Fragile(KINDS[self.kind], **options)
+            rows: ToyRows = Defective(ROWS, defects)
+        else:
+            module = Toy(KINDS[self.kind], partial=True, **options)
+            rows = ToyRows(ROWS, seed=2, partial=True)
+        trajectory = Trajectory()
+        strategy: Any = "auto"
+        if ranks > 1:
+            strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
+        runner = toy.trainer(
+            max_epochs=EPOCHS, devices=ranks, strategy=strategy, callbacks=[trajectory]
+        )
+        runner.fit(module, ToyData(rows, batch_size=GLOBAL_BATCH // ranks))
+        return trajectory.states
+
+
+class Trajectory(Callback):
+    """Weights and multipliers after every step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.states.append(
+            {
+                "weights": weights_of(pl_module),
+                **multipliers_of(pl_module),
+                **thresholds_of(pl_module),
+            }
+        )
+
+
+def runs(ranks: int) -> list[Run]:
+    """All runs on so many ranks; on one, in one piece, they are the reference."""
+    found = [Run(kind, pieces) for kind in KINDS for pieces in PIECES[ranks]]
+    return found + [Run(kind, pieces, True) for kind in POISONED for pieces in PIECES[ranks]]
+
+
+def train_all(ranks: int) -> dict[str, list[dict[str, torch.Tensor]]]:
+    """The trajectory of every run, by its name and its micro-batch size."""
+    return {f"{run.name}, pieces of {run.pieces}": run.train(ranks) for run in runs(ranks)}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    for ranks in map(int, sys.argv[2:]):
+
+        def on_rank(ranks: int = ranks) -> None:
+            torch.save(train_all(ranks), folder / f"{ranks}-{os.environ['RANK']}.pt")
+
+        fork_ranks(ranks, on_rank, folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Module and data of a small fit on the tiny Llama; run as a rank by test_ranks.py."""
+
+from __future__ import annotations
+
+from pl_pointwise import Optimization, Pointwise
+from pl_pointwise.tasks import SafetyDataModule, SafetyModule
+from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.loading import Lora
+from tests.programs.task_ranks import main
+
+
+def build(model: str, files: dict[str, str], ranks: int) -> tuple[SafetyModule, SafetyDataModule]:
+    """Batches of two prompts over all ranks, and generated answers in the test."""
+    module = SafetyModule(
+        model,
+        formulation=Pointwise(alpha=1.0, dual_lr=0.5),
+        comply_tolerance=-6.5,
+        lora=Lora(dropout=0.0),
+        optimization=Optimization(learning_rate=1e-3),
+        answer_in=["test"],
+        generation=Generation(max_new_tokens=4, sample=True),
+    )
+    data = SafetyDataModule(
+        model,
+        source="files",
+        unsafe_schema="labelled",
+        batch_size=2 // ranks,
+        eval_batch_size=4 // ranks,
+        **files,  # type: ignore[arg-type]
+    )
+    return module, data
+
+
+if __name__ == "__main__":
+    main(build)

@@ -1,0 +1,374 @@
+"""Scenarios that run on any number of ranks, and the program that runs them all on two.
+
+``python -m tests.programs.two_ranks FOLDER`` is one rank; test_ranks.py starts two of it, with
+the environment that torchrun would set, and runs the same scenarios in one process. Starting a
+process costs more than all scenarios together, so each pair of processes runs all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+from pl_pointwise import Average, CVaR, Pointwise, Tilted
+from pl_pointwise.callbacks import SaveOnTermination
+from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise import toy
+from tests.pl_pointwise.test_non_finite import (
+    GRADIENT_NAN,
+    OBJECTIVE_NAN,
+    PAIR_NAN,
+    Defective,
+    Fragile,
+)
+from tests.pl_pointwise.toy import (
+    FORMULATIONS,
+    INTERVALS,
+    At,
+    Seen,
+    Steep,
+    Toy,
+    ToyData,
+    ToyRows,
+    multipliers_of,
+    stack,
+    weights_of,
+)
+
+GLOBAL_BATCH = 6
+UNEVEN = 13  # batches of 6, 6 and 1: on two ranks the last is one row and one of padding
+
+
+@dataclass
+class World:
+    ranks: int
+    folder: Path
+
+    @property
+    def batch_size(self) -> int:
+        return GLOBAL_BATCH // self.ranks
+
+    def trainer(self, **options: Any) -> Trainer:
+        if self.ranks == 1:
+            return toy.trainer(**options)
+        strategy = DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=60))
+        return toy.trainer(devices=self.ranks, strategy=strategy, **options)
+
+    def train(
+        self, module: Toy, rows: Any, ckpt_path: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        seen = Seen()
+        callbacks = [seen, *options.pop("callbacks", [])]
+        trainer = self.trainer(callbacks=callbacks, **{"max_epochs": 3, **options})
+        data = rows
+        if not isinstance(rows, (ToyData, DataLoader)):
+            data = ToyData(rows, batch_size=self.batch_size)
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+        return {
+            "weights": weights_of(module),
+            "multipliers": multipliers_of(module),
+            "thresholds": dict(module.thresholds),
+            "batches": seen.batches,
+            "global_step": trainer.global_step,
+            "left_out": module.left_out,
+            "skipped_steps": module.skipped_steps,
+            "logged": {k: float(v) for k, v in trainer.callback_metrics.items()},
+        }
+
+
+Scenario = Callable[[World], Any]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(make: Scenario) -> Scenario:
+    SCENARIOS[make.__name__] = make
+    return make
+
+
+def training(
+    name: str, formulation: Any, rows: Any, constraints: Any = None, **options: Any
+) -> None:
+    """Registers a plain training scenario."""
+
+    def run(world: World) -> Any:
+        return world.train(Toy(formulation, constraints, partial=True, **options), rows)
+
+    SCENARIOS[name] = run
+
+
+EVERY = {**FORMULATIONS, "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7)}
+for kind, formulation in EVERY.items():
+    training(f"{kind}", formulation, ToyRows(UNEVEN, seed=2, partial=True))
+    training(
+        f"{kind}, micro-batches",
+        formulation,
+        ToyRows(UNEVEN, seed=2, partial=True),
+        micro_batch_size=2,
+    )
+for kind in ("average augmented", "tilted", "cvar augmented", "by name"):
+    options: Any = {"order": "dual_first", "gradient_clip_val": 0.3}
+    rows = ToyRows(UNEVEN, seed=2, partial=True)
+    training(f"{kind}, intervals", FORMULATIONS[kind], rows, INTERVALS, **options)
+    training(f"{kind}, three steps", FORMULATIONS[kind], rows, primal_steps=3)
+
+
+@scenario
+def tilted_and_steep(world: World) -> Any:
+    """The largest violation is on one rank, and the other's exponentials need it."""
+    module = Steep(Tilted(tilt=2.0, dual_lr=0.5), partial=True, learning_rate=1e-12)
+    return world.train(module, ToyRows(UNEVEN, seed=2, partial=True), max_epochs=1)
+
+
+class InOrder(ToyData):
+    """Not shuffled: of two ranks, rank 1 has the odd samples."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        loader.sampler.shuffle = False
+        return loader
+
+
+def without_odd(count: int, *names: str) -> ToyRows:
+    rows = ToyRows(count, seed=2, partial=True)
+    for name in names:
+        rows.has[name][1::2] = False
+    return rows
+
+
+for names in (("fit",), ("pair",), ("objective", "fit", "pair")):
+    for kind in ("average augmented", "tilted", "pointwise", "relaxed linear"):
+        for size in (None, 2):
+
+            def run_without(
+                world: World, names: Any = names, kind: Any = kind, size: Any = size
+            ) -> Any:
+                data = InOrder(without_odd(UNEVEN, *names), batch_size=world.batch_size)
+                return world.train(
+                    Toy(FORMULATIONS[kind], partial=True, micro_batch_size=size), data
+                )
+
+            SCENARIOS[f"{kind}, rank 1 without {'+'.join(names)}, pieces of {size}"] = run_without
+
+
+def poisoned(world: World, defects: dict[int, int], kind: str, size: int | None) -> Any:
+    data = InOrder(Defective(12, defects), batch_size=world.batch_size)
+    return world.train(Fragile(FORMULATIONS[kind], micro_batch_size=size), data)
+
+
+for kind in ("average augmented", "tilted augmented", "cvar", "pointwise", "penalty"):
+    for size in (None, 2):
+
+        def run_poisoned(world: World, kind: Any = kind, size: Any = size) -> Any:
+            """Of the first batch all of rank 1's rows, of the second one of rank 0's."""
+            defects = {1: OBJECTIVE_NAN, 3: PAIR_NAN, 5: OBJECTIVE_NAN, 8: PAIR_NAN}
+            return poisoned(world, defects, kind, size)
+
+        SCENARIOS[f"{kind}, rank 1 poisoned, pieces of {size}"] = run_poisoned
+
+
+@scenario
+def gradient_of_one_rank(world: World) -> Any:
+    return poisoned(world, {3: GRADIENT_NAN}, "by name", None)
+
+
+@scenario
+def everything_skipped(world: World) -> Any:
+    try:
+        poisoned(world, dict.fromkeys(range(12), OBJECTIVE_NAN), "pointwise", 2)
+    except TrainingError as error:
+        return str(error)
+    return None
+
+
+def foreign(world: World, count: int) -> Any:
+    rows = IndexedDataset(ToyRows(count, seed=2, partial=True))
+    rank = torch.distributed.get_rank() if world.ranks > 1 else 0
+    sampler = DistributedSampler(rows, num_replicas=world.ranks, rank=rank, shuffle=False)
+    loader = DataLoader(rows, world.batch_size, sampler=sampler, collate_fn=stack)
+    return world.train(Toy(Pointwise(), partial=True), loader)
+
+
+@scenario
+def foreign_sampler_that_divides(world: World) -> Any:
+    return foreign(world, 12)
+
+
+@scenario
+def foreign_sampler_that_repeats(world: World) -> Any:
+    try:
+        return foreign(world, UNEVEN)
+    except TrainingError as error:
+        return str(error)
+
+
+@scenario
+def evaluation(world: World) -> Any:
+    module = Toy(Pointwise(), partial=True)
+    data = ToyData(
+        ToyRows(9, seed=3, partial=True),
+        ToyRows(UNEVEN, seed=4, partial=True),
+        batch_size=world.batch_size,
+    )
+    runner = world.trainer()
+    runner.test(module, data, verbose=False)
+    figures = {key: float(value) for key, value in runner.callback_metrics.items()}
+    pooled = {
+        f"{stage}/{name}": values.sort().values
+        for stage, by_name in module.violations.items()
+        for name, values in by_name.items()
+    }
+    rows = {
+        f"{stage}/{name}": [found.index, found.violation, found.carried]
+        for stage, by_name in module.evaluated.items()
+        for name, found in by_name.items()
+    }
+    return {"figures": figures, "pooled": pooled, "rows": rows}
+
+
+class Predicting(Toy):
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch["index"]
+
+
+@scenario
+def prediction(world: World) -> Any:
+    data = ToyData(ToyRows(4), ToyRows(UNEVEN), batch_size=world.batch_size)
+    return torch.cat(world.trainer().predict(Predicting(None), data)).tolist()
+
+
+class Synchronising(Toy):
+    """Notes for every backward pass whether DDP would synchronise its gradients."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.synchronised: list[bool] = []
+
+    def manual_backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
+        self.synchronised.append(
+            getattr(self.trainer.strategy.model, "require_backward_grad_sync", True)
+        )
+        super().manual_backward(loss, *arguments, **options)
+
+
+@scenario
+def synchronisation(world: World) -> Any:
+    module = Synchronising(Average(alpha=1.0), micro_batch_size=1)
+    world.train(module, ToyRows(6), max_epochs=1)
+    return module.synchronised
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+def resumable(dropout: float) -> Toy:
+    formulation = {
+        "fit": CVaR(level=0.4, threshold_lr=0.05, alpha=1.0, dual_lr=0.5),
+        "pair": Pointwise(dual_lr=0.5, alpha_growth=2.0),
+    }
+    return Toy(formulation, partial=True, dropout=dropout, primal_steps=2)
+
+
+def resumed(world: World, dropout: float, workers: int = 0) -> Any:
+    """An uninterrupted run, and runs resumed in mid-epoch (batch 4) and after an epoch (6)."""
+
+    def data() -> ToyData:
+        rows = ToyRows(UNEVEN, seed=2, partial=True)
+        return ToyData(rows, batch_size=world.batch_size, num_workers=workers)
+
+    paths = [world.folder / f"{world.ranks}-{dropout}-{workers}-{at}.ckpt" for at in (4, 6)]
+    savers = [
+        At(at, lambda trainer, path=path: trainer.save_checkpoint(path))
+        for at, path in zip((4, 6), paths, strict=True)
+    ]
+    torch.manual_seed(torch.distributed.get_rank() if world.ranks > 1 else 0)
+    outcomes = [world.train(resumable(dropout), data(), callbacks=savers)]
+    for path in paths:
+        torch.manual_seed(99)
+        outcomes.append(world.train(resumable(dropout), data(), ckpt_path=path))
+    return outcomes
+
+
+@scenario
+def shared_tables(world: World) -> Any:
+    """One file a constraint for both ranks; with the resume of what was saved on the way."""
+
+    def train(**options: Any) -> tuple[Any, dict[str, Any]]:
+        module = Toy(FORMULATIONS["by name"], partial=True, micro_batch_size=2, primal_steps=2)
+        module.multiplier_folder = str(world.folder / f"tables of {world.ranks}")
+        data = ToyData(ToyRows(UNEVEN, seed=2, partial=True), batch_size=world.batch_size)
+        return module, world.train(module, data, **options)
+
+    path = world.folder / f"{world.ranks}-shared.ckpt"
+    module, outcome = train(callbacks=[At(4, lambda trainer: trainer.save_checkpoint(path))])
+    tables = [str(file) for file in Path(module.multiplier_folder).glob("*/*")]
+    outcome |= {"tables": tables, "writer": module.multipliers.writer}
+    if world.ranks > 1:
+        torch.distributed.barrier()  # Both have looked; the files go with the writer's module.
+    return outcome | {"resumed": train(ckpt_path=path)[1]}
+
+
+@scenario
+def resumed_with_dropout(world: World) -> Any:
+    return resumed(world, dropout=0.4)
+
+
+@scenario
+def resumed_with_workers(world: World) -> Any:
+    return resumed(world, dropout=0.4, workers=1)
+
+
+@scenario
+def resumed_without_dropout(world: World) -> Any:
+    return resumed(world, dropout=0.0)
+
+
+@scenario
+def terminated(world: World) -> Any:
+    """SIGTERM reaches one rank, in the middle of the second epoch; the next run goes on."""
+
+    def stop(trainer: Trainer) -> None:
+        if trainer.global_rank == world.ranks - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(*callbacks: Any) -> Any:
+        rows = ToyRows(UNEVEN, seed=2, partial=True)
+        saver = SaveOnTermination(str(world.folder / "terminated"))
+        return world.train(
+            resumable(0.4), rows, callbacks=[saver, *callbacks], enable_checkpointing=True
+        )
+
+    torch.manual_seed(world.ranks)
+    outcomes = [world.train(resumable(0.4), ToyRows(UNEVEN, seed=2, partial=True))]
+    torch.manual_seed(world.ranks)
+    try:
+        run(At(4, stop))
+    except SIGTERMException as end:
+        outcomes.append(end.code)
+    torch.manual_seed(99)
+    return [*outcomes, run()]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    world = World(ranks=2, folder=folder)
+    results = {name: run(world) for name, run in SCENARIOS.items()}
+    torch.save(results, folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

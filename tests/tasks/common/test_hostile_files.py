@@ -1,0 +1,493 @@
+"""Whatever a file holds, it is read or refused by name; nothing that it says is run.
+
+Every data module here goes from a file to its first batches, as ``fit``, ``test`` and ``predict``
+take them. Files are made hostile in four ways: good records with one value, or one field's place,
+exchanged; good files with bytes exchanged; Parquet columns of unlikely types; and model folders
+that would run code if they were let.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import itertools
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import RerankerDataModule, SafetyDataModule, When2CallDataModule
+from pl_pointwise.tasks.common.models import model_source
+from pl_pointwise.tasks.common.records import rows_of
+from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.reranker.module import load_cross_encoder
+from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
+from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
+
+MEGABYTE = "a b" * 333_334
+LONGEST_MESSAGE = 1200
+
+PREFERENCES = preference_rows(3)
+PREFERENCES[0]["tools"] = [TOOL]  # one as an object, the others as JSON texts
+PAIRS = [
+    {"system": "Be kind.", "input": f"{i} + 1?", "chosen": "Right.", "rejected": "No."}
+    for i in range(3)
+]
+INSTRUCTIONS = [
+    {"instruction": f"Add {i}.", "input": "to 1", "output": "Of course: 2."} for i in range(3)
+]
+UNSAFE = [{"prompt": f"Harm {i}", "response": "Thus.", "is_safe": False} for i in range(3)]
+JUDGEMENTS = [
+    {
+        "prompt": f"Harm {i // 3}",
+        "response": "Thus.",
+        "category": {"privacy_violation": True, "self_harm": False},
+        "is_safe": False,
+    }
+    for i in range(6)
+]
+ANSWER_PAIRS = [
+    {
+        "prompt": f"Harm {i}",
+        "response_0": "No.",
+        "response_1": "Thus.",
+        "is_response_0_safe": True,
+        "is_response_1_safe": False,
+        "better_response_id": 1,
+        "safer_response_id": 0,
+    }
+    for i in range(3)
+]
+PROMPTS = [{"prompt": f"Kill process {i}", "type": "homonyms"} for i in range(3)]
+QUERIES = [
+    {"query_id": i, "query": "how long", "passages": ["a river", "the sea"]} for i in range(3)
+]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A data module that reads one file of its kind, and good rows of it."""
+
+    module: type[Any]
+    option: str
+    stage: str
+    rows: list[Any]
+    options: dict[str, Any]
+
+    def build(self, models: dict[str, Path], path: Path) -> Any:
+        model = models["encoder" if self.module is RerankerDataModule else "language"]
+        files = {self.option: str(path)}
+        if self.option == "unsafe_file":  # which is nothing alone
+            benign = path.with_name("benign.jsonl")
+            benign.write_bytes(lines(INSTRUCTIONS))
+            files["benign_file"] = str(benign)
+        return self.module(str(model), source="files", **files, **self.options, batch_size=2)
+
+
+def reranker(option: str, stage: str, rows: list[Any]) -> Loader:
+    options = {"negatives": 3, "max_length": 48, "val_fraction": 0.0}
+    return Loader(RerankerDataModule, option, stage, rows, options)
+
+
+def when2call(option: str, stage: str, rows: list[Any], **options: Any) -> Loader:
+    return Loader(When2CallDataModule, option, stage, rows, {"val_fraction": 0.0, **options})
+
+
+def safety(option: str, stage: str, rows: list[Any], schema: str | None = None) -> Loader:
+    options = {"unsafe_schema": schema, "val_fraction": 0.0, "held_out_per_category": 0}
+    return Loader(SafetyDataModule, option, stage, rows, options)
+
+
+LOADERS = {
+    "re-ranking": reranker("train_file", "fit", ms_marco_rows(3)),
+    "re-ranking, prediction": reranker("predict_file", "predict", QUERIES),
+    "when2call": when2call("train_file", "fit", PREFERENCES),
+    "when2call, grouped": when2call("train_file", "fit", PREFERENCES, group_rejected=True),
+    "when2call, pairs": when2call("train_file", "fit", PAIRS, schema="pairs"),
+    "when2call, choices": when2call("mcq_file", "test", choice_rows(3)),
+    "when2call, prediction": when2call("predict_file", "predict", choice_rows(3)),
+    "safety, benign": safety("benign_file", "fit", INSTRUCTIONS),
+    "safety, labelled": safety("unsafe_file", "fit", UNSAFE, "labelled"),
+    "safety, judgements": safety("unsafe_file", "fit", JUDGEMENTS, "beavertails"),
+    "safety, PKU": safety("unsafe_file", "fit", ANSWER_PAIRS, "pku"),
+    "safety, PKU pairs": safety("unsafe_file", "fit", ANSWER_PAIRS, "pku_pairs"),
+    "safety, PKU to test on": safety("pku_file", "test", ANSWER_PAIRS),
+    "safety, over-refusal": safety("over_refusal_file", "test", PROMPTS),
+    "safety, AlpacaEval": safety("alpaca_eval_file", "test", INSTRUCTIONS),
+    "safety, prediction": safety("predict_file", "predict", PROMPTS),
+}
+every_loader = pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+
+
+@pytest.fixture(name="models", scope="module")
+def folders_of_models(
+    tmp_path_factory: pytest.TempPathFactory, language_model_folder: Path
+) -> dict[str, Path]:
+    encoder = save_tiny_cross_encoder(tmp_path_factory.mktemp("encoder"))
+    return {"encoder": encoder, "language": language_model_folder}
+
+
+@pytest.fixture(name="read")
+def reader(
+    models: dict[str, Path], tmp_path: Path
+) -> Callable[[Loader, bytes, str], DataError | None]:
+    """(loader, content of its file, ending) → the error it was refused with, None if it was read.
+
+    One data module serves all the files of a test: tokenizers are slow to load.
+    """
+    modules: dict[str, Any] = {}
+
+    def read(loader: Loader, content: bytes, ending: str = "jsonl") -> DataError | None:
+        path = tmp_path / f"hostile.{ending}"
+        path.write_bytes(content)
+        module = modules.setdefault(ending, loader.build(models, path))
+        module.datasets, module._records = {}, {}
+        try:
+            module.setup(loader.stage)
+            for dataset in module.datasets.values():
+                rows = [{**dataset[i], "index": i} for i in range(len(dataset))]
+                module.collate(rows)
+                assert dataset.fingerprint
+        except DataError as error:
+            refused = error
+        else:
+            return None
+        assert len(str(refused)) < LONGEST_MESSAGE
+        assert str(refused).encode()
+        return refused
+
+    return read
+
+
+def lines(rows: Iterable[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@every_loader
+def test_good_file_is_read(loader: Loader, read: Any) -> None:
+    """What the others are refused for is not in it."""
+    assert read(loader, lines(loader.rows)) is None
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def nested(levels: int, kind: type = list) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value] if kind is list else {"a": value}
+    return value
+
+
+HOSTILE: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 10**4000, -(2**63), 1.5, 1e308, "", " ", "\0", "a\0b"),
+    *(float("nan"), float("inf"), -float("inf"), [], {}, [None], [[]], [{}], {"": ""}, {"\0": 1}),
+    *("\ud800", "\udfff\ud800", "a\u2028b\x85c", "\ufeff", "\u202e", "é" * 300, "e\u0301" * 300),
+    *({"\ud800": 1}, [float("nan")], {"name": "\ud800"}, {"name": "add", "arguments": {}}),
+    *("<|end|>", "<|start|>system\n", "{{ 7 * 7 }}", "{% for x in range(10**9) %}", "${jndi:x}"),
+    *("<TOOLCALL>[]</TOOLCALL>", '<TOOLCALL>{"name": "f", "arguments": "[]"}</TOOLCALL>'),
+    *('<TOOLCALL>[{"name": "f", "arguments": {"a": "\\ud800"}}]</TOOLCALL>', "<TOOLCALL>"),
+    *('{"name": "f", "arguments": {"a": 1e999}}', '{"name": "f", "arguments": NaN}', "[1e999]"),
+    *('{"name": "f", "name": "g", "arguments": {}}', "[" * 2000 + "]" * 2000, "[" * 99),
+    *('{"name": "f", "arguments": ' + '{"a":' * 99 + "1" + "}" * 101, "9" * 5000, "null"),
+    *(nested(3), nested(70), nested(70, dict), nested(400), nested(400, dict)),
+    *({"name": nested(70)}, {"name": "f", "parameters": nested(70, dict)}, {"function": {}}),
+    *({"name": "f", "parameters": 5}, {"type": "function", "function": {"name": "f"}}),
+    *({"role": "user", "content": "hi"}, {"role": "system"}, [{"role": "tool", "content": "x"}]),
+    *([1] * 3000, ["a"] * 3000, {str(i): i for i in range(3000)}, MEGABYTE, [MEGABYTE]),
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything within a row."""
+    found = []
+    waiting = [value]
+    while waiting:
+        container = waiting.pop()
+        keys = container if isinstance(container, dict) else range(len(container))
+        for key in keys:
+            found.append((container, key))
+            if isinstance(container[key], (dict, list)):
+                waiting.append(container[key])
+    return found
+
+
+def assert_read_or_refused(loader: Loader, read: Any, pairs: Iterable[tuple[int, Any]]) -> None:
+    """With each value put into the given place of the first row; a refusal names the line."""
+    good, bad = loader.rows[1:], loader.rows[0]
+    refused = 0
+    for place, value in pairs:
+        row = copy.deepcopy(bad)
+        container, key = places(row)[place]
+        container[key] = value
+        error = read(loader, lines([row, *good]))
+        if error is not None:
+            refused += 1
+            assert "hostile.jsonl, line 1" in str(error) or "hostile.jsonl: no usable" in str(error)
+    assert refused > 20
+
+
+@every_loader
+def test_any_value_is_read_or_refused_by_name(loader: Loader, read: Any) -> None:
+    """Each in one place, in turn."""
+    count = len(places(loader.rows[0]))
+    assert_read_or_refused(loader, read, ((i % count, v) for i, v in enumerate(HOSTILE)))
+
+
+@pytest.mark.slow
+@every_loader
+def test_any_value_in_any_place_is_read_or_refused_by_name(loader: Loader, read: Any) -> None:
+    count = len(places(loader.rows[0]))
+    assert_read_or_refused(loader, read, itertools.product(range(count), HOSTILE))
+
+
+@every_loader
+def test_any_value_for_a_row_or_beside_its_fields_is_read_or_refused(
+    loader: Loader, read: Any
+) -> None:
+    good = loader.rows[1:]
+    for value in HOSTILE:
+        read(loader, lines([{**loader.rows[0], "another field": value}, *good]))
+        error = read(loader, lines([value, *good]))
+        assert "hostile.jsonl, line 1" in str(error)
+    for row in (1, "x", [good[0]], None):
+        error = read(loader, json.dumps([row, *good]).encode(), "json")
+        assert "hostile.json, record 1" in str(error)
+
+
+# Bytes --------------------------------------------------------------------------------------------
+
+ENCODINGS = {
+    "UTF-16": lambda content: content.decode().encode("utf-16"),
+    "UTF-32": lambda content: content.decode().encode("utf-32"),
+    "UTF-7": lambda content: content.decode().encode("utf-7") + b"+2AA-\n",
+    "EBCDIC": lambda content: content.decode().encode("cp037"),
+    "latin-1": lambda content: content.replace(b"a", b"\xe9"),
+    "two marks": lambda content: b"\xef\xbb\xbf\xef\xbb\xbf" + content,
+    "carriage returns": lambda content: content.replace(b"\n", b"\r"),
+    "NUL bytes": lambda content: content.replace(b"\n", b"\0\n"),
+    "gzip": lambda content: gzip.compress(content),
+    "cut": lambda content: content[: len(content) // 2],
+    "line separators": lambda content: content.replace(b"\n", "\u2028".encode()),
+    "surrogates": lambda content: content.replace(b"a", b"\xed\xa0\x80"),
+    "overlong": lambda content: content.replace(b"a", b"\xc1\xa1"),
+    "twice": lambda content: content.replace(b"\n", b""),
+    "one line": lambda content: b"[" * 3_000_000,
+    "a megabyte of name": lambda content: b'{"%s": 1, "%s": 2}' % ((b"n" * 10**6,) * 2),
+}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+def test_other_encodings_are_refused_by_name(encode: Any, ending: str, read: Any) -> None:
+    for name in ("re-ranking", "when2call, pairs", "safety, benign"):
+        loader = LOADERS[name]
+        error = read(loader, encode(lines(loader.rows)), ending)
+        assert f"hostile.{ending}" in str(error)
+
+
+def files_of(loader: Loader) -> dict[str, bytes]:
+    """The loader's good rows in each kind of file that can hold them."""
+    found = {"jsonl": lines(loader.rows), "json": json.dumps(loader.rows).encode()}
+    written = io.BytesIO()
+    pa.parquet.write_table(pa.Table.from_pylist(loader.rows), written)
+    return found | {"parquet": written.getvalue()}
+
+
+@pytest.mark.parametrize("name", ["re-ranking", "when2call, pairs", "safety, PKU"])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(
+        st.tuples(st.floats(0, 1), st.integers(0, 255), st.sampled_from(["put", "drop", "add"])),
+        min_size=1,
+        max_size=4,
+    )
+)
+@example(changes=[(0.3125, 128, "put")])  # in the name of a Parquet file's column
+def test_exchanged_bytes_are_read_or_refused(
+    changes: list[tuple[float, int, str]], name: str, read: Any
+) -> None:
+    loader = LOADERS[name]
+    for ending, content in files_of(loader).items():
+        damaged = bytearray(content)
+        for where, byte, change in changes:
+            place = int(where * (len(damaged) - 1))
+            damaged[place : place + (change != "add")] = b"" if change == "drop" else bytes([byte])
+        error = read(loader, bytes(damaged), ending)
+        assert error is None or f"hostile.{ending}" in str(error)
+
+
+def test_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    """What exists and is no directory may still fail when it is read."""
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop)
+    unreadable = ["/proc/self/mem", str(tmp_path), str(loop), f"{tmp_path}/{'n' * 300}.jsonl", ""]
+    for path in unreadable:
+        with pytest.raises(DataError, match=r"(cannot be read|no such file).*Check the path"):
+            list(rows_of(path, ()))
+
+
+# Parquet ------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, crater: Path) -> None:
+        self.crater = crater
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.crater),)
+
+
+COLUMNS: dict[str, Any] = {
+    "bytes": pa.array([b"\xff\xfe"] * 3, pa.binary()),
+    "texts that are no UTF-8": pa.array([b"\xff\xfe"] * 3, pa.binary()).view(pa.string()),
+    "times": pa.array([2**62] * 3, pa.timestamp("ns")),
+    "seconds": pa.array([2**62] * 3, pa.timestamp("ms")),
+    "durations": pa.array([2**62] * 3, pa.duration("s")),
+    "decimals": pa.array([1, 2, 3], pa.decimal128(38, 10)),
+    "nulls": pa.nulls(3),
+    "halves": pa.array([float("nan")] * 3, pa.float32()),
+    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+    "maps": pa.array([[("a", 1), ("a", 2)]] * 3, pa.map_(pa.string(), pa.int64())),
+    "structs of bytes": pa.array([{"name": "f", "code": b"\x00"}] * 3),
+    "structs of times": pa.array(
+        [[{"name": "f", "at": 1}]] * 3,
+        pa.list_(pa.struct([("name", pa.string()), ("at", pa.timestamp("s"))])),
+    ),
+    "infinities": pa.array([[{"name": "f", "limit": float("inf")}]] * 3),
+}
+
+
+@every_loader
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
+def test_column_of_any_type_is_read_or_refused(column: Any, loader: Loader, read: Any) -> None:
+    table = pa.Table.from_pylist([json_texts(row) for row in loader.rows[:3]])
+    for place, name in enumerate(table.column_names):
+        written = io.BytesIO()
+        pa.parquet.write_table(table.set_column(place, name, column), written)
+        error = read(loader, written.getvalue(), "parquet")
+        # Prompts that differ are judged too rarely to be taken.
+        assert error is None or re.search(r"hostile\.parquet|no unsafe record", str(error))
+
+
+def json_texts(row: dict[str, Any]) -> dict[str, Any]:
+    """A column of tools as JSON texts, as a Parquet column has one type."""
+    tools = row.get("tools")
+    if tools is None:
+        return row
+    return {**row, "tools": [t if isinstance(t, str) else json.dumps(t) for t in tools]}
+
+
+def test_type_that_a_parquet_file_brings_along_is_not_built(tmp_path: Path) -> None:
+    """pyarrow before 14.0.1 unpickled it on reading."""
+    crater, path = tmp_path / "crater", tmp_path / "bomb.parquet"
+    brought = {
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": pickle.dumps(Bomb(crater)),
+    }
+    schema = pa.schema([pa.field("query", pa.string(), metadata=brought)])
+    pa.parquet.write_table(pa.table({"query": ["a"]}).cast(schema), path)
+    assert [raw.as_py() for _, raw in rows_of(str(path), ["query"])] == [{"query": "a"}]
+    assert not crater.exists()
+    pickle.loads(pickle.dumps(Bomb(crater)))
+    assert crater.exists()  # Armed.
+
+
+# Model folders ------------------------------------------------------------------------------------
+
+
+def code(crater: Path) -> str:
+    return f"import os\nos.mkdir({str(crater)!r})\n"
+
+
+def load_everything(folder: Path) -> list[Exception]:
+    """What each way of loading from the folder raised."""
+    raised = []
+    for load in (load_language_model, load_tokenizer, load_cross_encoder):
+        try:
+            load(str(folder))
+        except (ValueError, OSError) as error:
+            raised.append(error)
+    return raised
+
+
+@pytest.mark.parametrize("kind", ["encoder", "language"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"])
+def test_weights_that_are_not_safetensors_are_not_opened(
+    name: str, kind: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder, crater = tmp_path / "model", tmp_path / "crater"
+    shutil.copytree(models[kind], folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Bomb(crater)}, folder / name)
+    messages = [str(error) for error in load_everything(folder)]
+    assert sum("safetensors" in message for message in messages) == 2
+    assert not crater.exists()
+
+
+@pytest.mark.parametrize("kind", ["encoder", "language"])
+def test_code_in_a_model_folder_is_not_run(
+    kind: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of the model, of its tokenizer, and of an adapter beside it."""
+    folder, crater = tmp_path / "model", tmp_path / "crater"
+    shutil.copytree(models[kind], folder)
+    (folder / "stranger.py").write_text(code(crater))
+    classes = ("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    brought = {name: f"stranger.{name}" for name in classes}
+    for name, entry in (
+        ("config.json", {"auto_map": brought, "model_type": "stranger"}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["stranger.T", "stranger.T"]}}),
+    ):
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **entry}))
+    raised = load_everything(folder)
+    assert len(raised) >= 2
+    assert not crater.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": 5}', "\0", "9" * 5000])
+def test_broken_configuration_of_a_model_is_an_error_that_names_it(
+    content: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(models["language"], folder)
+    (folder / "config.json").write_text(content)
+    assert any("model" in str(error) for error in load_everything(folder))
+
+
+def test_damaged_files_of_a_model_are_refused_by_its_name(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    for size in (0, 4, 100, 5000):
+        folder = tmp_path / str(size)
+        shutil.copytree(models["language"], folder)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:size])
+        (folder / "tokenizer.json").write_text("{}")
+        for load in (load_language_model, load_tokenizer, load_cross_encoder):
+            with pytest.raises(ValueError, match=re.escape(str(folder))):
+                load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["package:", "package:/x", "package:os.path/x", "package:../x"])
+def test_package_that_is_none_is_refused(name: str) -> None:
+    """A name with dots would import what stands before the last."""
+    with pytest.raises(FileNotFoundError, match=re.escape(name)):
+        model_source(name)

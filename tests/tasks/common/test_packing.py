@@ -1,0 +1,212 @@
+"""A packed row gives what the padded batch gives, whatever the attention and the head."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    PreTrainedModel,
+)
+
+from pl_pointwise.tasks.common import packing
+from pl_pointwise.tasks.common.packing import Packing, install, packed, softmax_attention, uninstall
+from pl_pointwise.tasks.language_model.loading import prepare_for_training
+
+LENGTHS = [31, 4, 17, 4, 60, 1]
+WINDOW = 8  # far shorter than the longest
+SIZES: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "num_labels": 1,
+}
+
+
+def bert(attention: str) -> PreTrainedModel:
+    config = BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return BertForSequenceClassification._from_config(config, attn_implementation=attention)
+
+
+def modernbert(attention: str, pooling: str = "mean") -> PreTrainedModel:
+    config = ModernBertConfig(**SIZES, local_attention=WINDOW, classifier_pooling=pooling)
+    return ModernBertForSequenceClassification._from_config(config, attn_implementation=attention)
+
+
+MODELS: dict[str, Callable[[str], PreTrainedModel]] = {
+    "bert": bert,
+    "modernbert, mean": modernbert,
+    "modernbert, first token": lambda attention: modernbert(attention, "cls"),
+}
+
+
+def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MODELS[kind](attention).train()
+
+
+def inputs_of(lengths: list[int]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    ids = torch.randint(3, 60, mask.shape, generator=generator)
+    return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+def packed_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    install(model)
+    lengths = inputs["attention_mask"].sum(1)
+    with packed(Packing.of(lengths, inputs["input_ids"].shape[1])):
+        logits: Tensor = model(**inputs).logits
+    return logits
+
+
+def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    (logits[:, 0] * torch.linspace(-1, 2, len(logits))).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_packed_equals_padded_in_float32(kind: str, attention: str) -> None:
+    """Logits to 1e-5; gradients to 1e-4 of each parameter's largest."""
+    model, inputs = make(kind, attention), inputs_of(LENGTHS)
+    expected = model(**inputs).logits
+    assert expected.std() > 0.1
+    wanted = gradients(model, expected)
+    actual = packed_logits(model, inputs)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    found = gradients(model, actual)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert (found[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max() + 1e-6, name
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_gradient_checkpointing_changes_nothing(kind: str) -> None:
+    """The layers run again during the backward pass, when the packing is no longer in use."""
+    model, inputs = make(kind), inputs_of(LENGTHS)
+    wanted = gradients(model, packed_logits(model, inputs))
+    prepare_for_training(model, None, gradient_checkpointing=True)
+    found = gradients(model, packed_logits(model, inputs))
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_what_other_sequences_hold_and_what_padding_holds_is_never_read(kind: str) -> None:
+    model, inputs = make(kind).eval(), inputs_of(LENGTHS)
+    first = packed_logits(model, inputs)
+    inputs["input_ids"][inputs["attention_mask"] == 0] = 7
+    inputs["input_ids"][0] = 8
+    second = packed_logits(model, inputs)
+    torch.testing.assert_close(second[1:], first[1:], atol=1e-6, rtol=1e-6)
+    assert abs(float((second - first)[0].detach())) > 1e-3
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_our_attention_is_softmax_attention_with_factors_in_between(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The factors are given here; which ones it draws is the dropout's affair."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(3, 2, 7, 4, dtype=torch.float64, generator=generator) for _ in range(3))
+    factors = torch.rand(3, 2, 7, 7, dtype=torch.float64, generator=generator)
+    monkeypatch.setattr(packing, "quick_dropout", lambda values, p: values * factors)
+    seen = torch.ones(7, 7, dtype=torch.bool)
+    if masked:
+        seen = (torch.arange(7)[:, None] - torch.arange(7)).abs() <= 2
+    weights = torch.einsum("nhqd,nhkd->nhqk", q, k).mul(0.3).exp() * seen
+    weights = weights / weights.sum(-1, keepdim=True) * factors
+    expected = torch.einsum("nhqk,nhkd->nqhd", weights, v)
+    actual, _ = softmax_attention(
+        torch.nn.Module(), q, k, v, seen[None, None] if masked else None, dropout=0.5, scaling=0.3
+    )
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert, mean"])
+def test_attention_dropout_in_training_drops_the_same_share_as_the_models_own(kind: str) -> None:
+    """Means over many draws agree within five standard errors."""
+    model, inputs = make(kind), inputs_of([9, 5, 9])
+    for layer in model.modules():
+        if hasattr(layer, "attention_dropout"):
+            layer.attention_dropout = 0.3
+        if type(layer).__name__ == "BertSelfAttention":
+            layer.dropout.p = 0.3
+    torch.manual_seed(0)
+    with torch.no_grad():
+        own = torch.stack([model(**inputs).logits for _ in range(400)])
+        ours = torch.stack([packed_logits(model, inputs) for _ in range(400)])
+    error = ((own.var(0) + ours.var(0)) / 400).sqrt()
+    assert (error > 1e-4).all()
+    assert ((own.mean(0) - ours.mean(0)).abs() < 5 * error).all()
+    ratio = own.std(0) / ours.std(0)
+    assert ((ratio > 0.7) & (ratio < 1.4)).all()
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_under_bf16_autocast_packed_is_as_near_to_float32_as_padded(kind: str) -> None:
+    model, inputs = make(kind).eval(), inputs_of(LENGTHS)
+    with torch.no_grad():
+        exact = model(**inputs).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            padded = model(**inputs).logits.float()
+            ours = packed_logits(model, inputs).float()
+    error = (padded - exact).abs().max()
+    assert 1e-4 < error < 0.1
+    assert (ours - exact).abs().max() < 2 * error
+
+
+def test_outside_a_packing_the_model_is_as_it_was_and_so_it_is_when_taken_out() -> None:
+    model, inputs = make("modernbert, mean").eval(), inputs_of(LENGTHS)
+    expected = model(**inputs).logits
+    packed_logits(model, inputs)
+    assert torch.equal(model(**inputs).logits, expected)
+    copied = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copied(**inputs).logits, expected)
+    install(model)  # a second time changes nothing
+    uninstall(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(**inputs).logits, expected)
+    encoder = model.base_model
+    assert not encoder._forward_hooks
+    assert not encoder._forward_pre_hooks
+
+
+def test_a_model_without_an_encoder_inside_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="BertModel has no encoder inside it"):
+        install(make("bert").bert)
+
+
+def test_an_attention_that_takes_no_mask_is_refused() -> None:
+    model = make("bert")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
+        install(model)
+    assert not model.base_model._forward_hooks
+
+
+def test_the_row_holds_each_token_once_by_rising_length() -> None:
+    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4)
+    assert layout.groups == ((1, 1), (1, 2), (2, 3))
+    assert layout.source.tolist() == [4, 12, 13, 0, 1, 2, 8, 9, 10]
+    assert layout.positions.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2]
+    padded = torch.arange(16.0).view(4, 4)
+    row = layout.pack(padded)
+    mask = torch.arange(4) < torch.tensor([3, 1, 3, 2])[:, None]
+    assert torch.equal(layout.pad(row[..., None])[..., 0], padded * mask)

@@ -1,0 +1,183 @@
+"""Prompt and response are what the chat template makes of them, cut where the answer begins."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder, cut_left
+from tests.tasks.conftest import build_tokenizer
+
+TOOL = {"name": "add", "parameters": {"type": "object"}}
+CALL = {"name": "add", "arguments": {"a": 1, "b": "two"}}
+ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+answers = texts | st.lists(
+    st.fixed_dictionaries({"name": texts, "arguments": st.dictionaries(texts, texts, max_size=2)}),
+    min_size=1,
+    max_size=2,
+)
+
+
+def with_template(template: str) -> PreTrainedTokenizerFast:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def encoded(encoder: ConversationEncoder, question: str, answer, tools=()) -> tuple:
+    messages = [{"role": "user", "content": question}]
+    prompt = encoder.prompt(messages, tools, "here")
+    response = encoder.response(messages, tools, answer, prompt, "here")
+    return prompt, response, encoder.encode([prompt], [[response]])[0]
+
+
+@given(texts, answers, st.booleans())
+def test_the_prompt_is_a_token_prefix_of_what_the_template_makes_of_the_whole(
+    question, answer, tools
+) -> None:
+    _, _, (prompt, (response,)) = encoded(ENCODER, question, answer, [TOOL] if tools else [])
+    turn = {"role": "assistant", "content": answer}
+    if not isinstance(answer, str):
+        calls = [{"type": "function", "function": call} for call in answer]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    whole = ENCODER.tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}, turn],
+        tools=[{"type": "function", "function": TOOL}] if tools else None,
+        return_dict=False,
+    )
+    joined = prompt + response
+    assert joined == whole[: len(joined)]
+    assert ENCODER.tokenizer.decode(whole[len(joined) :]).strip() == ""
+    assert response[-1] == ENCODER.tokenizer.eos_token_id
+    assert response[:-1]
+
+
+def test_a_token_that_begins_a_sequence_stands_once() -> None:
+    """Whether or not the tokenizer itself would add one more."""
+    tokenizer = with_template(
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer.add_bos_token = True
+    _, _, (prompt, (response,)) = encoded(ConversationEncoder(tokenizer), "Hi", "Ho")
+    assert (prompt + response).count(tokenizer.bos_token_id) == 1
+    assert prompt[0] == tokenizer.bos_token_id
+
+
+def test_what_follows_the_end_token_is_no_part_of_the_response() -> None:
+    prompt, response, _ = encoded(ENCODER, "Hi", "Ho")
+    assert (prompt[-10:], response) == ("assistant\n", "Ho<|end|>")
+
+
+def test_a_tool_call_takes_the_templates_form() -> None:
+    assert ENCODER.calls_by_template
+    _, response, _ = encoded(ENCODER, "Hi", [CALL], [TOOL])
+    assert response.startswith("<tool_call>{")
+    assert response.endswith("}</tool_call><|end|>")
+
+
+def test_a_template_without_a_form_for_calls_gets_one_text_and_says_so(caplog) -> None:
+    template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    )
+    with caplog.at_level(logging.WARNING):
+        encoder = ConversationEncoder(with_template(template), tools=True)
+    assert "no form for tool calls" in caplog.text
+    _, response, _ = encoded(encoder, "Hi", [CALL], [TOOL])
+    text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "b": "two"}}]</TOOLCALL><|end|>'
+    assert response == text
+
+
+def test_a_template_that_rewrites_its_own_prompt_gets_text_and_end_token(caplog) -> None:
+    template = (
+        "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n<think></think>{% endif %}"
+    )
+    with caplog.at_level(logging.WARNING):
+        encoder = ConversationEncoder(with_template(template))
+    assert "does not continue its own generation prompt" in caplog.text
+    _, response, _ = encoded(encoder, "Hi", "Ho")
+    assert response == "Ho<|end|>"
+
+
+def test_the_token_that_ends_a_turn_need_not_be_the_end_token() -> None:
+    """Gemma ends a turn with <end_of_turn> and a text with <eos>."""
+    tokenizer = build_tokenizer()
+    tokenizer.eos_token = "<|pad|>"
+    encoder = ConversationEncoder(tokenizer)
+    _, response, (_, (ids,)) = encoded(encoder, "Hi", "Ho")
+    assert response == "Ho<|end|>"
+    assert ids[-1] in encoder.end_ids
+    assert tokenizer.eos_token_id in encoder.end_ids
+
+
+def test_the_date_in_a_prompt_never_changes() -> None:
+    """A run could otherwise neither be resumed nor repeated on another day."""
+    tokenizer = with_template(
+        "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<|start|>{{ m.role }}\n"
+        "{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    )
+    assert encoded(ConversationEncoder(tokenizer), "Hi", "Ho")[0].startswith("26 Jul 2024")
+
+
+def test_a_conversation_the_template_refuses_is_named() -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{% if m.role == 'tool' %}"
+        "{{ raise_exception('no tools here') }}{% endif %}<|start|>{{ m.role }}\n"
+        "{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    )
+    encoder = ConversationEncoder(tokenizer)
+    with pytest.raises(DataError, match=r"line 7: the chat template refuses.*no tools here"):
+        encoder.prompt([{"role": "tool", "content": "3"}], [], "line 7")
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 12))
+def test_a_cut_prompt_keeps_its_end_and_the_token_that_begins_it(ids, limit) -> None:
+    cut = cut_left(ids, limit, bos=0)
+    assert len(cut) == min(len(ids), limit)
+    begins = limit > 1 and ids[0] == 0 and 0 not in ids[1:]
+    if len(ids) > limit and begins:
+        assert cut == [0, *ids[len(ids) - limit + 1 :]]
+    else:
+        assert cut == ids[len(ids) - len(cut) :]
+
+
+def test_characters_leave_out_what_ends_the_turn() -> None:
+    _, response, _ = encoded(ENCODER, "Hi", "Hä?")
+    assert ENCODER.characters(response) == 3
+
+
+def test_a_tokenizer_is_not_changed_by_encoding() -> None:
+    tokenizer = build_tokenizer()
+    before = copy.deepcopy(tokenizer.init_kwargs)
+    encoded(ConversationEncoder(tokenizer), "Hi", "Ho")
+    assert tokenizer.init_kwargs == before
+
+
+def test_a_template_that_takes_one_call_at_a_time_refuses_two_by_name() -> None:
+    """Llama 3.2's does."""
+    template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+        "<|start|>{{ m.role }}\n{% if 'tool_calls' in m %}{% if m.tool_calls | length > 1 %}"
+        "{{ raise_exception('one call only') }}{% endif %}{{ m.tool_calls[0].function | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    )
+    encoder = ConversationEncoder(with_template(template), tools=True)
+    assert encoder.calls_by_template
+    _, response, _ = encoded(encoder, "Hi", [CALL], [TOOL])
+    assert response.endswith('"b": "two"}}<|end|>')
+    with pytest.raises(DataError, match=r"here: .*one call only"):
+        encoded(encoder, "Hi", [CALL, CALL], [TOOL])

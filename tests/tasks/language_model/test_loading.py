@@ -1,0 +1,122 @@
+"""A causal language model loads ready for fine-tuning, or says what is missing before it trains."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from pl_pointwise.tasks.language_model.loading import (
+    Lora,
+    add_lora,
+    check_tokenizer,
+    load_language_model,
+    load_tokenizer,
+)
+
+
+def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folder: Path) -> None:
+    model = load_language_model(str(language_model_folder), lora=Lora(r=4), dtype="bfloat16")
+    assert isinstance(model, PeftModel)
+    for name, weight in model.named_parameters():
+        assert weight.requires_grad == ("lora_" in name)
+        assert weight.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
+    trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"q_proj", "v_proj"}  # PEFT's default for Llama
+
+
+def test_without_lora_it_is_the_plain_model(language_model_folder: Path) -> None:
+    model = load_language_model(str(language_model_folder), attention="eager")
+    assert type(model) is LlamaForCausalLM
+    assert model.config._attn_implementation == "eager"
+    assert model.dtype == torch.float32  # that of the files
+
+
+def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) -> None:
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = load_language_model(
+            str(language_model_folder),
+            lora=Lora(dropout=0.0),
+            gradient_checkpointing=checkpointing,
+        ).train()
+        base = model.get_base_model()  # Renamed in newer versions of transformers.
+        flags = ("is_activation_checkpointing", "is_gradient_checkpointing")
+        assert any(getattr(base, flag, False) for flag in flags) == checkpointing
+        model(input_ids=torch.arange(3, 20)[None]).logits.square().mean().backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    assert max(gradient.abs().max() for gradient in grads[0].values()) > 1e-5
+    for name, gradient in grads[0].items():
+        torch.testing.assert_close(grads[1][name], gradient)
+
+
+def test_weights_other_than_safetensors_are_refused(
+    tmp_path: Path, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    model = make_model("llama")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        load_language_model(str(tmp_path))
+
+
+def test_a_missing_target_is_named_with_what_there_is(
+    make_model: Callable[..., PreTrainedModel],
+) -> None:
+    with pytest.raises(ValueError, match=r"no LoRA target \['query'\] .* 'q_proj'") as caught:
+        add_lora(make_model("llama"), Lora(target_modules=["query"]))
+    assert "lm_head" not in str(caught.value)
+
+
+def test_an_architecture_without_default_targets_asks_for_them(
+    make_model: Callable[..., PreTrainedModel],
+) -> None:
+    with pytest.raises(ValueError, match=r'no default LoRA targets .* "lfm2".*target_modules'):
+        add_lora(make_model("lfm2"), Lora())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is there")
+def test_four_bits_without_the_package_say_what_to_install(language_model_folder: Path) -> None:
+    with pytest.raises(ImportError, match=r"pl-pointwise\[qlora\]"):
+        load_language_model(str(language_model_folder), quantize_4bit=True)
+
+
+def test_a_tokenizer_with_tools_and_an_end_token_passes(language_model_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(language_model_folder), tools=True)
+    assert tokenizer.eos_token == "<|end|>"
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no end token"):
+        check_tokenizer(tokenizer)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        check_tokenizer(tokenizer)
+
+
+def test_a_template_that_ignores_tools_is_refused_where_tools_matter(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    check_tokenizer(tokenizer)
+    with pytest.raises(ValueError, match="ignores the tools"):
+        check_tokenizer(tokenizer, tools=True)

@@ -1,0 +1,696 @@
+"""Log-likelihoods and divergences are right, and every fast way gives what the plain one gives."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.sizes import recurring
+from pl_pointwise.tasks.language_model import scoring as responses_module
+from pl_pointwise.tasks.language_model import shared_prompt as shared_prompt_module
+from pl_pointwise.tasks.language_model import vocabulary as vocabulary_module
+from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.tasks.language_model.loading import prepare_for_training
+from pl_pointwise.tasks.language_model.reference import (
+    ReferenceCache,
+    adapters_off,
+    base_fingerprint,
+)
+from pl_pointwise.tasks.language_model.scoring import ResponseScorer, ResponseStatistics
+from pl_pointwise.tasks.language_model.vocabulary import VocabularyHead
+
+VOCABULARY = 97
+PROMPTS = (17, 5, 23)
+RESPONSES = ((4, 9), (1,), (11, 3, 6))  # tokens of each response: ragged, one of a single token
+CHUNK = 5 * VOCABULARY  # five positions, and there are 34
+WINDOWED = ("mistral", "phi3", "gemma2", "gemma3")
+REQUIRED = ("llama", "qwen2", "mistral", "gemma3")
+
+Make = Callable[..., PreTrainedModel]
+Adapt = Callable[..., PeftModel]
+
+
+def make_batch(seed: int = 3) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(size: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (size,), generator=generator).tolist()
+
+    prompts = [tokens(size) for size in PROMPTS]
+    return collate_responses(prompts, [[tokens(size) for size in row] for row in RESPONSES])
+
+
+def loss_of(statistics: ResponseStatistics) -> Tensor:
+    """Depends on every statistic, differently for every response."""
+    assert statistics.kl is not None
+    weights = torch.linspace(0.5, 1.5, statistics.kl.numel()).view_as(statistics.kl)
+    terms = (
+        statistics.mean_log_likelihood * weights
+        + 0.01 * statistics.log_likelihood.square() * weights.flip(0)
+        + 3 * statistics.kl * weights.flip(1)
+    )
+    return terms.sum()
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_values(
+    actual: ResponseStatistics, expected: ResponseStatistics, tolerance: float = 1e-5
+) -> None:
+    for name, value in vars(expected).items():
+        torch.testing.assert_close(getattr(actual, name), value, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Relative to each parameter's gradient, none of which may be zero."""
+    assert actual.keys() == expected.keys()
+    assert len(expected) > 0
+    for name, gradient in expected.items():
+        assert gradient.norm() > 1e-4, f"the gradient of {name} vanishes: the test shows nothing"
+        error = (actual[name] - gradient).norm() / gradient.norm()
+        assert error < 1e-4, f"{name}: {error:.1e}"
+
+
+def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistics:
+    """Every pair on its own, without padding, in float64, straight from the definitions."""
+    double = copy.deepcopy(model).double().eval()
+    shape = batch["response_lengths"].shape
+    sums, divergences, references = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    for row, prompt_length in enumerate(batch["prompt_lengths"].tolist()):
+        prompt = batch["prompt_ids"][row, :prompt_length]
+        for column, length in enumerate(batch["response_lengths"][row].tolist()):
+            if length == 0:
+                continue
+            answer = batch["response_ids"][row, column, :length]
+            ids = torch.cat([prompt, answer])[None]
+            with torch.no_grad():
+                policy = double(ids).logits[0].softmax(-1)
+                with double.disable_adapter():
+                    reference = double(ids).logits[0].softmax(-1)
+            for t, token in enumerate(answer.tolist()):
+                p, q = policy[prompt_length + t - 1], reference[prompt_length + t - 1]
+                sums[row, column] += p[token].log()
+                references[row, column] += q[token].log()
+                divergences[row, column] += (p * (p / q).log()).sum() / length
+    lengths = batch["response_lengths"]
+    per_token = lengths.clamp(min=1)
+    return ResponseStatistics(
+        sums, sums / per_token, lengths, divergences, references, references / per_token
+    )
+
+
+@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+@pytest.mark.parametrize("architecture", [*REQUIRED, "phi3", "gemma2", "granite", "cohere"])
+def test_fast_equals_plain(
+    architecture: str, path: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    """Values to 1e-5, gradients to 1e-4, with windows shorter than the prompt and soft-capping."""
+    model = make_adapted(make_model(architecture)).train()
+    batch = make_batch()
+    expected = ResponseScorer(model, path="plain")(batch)
+    expected_gradients = gradients(model, loss_of(expected))
+
+    actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(batch)
+    assert_same_values(actual, expected)
+    assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+@pytest.mark.parametrize("architecture", REQUIRED)
+def test_statistics_equal_float64_brute_force(
+    architecture: str, path: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model(architecture)).train()
+    batch = make_batch()
+    expected = brute_force(model, batch)
+    assert (expected.kl[expected.present] > 1e-3).all()
+    with torch.no_grad():
+        actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(batch)
+    for name, value in vars(expected).items():
+        torch.testing.assert_close(
+            getattr(actual, name).double(), value.double(), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_float64_model_is_computed_in_float64(make_model: Make, make_adapted: Adapt) -> None:
+    model = make_adapted(make_model("llama")).double()
+    expected = brute_force(model, make_batch())
+    actual = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)(make_batch())
+    assert_same_values(actual, expected, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_windows_reach_back_by_position(
+    architecture: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    """A response must not care whether it comes first or third. Masks by place in the row made the
+    third see less of the prompt."""
+    model = make_adapted(make_model(architecture)).eval()
+    generator = torch.Generator().manual_seed(5)
+    prompt = torch.randint(3, VOCABULARY, (19,), generator=generator).tolist()
+    answer = torch.randint(3, VOCABULARY, (8,), generator=generator).tolist()
+    other = torch.randint(3, VOCABULARY, (13,), generator=generator).tolist()
+    batch = collate_responses([prompt], [[answer, other, answer]])
+    statistics = ResponseScorer(model, path="shared_prompt")(batch)
+    first, second, third = statistics.log_likelihood[0].tolist()
+    assert first == pytest.approx(third, abs=1e-5)
+    assert abs(first - second) > 0.1
+
+
+def test_eager_attention_shares_prompts_too(make_model: Make, make_adapted: Adapt) -> None:
+    model = make_adapted(make_model("gemma3", attention="eager"))
+    expected = ResponseScorer(model, path="plain")(make_batch())
+    actual = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)(make_batch())
+    assert_same_values(actual, expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_gradient_checkpointing_changes_nothing(
+    architecture: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    """The layers run again during the backward pass, when the layout is no longer in use."""
+    model = make_adapted(make_model(architecture)).train()
+    scorer = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)
+    expected = gradients(model, loss_of(scorer(make_batch())))
+    prepare_for_training(model.get_base_model(), None, gradient_checkpointing=True)
+    assert_same_gradients(gradients(model, loss_of(scorer(make_batch()))), expected)
+
+
+@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+def test_an_adapted_head_is_the_references_own(
+    path: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    targets = ["q_proj", "lm_head"]
+    model = make_adapted(make_model("gemma3", tie_word_embeddings=False), target_modules=targets)
+    expected = ResponseScorer(model, path="plain")(make_batch())
+    expected_gradients = gradients(model, loss_of(expected))
+    actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(make_batch())
+    assert_same_values(actual, expected)
+    assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+def test_rows_of_a_batch_are_a_batch(path: str, make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("mistral")).eval(), path=path)
+    batch = make_batch()
+    whole = scorer(batch)
+    for rows in (torch.tensor([2, 0]), torch.tensor([1])):
+        part = scorer({name: tensor[rows] for name, tensor in batch.items()})
+        torch.testing.assert_close(part.kl, whole.kl[rows], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            part.log_likelihood, whole.log_likelihood[rows], rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+def test_padding_is_never_read(path: str, make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("llama")).eval(), path=path)
+    batch = make_batch()
+    clean = scorer(batch)
+    width = torch.arange(batch["prompt_ids"].shape[1])
+    batch["prompt_ids"][width >= batch["prompt_lengths"][:, None]] = 7
+    width = torch.arange(batch["response_ids"].shape[2])
+    batch["response_ids"][width >= batch["response_lengths"][..., None]] = 8
+    assert_same_values(scorer(batch), clean, tolerance=0)
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+def test_the_reference_is_computed_where_it_is_asked_for(
+    path: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model("llama"))
+    scorer = ResponseScorer(model, path=path, chunk_elements=CHUNK)
+    batch = make_batch()
+    everything = scorer(batch)
+    asked = torch.tensor([[False, True, False], [False] * 3, [True, False, True]])
+    some = scorer(batch, reference=asked)
+    torch.testing.assert_close(some.log_likelihood, everything.log_likelihood)
+    for name in ("kl", "reference_log_likelihood", "reference_mean_log_likelihood"):
+        expected = getattr(everything, name).masked_fill(~asked, 0.0)
+        torch.testing.assert_close(getattr(some, name), expected, rtol=1e-5, atol=1e-5)
+    none = scorer(batch, reference=False)
+    assert none.kl is None
+    assert none.reference_log_likelihood is None
+    expected_gradients = gradients(model, everything.log_likelihood.sum())
+    assert_same_gradients(gradients(model, some.log_likelihood.sum()), expected_gradients)
+    assert_same_gradients(gradients(model, none.log_likelihood.sum()), expected_gradients)
+
+
+# The reference policy
+
+
+def test_adapters_off_leaves_the_model_as_it_was(make_model: Make, make_adapted: Adapt) -> None:
+    """PEFT makes every adapter trainable on the way out, and eval() forgets who was in training."""
+    model = make_adapted(make_model("llama")).train()
+    frozen = model.get_base_model().model.layers[1].self_attn.q_proj.lora_A["default"].weight
+    frozen.requires_grad_(False)
+    model.get_base_model().model.norm.eval()
+    training = [module.training for module in model.modules()]
+    trainable = [p.requires_grad for p in model.parameters()]
+    with adapters_off(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == training
+    assert [p.requires_grad for p in model.parameters()] == trainable
+
+
+def test_the_reference_has_no_dropout(make_model: Make, make_adapted: Adapt) -> None:
+    model = make_adapted(make_model("llama", attention_dropout=0.4), lora_dropout=0.5).train()
+    scorer = ResponseScorer(model, path="shared_prompt")
+    first, second = scorer(make_batch()), scorer(make_batch())
+    assert (first.log_likelihood - second.log_likelihood).abs().max() > 1e-3
+    assert torch.equal(first.reference_log_likelihood, second.reference_log_likelihood)
+
+
+def test_no_reference_without_adapters(make_model: Make) -> None:
+    scorer = ResponseScorer(make_model("llama"), path="shared_prompt")
+    assert scorer(make_batch(), reference=False).kl is None
+    with pytest.raises(ValueError, match="no adapters"):
+        scorer(make_batch())
+
+
+def test_no_reference_that_moves(make_model: Make, make_adapted: Adapt) -> None:
+    model = make_adapted(make_model("llama"))
+    model.get_base_model().model.norm.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"would move.*norm\.weight"):
+        ResponseScorer(model, path="chunked")(make_batch())
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+def test_cached_equals_uncached(
+    path: str, on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model("gemma3")).train()
+    plain = ResponseScorer(model, path=path, chunk_elements=CHUNK)(make_batch())
+    expected = gradients(model, loss_of(plain))
+    cache = ReferenceCache(model, tmp_path if on_disk else None, dtype=torch.float32)
+    scorer = ResponseScorer(model, path=path, cache=cache, chunk_elements=CHUNK)
+    rows = torch.tensor([2, 0])
+    scorer({name: tensor[rows] for name, tensor in make_batch().items()})
+    assert (cache.hits, cache.misses) == (0, 5)
+    for hits, misses in ((5, 1), (6, 0)):  # partly there, then all there
+        cache.hits = cache.misses = 0
+        cached = scorer(make_batch())
+        assert (cache.hits, cache.misses) == (hits, misses)
+        assert_same_values(cached, plain)
+        assert_same_gradients(gradients(model, loss_of(cached)), expected)
+
+
+def test_a_cached_reference_is_not_computed_again(
+    make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_adapted(make_model("llama"))
+    scorer = ResponseScorer(model, path="shared_prompt", cache=ReferenceCache(model))
+    scorer(make_batch())
+    monkeypatch.setattr(model, "disable_adapter", lambda: pytest.fail("the reference ran again"))
+    scorer(make_batch())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_validation_put_in_the_cache_serves_training(
+    dtype: torch.dtype, make_model: Make, make_adapted: Adapt
+) -> None:
+    """Lightning validates in inference mode, whose tensors autograd refuses."""
+    model = make_adapted(make_model("llama")).train()
+    expected = gradients(model, loss_of(ResponseScorer(model, path="plain")(make_batch())))
+    scorer = ResponseScorer(
+        model,
+        path="shared_prompt",
+        cache=ReferenceCache(model, dtype=dtype),
+        chunk_elements=CHUNK,
+    )
+    with torch.inference_mode():
+        scorer(make_batch())
+    actual = gradients(model, loss_of(scorer(make_batch())))
+    if dtype == torch.float32:
+        assert_same_gradients(actual, expected)
+
+
+def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
+    make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model("llama")).eval()
+    exact = ResponseScorer(model, path="shared_prompt")(make_batch())
+    scorer = ResponseScorer(
+        model, path="shared_prompt", cache=ReferenceCache(model, dtype=torch.bfloat16)
+    )
+    first, later = scorer(make_batch()), scorer(make_batch())
+    torch.testing.assert_close(first.kl, exact.kl, rtol=1e-2, atol=1e-3)
+    assert not torch.equal(first.kl, exact.kl)
+    assert torch.equal(first.kl, later.kl)
+
+
+def test_cache_on_disk_serves_later_runs_of_the_same_model_only(
+    tmp_path: Path, make_model: Make, make_adapted: Adapt
+) -> None:
+    ResponseScorer(
+        first := make_adapted(make_model("llama")),
+        path="shared_prompt",
+        cache=ReferenceCache(first, tmp_path, dtype=torch.float32),
+    )(make_batch())
+
+    # other adapters, other targets: the reference is the same
+    later = make_adapted(make_model("llama"), seed=9, target_modules=["q_proj"])
+    cache = ReferenceCache(later, tmp_path, dtype=torch.float32)
+    values = ResponseScorer(later, path="shared_prompt", cache=cache)(make_batch())
+    assert (cache.hits, cache.misses) == (6, 0)
+    expected = ResponseScorer(later, path="plain")(make_batch())
+    assert_same_values(values, expected)
+
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight[3, 4] += 1e-3
+    other = make_adapted(model)
+    cache = ReferenceCache(other, tmp_path, dtype=torch.float32)
+    values = ResponseScorer(other, path="shared_prompt", cache=cache)(make_batch())
+    assert (cache.hits, cache.misses) == (0, 6)
+    assert_same_values(values, ResponseScorer(other, path="plain")(make_batch()))
+
+
+def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt) -> None:
+    """As it does when a record or the chat template is changed."""
+    model = make_adapted(make_model("llama"))
+    cache = ReferenceCache(model, dtype=torch.float32)
+    scorer = ResponseScorer(model, path="shared_prompt", cache=cache)
+    scorer(make_batch())
+    batch = make_batch()
+    batch["prompt_ids"][0, 0] += 1
+    batch["response_ids"][2, 1, 2] += 1
+    cache.hits = cache.misses = 0
+    values = scorer(batch)
+    assert (cache.hits, cache.misses) == (3, 3)
+    assert_same_values(values, ResponseScorer(model, path="plain")(batch))
+
+
+def test_a_damaged_file_is_computed_again(
+    tmp_path: Path, make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model("llama"))
+    cache = ReferenceCache(model, tmp_path, dtype=torch.float32)
+    scorer = ResponseScorer(model, path="shared_prompt", cache=cache)
+    expected = scorer(make_batch())
+    damaged = sorted(tmp_path.rglob("*.safetensors"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    cache.hits = cache.misses = 0
+    assert_same_values(scorer(make_batch()), expected)
+    assert (cache.hits, cache.misses) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["model.norm"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [4, 5]},
+    ],
+)
+def test_no_cache_where_head_embeddings_or_final_norm_are_adapted(
+    options: dict[str, object], make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model("llama", tie_word_embeddings=False), **options)
+    with pytest.raises(ValueError, match=r"not kept: .* is adapted"):
+        ReferenceCache(model)
+
+
+def test_fingerprint_ignores_adapters_and_sees_every_weight(
+    make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_model("llama")
+    bare = base_fingerprint(model)
+    assert base_fingerprint(make_adapted(copy.deepcopy(model))) == bare
+    with torch.no_grad():
+        model.model.embed_tokens.weight[41, 3] *= 1.001
+    assert base_fingerprint(model) != bare
+
+
+# Sizes that recur
+
+
+def unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (responses_module, vocabulary_module):
+        monkeypatch.setattr(module, "recurring", lambda size, device: size)
+    monkeypatch.setattr(shared_prompt_module, "recurring_in_attention", lambda size, device: size)
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 2**20])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+def test_filling_rows_changes_nothing(
+    architecture: str,
+    chunk: int,
+    make_model: Make,
+    make_adapted: Adapt,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also below windows, whose masks are filled as well; in float64 values agree to 1e-10,
+    gradients to 1e-10 of their norm."""
+    model = make_adapted(make_model(architecture)).double().train()
+    filled = ResponseScorer(model, path="shared_prompt", chunk_elements=chunk)(make_batch())
+    actual = gradients(model, loss_of(filled))
+    unfilled(monkeypatch)
+    expected = ResponseScorer(model, path="shared_prompt", chunk_elements=chunk)(make_batch())
+    assert_same_values(filled, expected, tolerance=1e-10)
+    for name, gradient in gradients(model, loss_of(expected)).items():
+        assert gradient.norm() > 1e-4
+        assert (actual[name] - gradient).norm() < 1e-10 * gradient.norm()
+
+
+def test_rows_of_many_lengths_reach_the_layers_in_few_sizes(
+    make_model: Make, make_adapted: Adapt
+) -> None:
+    """Every new size costs memory that stays: a process grew by 37 MiB a step."""
+    model = make_adapted(make_model("llama")).eval()
+    scorer = ResponseScorer(model, path="shared_prompt")
+    base = model.get_base_model()
+    rows, heads, attended = set(), set(), set()
+    base.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: rows.add(args[0].shape[1]))
+    base.lm_head.register_forward_pre_hook(lambda _, args: heads.add(args[0].shape[1]))
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(query: Tensor, key: Tensor, *args: object, **kwargs: object) -> Tensor:
+        attended.add((query.shape[2], key.shape[2]))
+        return attention(query, key, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+        for size in range(30, 60):
+            ids = [3 + place % 90 for place in range(size)]
+            answers = [[ids[:29], ids[: size // 3]], [ids[:4]]]
+            scorer(collate_responses([ids, ids[5:]], answers))
+    for sizes in (rows, heads):
+        assert sizes == {recurring(size, torch.device("cpu")) for size in sizes}
+    assert len(attended) < 10
+    assert all(size % 32 == 0 for pair in attended for size in pair)
+
+
+# Which way is taken
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    return " ".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("architecture", REQUIRED)
+def test_the_shared_prompt_is_taken_where_it_agrees(
+    architecture: str, make_model: Make, make_adapted: Adapt
+) -> None:
+    model = make_adapted(make_model(architecture), lora_dropout=0.5).train()
+    scorer = ResponseScorer(model)
+    state = torch.get_rng_state()
+    assert scorer.choose_path(make_batch()) == "shared_prompt"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [("bloom", "does not use the attention interface"), ("lfm2", "differs from the plain path's")],
+)
+def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
+    architecture: str,
+    reason: str,
+    make_model: Make,
+    make_adapted: Adapt,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = make_adapted(make_model(architecture), target_modules="all-linear")
+    attention = model.config._attn_implementation
+    scorer = ResponseScorer(model, chunk_elements=CHUNK)
+    with caplog.at_level(logging.INFO, responses_module.__name__):
+        actual = scorer(make_batch())
+    assert scorer.path == "chunked"
+    assert reason in logged(caplog)
+    assert 'computed by the "chunked" path' in logged(caplog)
+    assert model.config._attn_implementation == attention
+    assert_same_values(actual, ResponseScorer(model, path="plain")(make_batch()))
+
+
+def test_attention_that_takes_no_mask_is_refused_by_name(
+    make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_adapted(make_model("llama"))
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
+        ResponseScorer(model, path="shared_prompt")
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [0], [1]])
+def test_samples_that_see_each_other_are_noticed(
+    rows: list[int],
+    make_model: Make,
+    make_adapted: Adapt,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without the layout a row is one long causal sequence. Even a batch of one sample with one
+    response, for which that is right, must not be enough to pass."""
+    monkeypatch.setattr(responses_module, "layout_in_use", lambda layout: nullcontext())
+    scorer = ResponseScorer(make_adapted(make_model("llama")))
+    batch = {name: tensor[torch.tensor(rows)] for name, tensor in make_batch().items()}
+    scorer(batch)
+    assert scorer.path == "chunked"
+    assert "differs from the plain path's" in logged(caplog)
+
+
+def test_the_comparison_holds_one_sequences_logits_at_a_time(
+    make_model: Make, make_adapted: Adapt
+) -> None:
+    """With 128 thousand words those of four are gigabytes, more than a step of training takes."""
+    model = make_adapted(make_model("llama"))
+    shapes = []
+    head = model.get_base_model().lm_head
+    head.register_forward_hook(lambda _, args, logits: shapes.append(logits.shape[:2]))
+    ResponseScorer(model, chunk_elements=CHUNK).choose_path(make_batch())
+    longest = max(PROMPTS) + max(map(max, RESPONSES))
+    assert len(shapes) > 8
+    assert all(count == 1 and tokens < longest for count, tokens in shapes)
+
+
+def test_a_head_that_is_not_the_models_own_is_noticed(
+    make_model: Make,
+    make_adapted: Adapt,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    original = VocabularyHead.__call__
+    monkeypatch.setattr(VocabularyHead, "__call__", lambda self, h: 1.01 * original(self, h))
+    scorer = ResponseScorer(make_adapted(make_model("llama")))
+    scorer(make_batch())
+    assert scorer.path == "plain"
+    assert "differs from the plain path's" in logged(caplog)
+
+
+def test_a_failed_comparison_decides_nothing(make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("llama")))
+    batch = make_batch()
+    batch["prompt_ids"][2, 0] = VOCABULARY  # no such token
+    with pytest.raises(IndexError):
+        scorer(batch)
+    assert scorer.path == "auto"
+    scorer(make_batch())
+    assert scorer.path == "shared_prompt"
+
+
+def test_an_unknown_path_is_refused(make_model: Make) -> None:
+    with pytest.raises(ValueError, match="path must be"):
+        ResponseScorer(make_model("llama"), path="fastest")
+
+
+def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> None:
+    model = make_model("mistral").eval()
+    ids = make_batch()["prompt_ids"][2:]
+    mask = torch.ones_like(ids)
+    options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": mask}
+    before = model.generate(ids, **options)
+    ResponseScorer(model, path="shared_prompt")(make_batch(), reference=False)
+    assert torch.equal(model.generate(ids, **options), before)
+
+
+# Precision
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_logits_are_summed_in_float32_in_a_half_precision_run(
+    mixed: bool, make_model: Make
+) -> None:
+    """Logits rounded to bfloat16, as the model itself returns them, are off by a quarter and bias
+    what is summed over them."""
+    model = make_model("gemma3", final_logit_softcapping=300.0)
+    model = (model if mixed else model.bfloat16()).requires_grad_(False)
+    hidden = (torch.randn(7, 32) * 30).to(model.lm_head.weight.dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        logits = VocabularyHead(model)(hidden)
+        rounded = model.lm_head(hidden)
+    exact = hidden.double() @ model.lm_head.weight.double().T
+    exact = 300 * torch.tanh(exact / 300)
+    assert logits.dtype == torch.float32
+    assert rounded.dtype == torch.bfloat16
+    scale = exact.abs().max()
+    assert (logits - exact).abs().max() < 3e-3 * scale
+    if not mixed:  # the same factors, so nothing but the sums is left to differ
+        assert (logits - exact).abs().max() < 1e-5 * scale
+
+    weights = torch.randn_like(logits)
+    (gradient,) = torch.autograd.grad((logits * weights).sum(), hidden)
+    (expected,) = torch.autograd.grad((exact * weights).sum(), hidden)
+    assert gradient.norm() > 1
+    assert (gradient - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_a_bfloat16_run_stays_near_float32(make_model: Make, make_adapted: Adapt) -> None:
+    model = make_adapted(make_model("llama"))
+    expected = ResponseScorer(model, path="plain")(make_batch())
+    scorer = ResponseScorer(model, chunk_elements=CHUNK)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = scorer(make_batch())
+        loss_of(actual).backward()
+    assert scorer.path == "shared_prompt"
+    assert actual.kl.dtype == actual.log_likelihood.dtype == torch.float32
+    torch.testing.assert_close(actual.kl, expected.kl, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(
+        actual.mean_log_likelihood, expected.mean_log_likelihood, rtol=0.02, atol=0.02
+    )
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_a_bfloat16_model_passes_the_comparison(make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("mistral").bfloat16()))
+    assert scorer.choose_path(make_batch()) == "shared_prompt"
+
+
+# The batch
+
+
+def test_collate_pads_and_counts() -> None:
+    batch = collate_responses([[1, 2, 3], [4]], [[[5, 6], [7]], [[8, 9, 10]]])
+    assert batch["prompt_ids"].tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert batch["prompt_lengths"].tolist() == [3, 1]
+    assert batch["response_ids"].tolist() == [
+        [[5, 6, 0], [7, 0, 0]],
+        [[8, 9, 10], [0, 0, 0]],
+    ]
+    assert batch["response_lengths"].tolist() == [[2, 1], [3, 0]]
+
+
+def test_empty_prompts_and_responses_are_refused_by_place(make_model: Make) -> None:
+    with pytest.raises(DataError, match=r"Sample 1 .* prompt has no tokens"):
+        collate_responses([[1], []], [[[2]], [[3]]])
+    with pytest.raises(DataError, match=r"Sample 0 .* response 1 has no tokens"):
+        collate_responses([[1]], [[[2], []]])
+    with pytest.raises(DataError, match="without a single response"):
+        ResponseScorer(make_model("llama"))(collate_responses([[1]], [[]]))
