@@ -58,16 +58,16 @@ class Convergence:
 
 
 def _of_samples(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
-    residual = (step.violation if relaxed is None else step.violation - relaxed)[step.carried]
+    residual = (step.violation if relaxed is None else step.violation - relaxed)[step.mask]
     excess = residual.clamp(min=0)
     found = {
-        "entries": step.carried.sum(),
-        "step": (step.after - step.before)[step.carried].abs().sum(),
-        "slackness": (step.after[step.carried] * residual).abs().sum(),
+        "entries": step.mask.sum(),
+        "step": (step.after - step.before)[step.mask].abs().sum(),
+        "slackness": (step.after[step.mask] * residual).abs().sum(),
         "infeasibility_mean": excess.sum(),
         "infeasibility_max": excess.max(),
     }
-    return found if relaxed is None else found | {"relaxed": (relaxed[step.carried] > 0).sum()}
+    return found if relaxed is None else found | {"relaxed": (relaxed[step.mask] > 0).sum()}
 
 
 def _of_statistic(step: DualStep) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class DualMonitor(Callback):
             if step.index is None:
                 visited.fill_(True)
             else:
-                visited[step.index] |= step.carried
+                visited[step.index] |= step.mask
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, PointwiseModule):

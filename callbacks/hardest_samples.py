@@ -21,9 +21,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.data import PointwiseDataModule, plain_fields
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.state import random_state, restore_random_state
 
 from .hardest_page import page
 from .last_violations import LastViolations

@@ -22,13 +22,13 @@ class LastViolations:
 
     def add(self, module: PointwiseModule) -> None:
         """Adds what the module's last training step found."""
-        record, samples = module.record, module.multipliers.samples
-        if record is None or not samples:  # Rows of a stream belong to no known sample.
+        measured, samples = module.measured, module.multipliers.samples
+        if measured is None or not samples:  # Rows of a stream belong to no known sample.
             return
-        for name, violation in record.violations.items():
+        for name, violation in measured.violations.items():
             if name not in self.tables:
                 self.tables[name] = torch.full((samples, violation.shape[1]), math.nan)
-            carried = record.members[name]
-            rows = carried.any(1)
-            found = violation[rows].float().masked_fill(~carried[rows], math.nan)
-            self.tables[name][record.index[rows]] = found
+            mask = measured.masks[name]
+            rows = mask.any(1)
+            found = violation[rows].float().masked_fill(~mask[rows], math.nan)
+            self.tables[name][measured.index[rows]] = found

@@ -68,11 +68,11 @@ class StopOnKKT(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        if not isinstance(pl_module, PointwiseModule) or pl_module.record is None:
+        if not isinstance(pl_module, PointwiseModule) or pl_module.measured is None:
             return
         clipped = 1.0
         if pl_module.gradient_clip_val is not None:
-            norm = pl_module.record.gradient_norm
+            norm = pl_module.measured.gradient_norm
             clipped = min(1.0, pl_module.gradient_clip_val / (norm + 1e-6))  # As torch clips.
         for name, parameter in pl_module.named_parameters():
             if parameter.grad is not None:

@@ -31,7 +31,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_pointwise.compare.plots import cdfs_by_epoch
-from pl_pointwise.evaluation import Evaluated
+from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations
@@ -52,7 +52,7 @@ class ViolationCurves(Callback):
     def __init__(self, folder: str = "violations") -> None:
         self.folder = Path(folder)
         self._last = LastViolations()
-        self._held_out: dict[str, dict[str, Evaluated]] = {}
+        self._held_out: dict[str, dict[str, SampleViolations]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -103,7 +103,7 @@ class ViolationCurves(Callback):
     def _evaluated(self) -> Iterator[dict[str, Any]]:
         for stage, by_name in self._held_out.items():
             for name, found in by_name.items():
-                rows, column = found.carried.nonzero(as_tuple=True)
+                rows, column = found.mask.nonzero(as_tuple=True)
                 violation = found.violation[rows, column]
                 yield _part(stage, name, found.index[rows], column, violation, None)
 

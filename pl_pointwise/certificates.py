@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta
 from torch import Tensor
 
-from .metrics import PooledMetric, cvar, empirical_cdf, share_violated
+from .metrics import cvar, empirical_cdf, share_violated
 
 ASSUMPTIONS = (
     "The held-out samples are independent draws from the distribution of the new inputs. "
@@ -239,56 +239,6 @@ def certify(
         confidence=confidence,
         level=level,
     )
-
-
-class ViolationCertificate(PooledMetric):
-    """:func:`certify` of the worst violation of every sample since the last reset, over all ranks.
-
-    Args:
-        confidence: of the bound, the band and the interval.
-        level: of the CVaR.
-
-    >>> metric = ViolationCertificate()
-    >>> metric.update(torch.tensor([[-1.0, 2.0], [0.0, -9.0]]))
-    >>> metric.update(torch.tensor([[-4.0, 0.0]]))
-    >>> metric.compute()["share"], metric.certificate().n
-    (tensor(0.3333), 3)
-    """
-
-    def __init__(self, confidence: float = 0.95, level: float = 0.95) -> None:
-        super().__init__()
-        _check(1, confidence)
-        self.confidence = confidence
-        self.level = level
-
-    def update(self, violations: Tensor, mask: Tensor | None = None) -> None:
-        """Adds a batch of samples, (B,) or (B, K); ``mask``, bool (B,) or (B, K), says who counts.
-
-        Under a sampler that pads ranks to equal length, mask the padded rows out.
-        """
-        if mask is not None:
-            mask = mask if mask.dim() == violations.dim() else mask[:, None]
-            mask = mask.expand_as(violations)
-        super().update(worst_per_sample(violations, mask))
-
-    def compute(self) -> dict[str, Tensor]:
-        """The certificate's figures as scalars; the interval as ``cvar_low`` and ``cvar_high``.
-
-        Raises:
-            ValueError: nothing was added, or NaN.
-        """
-        figures = self._certify(self.row()).as_dict()
-        low, high = figures.pop("interval")
-        shown = {**figures, "cvar_low": low, "cvar_high": high}
-        del shown["confidence"], shown["level"]
-        return {name: torch.tensor(float(value)) for name, value in shown.items()}
-
-    def certificate(self) -> Certificate:
-        """The certificate itself. A collective: every rank calls it."""
-        return self._certify(self.pooled())
-
-    def _certify(self, values: Tensor) -> Certificate:
-        return certify(values, confidence=self.confidence, level=self.level)
 
 
 def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:

@@ -1,20 +1,225 @@
-"""Checkpoints that are there whole or not at all."""
+"""Checkpoints: there whole or not at all, of plain values, with the multipliers checked.
+
+What a checkpoint may hold, so that it loads without running code; the random state of every rank;
+writing and reading files.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
-from contextlib import suppress
+import random
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields, is_dataclass
+from inspect import isabstract
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
+import numpy as np
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from torch import Tensor
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
+from .formulations import Constraint, Formulation
+from .step import require_names
+
+
+def plain(value: Any) -> Any:
+    """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
+
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, numpy scalars
+    numbers. Anything else has no plain form and becomes ``None``.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Formulation):
+        return plain(value.config())
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Namespace):
+        return plain(vars(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
+        return plain(value.item())
+    if isinstance(value, (Path, str)):
+        return str(value)
+    if isinstance(value, (bool, int, float)):
+        return plain(float(value) if isinstance(value, float) else int(value))
+    return None
+
+
+Settings = TypeVar("Settings")
+
+
+def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
+    """The dataclass behind its plain form, those among its fields included; see :func:`plain`.
+
+    An object passes through, so that a constructor takes what a checkpoint's hyperparameters hold.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    hints = get_type_hints(kind)
+    nested = {f.name: hints[f.name] for f in fields(kind) if is_dataclass(hints[f.name])}  # type: ignore[arg-type]
+    return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of this process's generators, as plain values and tensors."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],  # type: ignore[attr-defined]
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def replayed_random_state(device: torch.device) -> Iterator[None]:
+    """Runs the block, then puts torch's generators back, so that what follows draws the same."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
+    """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
+
+    Only subclasses of :class:`Formulation` are built, whatever the mapping names.
+
+    Raises:
+        ValueError: not such a mapping, or the class is not a formulation.
+    """
+    if config is None or isinstance(config, Formulation):
+        return config
+    path = config.get("class_path") if isinstance(config, Mapping) else None
+    if not isinstance(path, str):
+        raise ValueError(f"Not a formulation: {config!r}. Give an object such as Pointwise().")
+    module_name, _, class_name = path.rpartition(".")
+    known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
+    if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
+        # Ours by another name, such as the "pl_pointwise.Pointwise" that LightningCLI writes.
+        with suppress(ModuleNotFoundError):
+            found = getattr(importlib.import_module(module_name), class_name, None)
+            if isinstance(found, type) and issubclass(found, Formulation) and not isabstract(found):
+                known[path] = found
+    if path not in known:
+        raise ValueError(
+            f"Unknown formulation class {path!r}; import the module that defines it first. "
+            f"Known: {', '.join(sorted(known))}."
+        )
+    built: Formulation = known[path](**dict(config.get("init_args") or {}))
+    return built
+
+
+def _subclasses(kind: Any) -> list[type[Formulation]]:
+    children = kind.__subclasses__()
+    leaves = [leaf for child in children for leaf in _subclasses(child)]
+    return [child for child in children if not isabstract(child)] + leaves
+
+
+def formulations_from(
+    formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
+) -> dict[str, Formulation]:
+    """The formulation of every constraint by name; empty for plain training.
+
+    Raises:
+        ValueError: a name that is no constraint's, or a constraint without one.
+    """
+    if formulation is None:
+        return {}
+    if isinstance(formulation, Formulation) or "class_path" in formulation:
+        one = formulation_from(formulation)
+        return {name: one for name in constraints if one is not None}
+    require_names("formulation", formulation, constraints)
+    missing = [name for name in constraints if name not in formulation]
+    if missing:
+        raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
+    built = {name: formulation_from(config) for name, config in formulation.items()}
+    return {name: one for name, one in built.items() if one is not None}
+
+
+# The module's entry -----------------------------------------------------------------------------
+
+STATE_KEY = "pl_pointwise"
+"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
+
+_ENTRIES: dict[str, tuple[type, ...]] = {
+    "samples": (int,),
+    "multipliers": (dict,),
+    "thresholds": (dict,),
+    "fingerprint": (str, type(None)),
+    "window": (list,),
+    "left_out": (int,),
+    "skipped_steps": (int,),
+    "monitored": (dict,),
+    "random_states": (list,),
+}
+"""What a checkpoint's entry must hold."""
+
+
+def validated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The module's entry of a checkpoint.
+
+    Raises:
+        TrainingError: there is none, or one that no module of this version wrote.
+    """
+    state = checkpoint.get(STATE_KEY)
+    if state is None:
+        raise TrainingError(
+            f"This checkpoint was not written by a PointwiseModule: it has no {STATE_KEY!r} "
+            "entry, so no multipliers. Load its weights into the model instead."
+        )
+    for key, kinds in _ENTRIES.items():
+        if not isinstance(state, dict) or key not in state or type(state[key]) not in kinds:
+            raise damaged(repr(key))
+    sequence = (list, tuple)
+    for entry in state["window"]:
+        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
+            raise damaged("'window'")
+    visits = [visit for _, visited in state["window"] for visit in visited.values()]
+    if not all(isinstance(visit, sequence) for visit in visits):
+        raise damaged("'window'")
+    if not all(isinstance(e, Tensor) for e in [*state["thresholds"].values(), *chain(*visits)]):
+        raise damaged("'window' or 'thresholds'")
+    for threshold in state["thresholds"].values():
+        if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
+            raise damaged("'thresholds'")
+    return dict(state)
+
+
+def damaged(what: str) -> TrainingError:
+    """The error of an entry that cannot be used."""
+    return TrainingError(
+        f"This checkpoint's {STATE_KEY!r} entry has no usable {what}: it is damaged, or of another "
+        "version of pl-pointwise. Resume from another one, or load its weights only."
+    )
+
+
+# Files -------------------------------------------------------------------------------------------
 
 PART = ".part"
 """Ending of a checkpoint that is being written."""

@@ -1,68 +1,154 @@
-"""The violations of one evaluated data set, sample by sample."""
+"""One full pass over a data set: objective, violations sample by sample, and a task's metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
+from .formulations import Constraint
+from .metrics import violation_statistics
+from .step import widest
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class SampleViolations:
     """Violations of one constraint after a full pass, of all ranks, on the CPU.
 
-    One row per sample that carries the constraint, in data-set order; rows that only filled up a
-    rank are gone. An interval has the upper side's K columns, then the lower side's.
+    A row per sample that carries the constraint, in data-set order. An interval has the upper
+    side's K columns, then the lower side's.
     """
 
     index: Tensor
     """(n,) int64, each sample's position in its data set."""
     violation: Tensor
     """(n, sides·K), positive violates; NaN where the sample does not carry the element."""
-    carried: Tensor
-    """bool, (n, sides·K)."""
+    mask: Tensor
+    """bool, (n, sides·K): which elements the sample carries."""
 
     def pooled(self) -> Tensor:
-        """(m,), the elements that are carried, in one row."""
-        return self.violation[self.carried]
+        """(m,), the elements that are carried, one after the other."""
+        return self.violation[self.mask]
 
     def worst(self) -> Tensor:
         """(n,), the largest violation of each sample: what to certify (certificates.py)."""
-        return worst_per_sample(self.violation, self.carried)
+        return worst_per_sample(self.violation, self.mask)
 
 
-def gather(batches: Sequence[Evaluated], sides: int) -> Evaluated:
-    """The batches of all ranks as one pass; a collective where there are several ranks.
+class ViolationsBySample(Metric):
+    """Collects violations with the index of their samples, over all ranks.
 
-    batches: on any device, padding (index −1), rows that carry nothing and any value where not
-        carried included. They may differ in K: missing columns are carried by nobody. None: a rank
-        that had no batch.
+    A sample that several batches or ranks brought counts once, as plain distributed samplers repeat
+    some to fill their ranks. Kept element by element, so that batches may differ in K.
+
+    Args:
+        sides: of the constraint.
     """
-    parts = [Evaluated(b.index.cpu(), b.violation.cpu(), b.carried.cpu()) for b in batches]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks: list[list[Evaluated]] = [parts] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(ranks, parts)
-        parts = [part for rank in ranks for part in rank]
-    if not parts:
-        nothing = torch.zeros(0, sides)
-        return Evaluated(torch.zeros(0, dtype=torch.long), nothing, nothing.bool())
-    width = max(part.violation.shape[1] for part in parts) // sides
-    index = torch.cat([part.index for part in parts])
-    violation = torch.cat([_widened(part.violation, sides, width) for part in parts])
-    carried = torch.cat([_widened(part.carried, sides, width) for part in parts])
-    order = index.argsort(stable=True)
-    order = order[carried[order].any(1)]
-    carried = carried[order]
-    return Evaluated(index[order], violation[order].masked_fill(~carried, math.nan), carried)
+
+    full_state_update = False
+    index: list[Tensor]
+    column: list[Tensor]
+    value: list[Tensor]
+    double: Tensor
+
+    def __init__(self, sides: int = 1) -> None:
+        super().__init__()
+        self.sides = sides
+        for name in ("index", "column", "value"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        self.add_state("double", default=torch.tensor(0), dist_reduce_fx="max")
+
+    def update(self, index: Tensor, violation: Tensor, mask: Tensor) -> None:
+        """Adds a batch: (b,), (b, sides·K) and bool alike; True counts."""
+        rows, columns = mask.nonzero(as_tuple=True)
+        width = max(1, violation.shape[1] // self.sides)
+        value = violation.detach()[rows, columns]
+        self.index.append(index.to(value.device)[rows])
+        # Element k of side s as k·sides + s, which does not depend on K.
+        self.column.append(columns % width * self.sides + columns // width)
+        self.value.append(value.to(widest(value.device)))
+        self.double |= int(value.dtype == torch.float64)
+
+    def compute(self) -> SampleViolations:
+        """The same on every rank."""
+        index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
+        dtype = torch.float64 if self.double else torch.float32
+        value = dim_zero_cat(self.value).cpu().to(dtype)
+        width = int(column.max()) // self.sides + 1 if len(column) else 1
+        key = index * width * self.sides + column
+        order = key.argsort(stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[1:] = key[order][1:] != key[order][:-1]
+        kept = order[first]
+        samples, row = index[kept].unique(return_inverse=True)
+        place = column[kept] % self.sides * width + column[kept] // self.sides
+        violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
+        mask = torch.zeros(violation.shape, dtype=torch.bool)
+        violation[row, place], mask[row, place] = value[kept], True
+        return SampleViolations(samples, violation, mask)
 
 
-def _widened(rows: Tensor, sides: int, width: int) -> Tensor:
-    """(b, sides·width): each side's missing columns are zeros, or False."""
-    missing = width - rows.shape[1] // sides
-    return torch.nn.functional.pad(rows.unflatten(1, (sides, -1)), (0, missing)).flatten(1)
+class Evaluation:
+    """What is collected of one evaluated data set.
+
+    Made on every rank before the first batch, whether or not the rank gets one: results are
+    computed over all ranks together.
+
+    Args:
+        constraints: the bounds to evaluate by.
+        task: the task's own metrics.
+        device: of the module.
+    """
+
+    def __init__(
+        self, constraints: Mapping[str, Constraint], task: dict[str, Metric], device: torch.device
+    ) -> None:
+        self.objective = ViolationsBySample().to(device)
+        self.violations = {
+            name: ViolationsBySample(constraint.sides).to(device)
+            for name, constraint in constraints.items()
+        }
+        self.task = {name: metric.to(device) for name, metric in task.items()}
+        nothing = torch.zeros(0, 1, device=device)
+        for metric in (self.objective, *self.violations.values()):
+            # A rank without a batch has states of the right type to gather.
+            metric.update(nothing[:, 0].long(), nothing, nothing.bool())
+
+    def results(self, stage: str) -> tuple[dict[str, Tensor], dict[str, SampleViolations]]:
+        """What to log, and the violations by constraint; a collective where there are ranks.
+
+        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
+        the data set carries is left out, and so is a metric that was never updated.
+        """
+        shown: dict[str, Tensor] = {}
+        violations: dict[str, SampleViolations] = {}
+        objective = self.objective.compute().pooled()
+        if len(objective):
+            shown[f"{stage}/objective"] = objective.double().mean().float()
+        for name, metric in self.violations.items():
+            found = metric.compute()
+            if not len(found.index):
+                continue
+            violations[name] = found
+            for statistic, value in violation_statistics(found.pooled()).items():
+                shown[f"{stage}/{name}/{statistic}"] = value
+        for name, metric_of_task in self.task.items():
+            if metric_of_task.update_called:
+                shown[f"{stage}/{name}"] = metric_of_task.compute()
+        return shown, violations
+
+
+def stages_of(stage: str, loaders: Any) -> list[str]:
+    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
+    if isinstance(loaders, Mapping):
+        return list(loaders)
+    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+        return [f"{stage}{number}" for number in range(len(loaders))]
+    return [stage]

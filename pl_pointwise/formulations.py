@@ -11,13 +11,9 @@ no storage, no step of the weights. docs/formulations.md has the table these fun
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from inspect import isabstract
 from numbers import Real
 from typing import Any, Literal
 
@@ -76,31 +72,12 @@ class Formulation(ABC):
     """ψ(v, λ) with its derivative in λ, and the size of the dual step.
 
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
-    column), one figure of the batch ("batch": one multiplier per constraint), or, with "none", each
-    sample's violation without any multiplier.
-
-    The figure of a batch is g = a + outer(mean of inner(v − a)), the violation that stands for the
-    batch; the mean is the mean of all ranks. ``anchor`` says what a is: 0, the batch's largest
-    violation, or a learned threshold that descends ∂g/∂a with ``threshold_lr``.
+    column), one statistic of the batch ("batch", see :class:`BatchFormulation`), or, with "none",
+    each sample's violation without any multiplier.
     """
 
     scope: Scope
     dual_lr: float = 0.0
-    anchor: Anchor = "zero"
-    threshold_lr: float = 0.0
-
-    @property
-    def linear(self) -> bool:
-        """Whether ψ is linear in the mean it acts on, so that ∂ψ/∂mean is known before the mean."""
-        return False
-
-    def inner(self, violation: Tensor) -> Tensor:
-        """What is averaged over the batch, elementwise in v − a."""
-        return violation
-
-    def outer(self, mean: Tensor) -> Tensor:
-        """g − a from that mean, elementwise."""
-        return mean
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -149,10 +126,6 @@ class Penalty(Formulation):
     def __init__(self, *, weight: float) -> None:
         self.weight = _number("Penalty", "weight", weight, minimum=0.0)
 
-    @property
-    def linear(self) -> bool:
-        return True
-
     def lagrangian(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """ψ(v) = λ₀·v; the multiplier is ignored."""
         return self.weight * violation
@@ -186,14 +159,30 @@ class _Ascending(Formulation):
         return grown
 
 
-class _OfTheBatch(_Ascending):
-    """ψ(g, λ) of one figure g of the batch, with one multiplier per side of the constraint."""
+class BatchFormulation(_Ascending):
+    """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
+
+    g = a + outer(mean of inner(v − a)) is the violation that stands for the batch; the mean is that
+    of all ranks (batch_statistic.py). ``anchor`` says what a is: 0, the batch's largest violation,
+    or a learned threshold that descends ∂g/∂a with ``threshold_lr``.
+    """
 
     scope: Scope = "batch"
+    anchor: Anchor = "zero"
+    threshold_lr: float = 0.0
 
     @property
     def linear(self) -> bool:
+        """Whether ψ is linear in the mean, so that ∂ψ/∂mean = λ is known before the mean."""
         return self.alpha is None
+
+    def inner(self, violation: Tensor) -> Tensor:
+        """What is averaged over the batch, elementwise in v − a."""
+        return violation
+
+    def outer(self, mean: Tensor) -> Tensor:
+        """g − a from that mean, elementwise."""
+        return mean
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
@@ -204,7 +193,7 @@ class _OfTheBatch(_Ascending):
         return _augmented_direction(violation, multiplier, self.alpha)
 
 
-class Average(_OfTheBatch):
+class Average(BatchFormulation):
     """One multiplier for the batch mean v̄ of a constraint: today's constrained fine-tuning.
 
     Standard (α None): ψ = λ·v̄. Augmented: the expression of :class:`Pointwise` at v̄.
@@ -227,7 +216,7 @@ class Average(_OfTheBatch):
         super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
 
 
-class Tilted(_OfTheBatch):
+class Tilted(BatchFormulation):
     """One multiplier for the tilted mean of a constraint: g = (1/τ) log mean exp(τv) ≤ 0.
 
     Between :class:`Average` (τ → 0) and a constraint on the worst sample of the batch (τ → ∞): each
@@ -270,7 +259,7 @@ class Tilted(_OfTheBatch):
         return (self.tilt * mean).log() / self.tilt
 
 
-class CVaR(_OfTheBatch):
+class CVaR(BatchFormulation):
     """One multiplier for the mean of a constraint's tail: g = t + mean (v − t)₊/(1 − p) ≤ 0.
 
     The least g over t is CVaR_p, the mean of the worst 1 − p of the violations, and the t that
@@ -337,10 +326,6 @@ class Pointwise(_Ascending):
         alpha_every: int = 1,
     ) -> None:
         super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
-
-    @property
-    def linear(self) -> bool:
-        return self.alpha is None
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
@@ -444,42 +429,6 @@ class Relaxed(_Ascending):
         if self.cost == "linear":
             return (shifted - beta).clamp(min=0) / (2 * alpha)
         return shifted.clamp(min=0) / (2 * (alpha + beta))
-
-
-def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
-    """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
-
-    Only subclasses of :class:`Formulation` are built, whatever the mapping names.
-
-    Raises:
-        ValueError: not such a mapping, or the class is not a formulation.
-    """
-    if config is None or isinstance(config, Formulation):
-        return config
-    path = config.get("class_path") if isinstance(config, Mapping) else None
-    if not isinstance(path, str):
-        raise ValueError(f"Not a formulation: {config!r}. Give an object such as Pointwise().")
-    module_name, _, class_name = path.rpartition(".")
-    known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
-    if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
-        # Ours by another name, such as the "pl_pointwise.Pointwise" that LightningCLI writes.
-        with suppress(ModuleNotFoundError):
-            found = getattr(importlib.import_module(module_name), class_name, None)
-            if isinstance(found, type) and issubclass(found, Formulation) and not isabstract(found):
-                known[path] = found
-    if path not in known:
-        raise ValueError(
-            f"Unknown formulation class {path!r}; import the module that defines it first. "
-            f"Known: {', '.join(sorted(known))}."
-        )
-    built: Formulation = known[path](**dict(config.get("init_args") or {}))
-    return built
-
-
-def _subclasses(kind: Any) -> list[type[Formulation]]:
-    children = kind.__subclasses__()
-    leaves = [leaf for child in children for leaf in _subclasses(child)]
-    return [child for child in children if not isabstract(child)] + leaves
 
 
 def _augmented(violation: Tensor, multiplier: Tensor, alpha: float | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What Lightning leaves to a module under manual optimisation, and needs from it to resume exactly.
+"""What Lightning leaves to a module that steps by itself, and needs from it to resume exactly.
 
 Schedulers and the optimizer, the start and end of a fit, checkpoints, devices. The mathematics is
 in ``module.py``.
@@ -7,78 +7,116 @@ in ``module.py``.
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from itertools import chain
+from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import (
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-)
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoints import WholeCheckpointIO
-from .data import PointwiseSampler, ResumableDataLoader, fingerprint
+from .checkpoints import (
+    STATE_KEY,
+    WholeCheckpointIO,
+    damaged,
+    plain,
+    random_state,
+    restore_random_state,
+    validated_state,
+)
+from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
+from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
-from .state import plain, random_state, restore_random_state
 
 log = logging.getLogger(__name__)
 
 # Lightning says so of every module that moves its batches itself; here that is how it should be.
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
-STATE_KEY = "pl_pointwise"
-"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
-
-_ENTRIES: dict[str, tuple[type, ...]] = {
-    "samples": (int,),
-    "multipliers": (dict,),
-    "thresholds": (dict,),
-    "fingerprint": (str, type(None)),
-    "window": (list,),
-    "left_out": (int,),
-    "skipped_steps": (int,),
-    "monitored": (dict,),
-    "random_states": (list,),
+_BEFORE = {
+    "setup": "_use_whole_checkpoints",
+    "on_train_start": "_start_training",
+    "on_train_epoch_start": "_start_epoch",
+    "on_train_end": "_end_training",
+    "on_fit_end": "_end_fit",
+    "on_validation_epoch_start": "_start_evaluations",
+    "on_validation_epoch_end": "_log_evaluations",
+    "on_test_epoch_start": "_start_evaluations",
+    "on_test_epoch_end": "_log_evaluations",
+    "on_save_checkpoint": "_save_state",
+    "on_load_checkpoint": "_load_state",
 }
-"""What a checkpoint's entry must hold."""
+"""What the module itself does in a hook of Lightning's, before a subclass's own part of it."""
+
+_AFTER = {"on_train_epoch_end": "_end_epoch"}
+"""Likewise, after it: a scheduler may monitor what the subclass logs there."""
+
+
+def _with_own_part(
+    name: str, hook: Callable[..., Any], own: str, after: bool
+) -> Callable[..., Any]:
+    """The hook with the module's own part, once, whether or not an override calls ``super()``."""
+
+    @wraps(hook)
+    def whole(self: ManualOptimization, *args: Any, **named: Any) -> Any:
+        if name in self._hooks_running:  # Called by an override of this very hook.
+            return hook(self, *args, **named)
+        self._hooks_running.add(name)
+        try:
+            if not after:
+                getattr(self, own)(*args, **named)
+            result = hook(self, *args, **named)
+            if after:
+                getattr(self, own)(*args, **named)
+            return result
+        finally:
+            self._hooks_running.discard(name)
+
+    whole.has_own_part = True  # type: ignore[attr-defined]
+    return whole
 
 
 class ManualOptimization(LightningModule):
-    """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint."""
+    """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint.
+
+    What it does in Lightning's hooks is out of reach of a subclass that overrides a hook without
+    calling ``super()``: see ``_BEFORE`` and ``_AFTER``.
+    """
 
     formulations: dict[str, Formulation]
     optimization: Optimization
     gradient_clip_val: float | None
     micro_batch_size: int | None
 
+    host_keys: tuple[str, ...] = ("index",)
+    """Entries of a batch that stay on the CPU."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "configure_optimizers" in vars(cls):
             cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
-
-    host_keys: tuple[str, ...] = ("index",)
-    """Entries of a batch that stay on the CPU."""
+        for name, own in (_BEFORE | _AFTER).items():
+            hook = getattr(cls, name)
+            if not hasattr(hook, "has_own_part"):
+                setattr(cls, name, _with_own_part(name, hook, own, name in _AFTER))
 
     def __init__(self) -> None:
         super().__init__()
+        self._hooks_running: set[str] = set()
         self.automatic_optimization = False
         self.multipliers = Multipliers(0)
         self.multiplier_folder: str | None = None
@@ -94,28 +132,24 @@ class ManualOptimization(LightningModule):
         self._fingerprint: str | None = None
         self._restored: dict[str, Any] | None = None
         self._total_steps: int | None = None
+        self._factors: Callable[[int], float] | None = None
 
     @abstractmethod
-    def _close_window(self) -> None:
+    def _dual_step(self) -> None:
         """Takes the dual step that is still due, if any."""
 
     # Around the fit -----------------------------------------------------------------------------
 
-    def setup(self, stage: str) -> None:
+    def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
-        self._use_whole_checkpoints()
-
-    def _use_whole_checkpoints(self) -> None:
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
-    def on_train_start(self) -> None:
-        self._use_whole_checkpoints()  # Also where a task has a setup() of its own.
-        self._refuse_hidden_gradients()
-        self._total_steps = self._count_steps()
-        dataset = self._training_set()
+    def _start_training(self) -> None:
+        check_strategy(self)
+        self._total_steps, self._factors = total_steps(self), None
+        dataset = training_set(self)
         if dataset is not None:
-            self._refuse_repeating_sampler()
             self._claim_multipliers(dataset)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
@@ -123,50 +157,20 @@ class ManualOptimization(LightningModule):
         if isinstance(loader, ResumableDataLoader):
             loader.limit = min(len(loader), self.trainer.num_training_batches)
         if self._restored is not None:
-            self._restore_chance(self._restored["random_states"])
-
-    def _refuse_hidden_gradients(self) -> None:
-        """Strategies under which the gradient's norm, or the sum over ranks, would be wrong."""
-        strategy = self.trainer.strategy
-        if isinstance(strategy, FSDPStrategy):
-            raise TrainingError(
-                "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's "
-                "norm only. Use ModelParallelStrategy and fully_shard in configure_model."
-            )
-        if isinstance(strategy, DeepSpeedStrategy) and (
-            self.gradient_clip_val is not None or self.micro_batch_size is not None
-        ):
-            raise TrainingError(
-                "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own "
-                "configuration, and leave gradient_clip_val and micro_batch_size out."
-            )
-        if not isinstance(strategy, ModelParallelStrategy):
-            return
-        if strategy.distributed_sampler_kwargs["num_replicas"] != self.trainer.world_size:
-            raise TrainingError(
-                "Tensor parallelism: every rank must have samples of its own. Set "
-                f"data_parallel_size={self.trainer.world_size} and tensor_parallel_size=1."
-            )
-        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        alone = [name for name, p in trained if not isinstance(p, DTensor)]
-        if alone:
-            raise TrainingError(
-                f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
-                "nothing adds up their gradients over the ranks. Shard the module that holds them "
-                "too, with fully_shard in configure_model."
-            )
+            self._restore_random_state(self._restored["random_states"])
+        self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
 
     def _weights_are_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
-    def _restore_chance(self, states: list[Any]) -> None:
+    def _restore_random_state(self, states: list[Any]) -> None:
         """Puts the random state back where it stood, unless the number of ranks is another now."""
         if len(states) != self.trainer.world_size:
             return
         try:
             restore_random_state(states[self.global_rank], self.device)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise _damaged(f"random state of rank {self.global_rank}") from error
+            raise damaged(f"random state of rank {self.global_rank}") from error
         loop: Any = self.trainer.fit_loop
         batches = loop.epoch_loop
         new_epoch = loop.resumed_on_epoch_end or (
@@ -208,10 +212,10 @@ class ManualOptimization(LightningModule):
         if self.multiplier_folder is not None:
             self.trainer.strategy.barrier()
 
-    def on_train_epoch_start(self) -> None:
+    def _start_epoch(self) -> None:
         self._taken_this_epoch = self._skipped_this_epoch = 0
 
-    def on_train_epoch_end(self) -> None:
+    def _end_epoch(self) -> None:
         if self._is_counted_twice():
             return
         if self._skipped_this_epoch and not self._taken_this_epoch:
@@ -235,50 +239,12 @@ class ManualOptimization(LightningModule):
         progress.total.processed -= surplus
         return surplus > 0
 
-    def on_train_end(self) -> None:
-        self._close_window()
+    def _end_training(self) -> None:
+        self._dual_step()
 
-    def on_fit_end(self) -> None:
-        self._close_window()  # Still open if the run was resumed at its end.
+    def _end_fit(self) -> None:
+        self._dual_step()  # Still open if the run was resumed at its end.
         self._restored = None
-
-    def _training_set(self) -> Any:
-        """The data set behind the training loader; None if no multiplier belongs to a sample."""
-        dataset = getattr(self.trainer.train_dataloader, "dataset", None)
-        if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-            return dataset
-        if any(f.scope == "sample" for f in self.formulations.values()):
-            raise TrainingError(
-                "Multipliers per sample need a training DataLoader over one map-style data set "
-                f"with a length, got {type(dataset).__name__}. Load the data into one."
-            )
-        return None
-
-    def _refuse_repeating_sampler(self) -> None:
-        loader: Any = self.trainer.train_dataloader
-        uneven = len(loader.dataset) % self.trainer.world_size
-        if uneven and not isinstance(loader.sampler, PointwiseSampler):
-            raise TrainingError(
-                f"{len(loader.dataset)} samples over {self.trainer.world_size} ranks: a "
-                f"{type(loader.sampler).__name__} would repeat some and step their multipliers "
-                "twice. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
-            )
-
-    def _count_steps(self) -> int | None:
-        """Batches of the whole run, from the loader; ``estimated_stepping_batches`` would set the
-        loaders up too early for a mid-epoch resume."""
-        trainer = self.trainer
-        limits: list[float] = [trainer.max_steps] if trainer.max_steps not in (None, -1) else []
-        if trainer.max_epochs not in (None, -1):
-            limits.append(trainer.max_epochs * trainer.num_training_batches)
-        if not limits or math.isinf(min(limits)):
-            if self.optimization.schedule != "constant" or self.optimization.warmup_ratio:
-                raise TrainingError(
-                    "A schedule needs an end: set max_epochs or max_steps, or take "
-                    'schedule="constant" without a warm-up.'
-                )
-            return None
-        return int(min(limits))
 
     def _resume_within_epoch(self, batch_idx: int) -> None:
         """On the first step after a resume: the loader must stand where it stood."""
@@ -315,7 +281,7 @@ class ManualOptimization(LightningModule):
 
     # Checkpoints --------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def _save_state(self, checkpoint: dict[str, Any]) -> None:
         states: list[Any] = [random_state(self.device)]
         if self.trainer.world_size > 1:
             states = states * self.trainer.world_size
@@ -336,14 +302,8 @@ class ManualOptimization(LightningModule):
             "random_states": states,
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint.get(STATE_KEY)
-        if state is None:
-            raise TrainingError(
-                f"This checkpoint was not written by a PointwiseModule: it has no {STATE_KEY!r} "
-                "entry, so no multipliers. Load its weights into the model instead."
-            )
-        _refuse_damaged(state)
+    def _load_state(self, checkpoint: dict[str, Any]) -> None:
+        state = validated_state(checkpoint)
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         unknown = sorted(set(state["multipliers"]).difference(self.formulations))
         if resuming and unknown:
@@ -378,13 +338,25 @@ class ManualOptimization(LightningModule):
             weight_decay=settings.weight_decay,
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: settings.factor(step, self._total_steps)
-        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._factor(step))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    def _factor(self, step: int) -> float:
+        """Of the peak learning rate; before the number of steps is known, step 0's."""
+        if self._total_steps is None:
+            return 0.0 if self.optimization.warmup_ratio else 1.0
+        if self._factors is None:
+            self._factors = self.optimization.factors(self._total_steps)
+        return self._factors(step)
+
+    def _step_schedulers_after_batch(self) -> None:
+        self._step_schedulers("step", plateau=False)
+        self._step_schedulers("step", plateau=True)
+        if self.trainer.is_last_batch:
+            self._step_schedulers("epoch", plateau=False)
 
     def _step_schedulers(self, interval: str, plateau: bool) -> None:
         """Steps the schedulers declared for this interval, which Lightning leaves to the module.
@@ -433,6 +405,19 @@ class ManualOptimization(LightningModule):
             )
         return optimizers
 
+    def _clip_gradient(self) -> Tensor:
+        """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        # Under float16 the gradients carry the scaler's factor until its step: so does the bound.
+        scaler = self._gradient_scaler()
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if self.gradient_clip_val is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
+        return norm / scale
+
     def _gradient_scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
@@ -462,31 +447,15 @@ class ManualOptimization(LightningModule):
             log.warning(message)
 
 
-def _refuse_damaged(state: Any) -> None:
-    for key, kinds in _ENTRIES.items():
-        if not isinstance(state, dict) or key not in state or type(state[key]) not in kinds:
-            raise _damaged(repr(key))
-    sequence = (list, tuple)
-    for entry in state["window"]:
-        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
-            raise _damaged("'window'")
-    visits = [visit for _, visited in state["window"] for visit in visited.values()]
-    if not all(isinstance(visit, sequence) for visit in visits):
-        raise _damaged("'window'")
-    if not all(isinstance(e, Tensor) for e in [*state["thresholds"].values(), *chain(*visits)]):
-        raise _damaged("'window' or 'thresholds'")
-    for threshold in state["thresholds"].values():
-        if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
-            raise _damaged("'thresholds'")
-
-
-def _damaged(what: str) -> TrainingError:
-    return TrainingError(
-        f"This checkpoint's {STATE_KEY!r} entry has no usable {what}: it is damaged, or of another "
-        "version of pl-pointwise. Resume from another one, or load its weights only."
-    )
-
-
 def _monitor(scheduler: Any) -> str:
     """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
     return getattr(scheduler, "monitor", None) or ""
+
+
+def connected_zero(module: LightningModule) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    total = torch.zeros((), device=module.device)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            total = total + (parameter * 0).sum()
+    return total

@@ -1,22 +1,18 @@
 """How violations are distributed: mean, max, share violated, CVaR, quantiles, the empirical CDF.
 
-Functions first; the classes below them accumulate over batches and ranks. A violation
-``v ≤ 0`` is satisfied. The values of a vector-valued constraint are pooled: each (sample, element)
-counts once. NaN in, NaN out, in every statistic: a value that is not a number neither satisfies nor
-violates. Of no values at all, every statistic is NaN. Half precision is computed in float32.
+A violation ``v ≤ 0`` is satisfied. The values of a vector-valued constraint are pooled: each
+(sample, element) counts once. NaN in, NaN out, in every statistic: a value that is not a number
+neither satisfies nor violates. Of no values at all, every statistic is NaN. Half precision is
+computed in float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
-from torchmetrics.utilities.distributed import gather_all_tensors
 
 
 def pool(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -131,7 +127,7 @@ def share_violated(values: Tensor) -> Tensor:
 
 
 def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tensor]:
-    """All the figures reported for one constraint.
+    """All the statistics reported for one constraint.
 
     values: violations, any shape, pooled.
     level: of the CVaR; its key carries the percentile, ``cvar95`` for 0.95.
@@ -151,156 +147,6 @@ def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tenso
         "violated": share_violated(values),
         f"cvar{100 * level:g}": cvar(values, level),
     }
-
-
-class PooledMetric(Metric):
-    """Keeps every value it is given, over all ranks; what it computes of them a subclass says.
-
-    All of them, because CVaR, quantiles and CDF of a whole pass are no mean over its batches. Ranks
-    may have seen different numbers of values, none included.
-    """
-
-    full_state_update = False
-    higher_is_better: bool | None = False
-    is_differentiable = False
-    values: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("values", default=[], dist_reduce_fx="cat")
-
-    @property
-    def update_called(self) -> bool:
-        """Always True: of no values the statistics are NaN, which compute() need not warn about."""
-        return True
-
-    def update(self, violations: Tensor, mask: Tensor | None = None) -> None:
-        """Add the violations of one batch; arguments as in :func:`pool`.
-
-        Under a sampler that pads ranks to equal length, mask the padded rows out.
-        """
-        self.values.append(pool(violations.detach(), mask).clone())
-
-    def pooled(self) -> Tensor:
-        """(n,), the values of all ranks in rank order. A collective: every rank calls it."""
-        with self.sync_context():
-            return self.row()
-
-    def row(self) -> Tensor:
-        """(n,), the values this rank holds: its own, or within ``compute`` those of all ranks."""
-        # A list of rows or, after a sync, one row.
-        return dim_zero_cat(self.values) if len(self.values) else torch.empty(0, device=self.device)
-
-    def _sync_dist(
-        self,
-        dist_sync_fn: Callable[..., list[Tensor]] = gather_all_tensors,
-        process_group: Any | None = None,
-    ) -> None:
-        """One dtype on all ranks before they gather: an empty one does not know the others'."""
-        row = self.row()
-        double = torch.tensor([row.dtype == torch.float64], dtype=torch.uint8, device=row.device)
-        doubles = dist_sync_fn(double, group=process_group or self.process_group)
-        self.values = [row.double() if any(flag.item() for flag in doubles) else row]
-        super()._sync_dist(dist_sync_fn, process_group)
-
-
-class ViolationStatistics(PooledMetric):
-    """:func:`violation_statistics` of everything seen since the last reset, over all ranks.
-
-    Args:
-        level: of the CVaR.
-
-    >>> metric = ViolationStatistics()
-    >>> metric.update(torch.tensor([[-1.0, 2.0], [0.0, 9.0]]), torch.tensor([True, False]))
-    >>> metric.update(torch.tensor([[4.0, 0.0]]))
-    >>> metric.compute()["max"], metric.pooled()
-    (tensor(4.), tensor([-1.,  2.,  4.,  0.]))
-    """
-
-    def __init__(self, level: float = 0.95) -> None:
-        super().__init__()
-        _check(level)
-        self.level = level
-
-    def compute(self) -> dict[str, Tensor]:
-        """The dict of :func:`violation_statistics`, equal on every rank."""
-        return violation_statistics(self.row(), self.level)
-
-
-class ViolationCVaR(PooledMetric):
-    """:func:`cvar` of everything seen since the last reset, over all ranks.
-
-    Args:
-        level: fraction in [0, 1].
-
-    >>> metric = ViolationCVaR(0.5)
-    >>> metric(torch.tensor([1.0, 2.0, 3.0]))
-    tensor(2.5000)
-    """
-
-    def __init__(self, level: float = 0.95) -> None:
-        super().__init__()
-        _check(level)
-        self.level = level
-
-    def compute(self) -> Tensor:
-        """A scalar, in the units of the violation."""
-        return cvar(self.row(), self.level)
-
-
-class ViolationShare(PooledMetric):
-    """:func:`share_violated` of everything seen since the last reset, over all ranks.
-
-    >>> ViolationShare()(torch.tensor([-1.0, 0.0, 0.1, 2.0]))
-    tensor(0.5000)
-    """
-
-    def compute(self) -> Tensor:
-        """A scalar in [0, 1]."""
-        return share_violated(self.row())
-
-
-class ViolationCDF(PooledMetric):
-    """:func:`empirical_cdf` of everything seen since the last reset, over all ranks.
-
-    Args:
-        points: the t at which F(t) is taken, any shape.
-
-    >>> ViolationCDF([-2.0, 0.0])(torch.tensor([-1.0, 0.0, 0.0, 2.0]))
-    tensor([0.0000, 0.7500])
-    """
-
-    higher_is_better = True
-
-    def __init__(self, points: Tensor | Sequence[float]) -> None:
-        super().__init__()
-        self.points = torch.as_tensor(points)
-
-    def compute(self) -> Tensor:
-        """The shape of ``points``, each in [0, 1]."""
-        row = self.row()
-        return empirical_cdf(row, self.points.to(row.device))
-
-
-class ViolationQuantiles(PooledMetric):
-    """:func:`quantiles` of everything seen since the last reset, over all ranks.
-
-    Args:
-        at: the p, fractions in [0, 1], any shape.
-
-    >>> ViolationQuantiles([0.0, 0.5])(torch.arange(5.0))
-    tensor([0., 2.])
-    """
-
-    def __init__(self, at: Tensor | Sequence[float]) -> None:
-        super().__init__()
-        self.at = torch.as_tensor(at, dtype=torch.float64)
-        for fraction in self.at.flatten().tolist():
-            _check(fraction)
-
-    def compute(self) -> Tensor:
-        """The shape of ``at``, in the units of the violation."""
-        return quantiles(self.row(), self.at)
 
 
 def _check(level: float) -> None:

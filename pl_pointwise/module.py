@@ -1,49 +1,50 @@
-"""The base module: one training step as the algorithm. Around it: ``manual_optimization.py``."""
+"""The base module: what a task writes, then one training step as the algorithm.
+
+Around the step (schedulers, checkpoints, the start and end of a fit): ``manual_optimization.py``.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
+from .batch_statistic import Slope
+from .batch_terms import BatchTerms
+from .checkpoints import formulations_from, from_plain, replayed_random_state
 from .data import PADDING, take_rows
 from .errors import DataError
-from .evaluation import Evaluated, gather
-from .formulations import Constraint, Formulation, formulation_from
-from .manual_optimization import ManualOptimization
-from .metrics import violation_statistics
+from .evaluation import Evaluation, SampleViolations, stages_of
+from .formulations import BatchFormulation, Constraint, Formulation
+from .manual_optimization import ManualOptimization, connected_zero
 from .optimizers import Training
-from .state import from_plain, replayed_random_state
 from .step import (
     OBJECTIVE,
     DualStep,
-    Found,
+    Measured,
     MicroBatch,
-    Price,
-    Record,
-    anchored,
-    carriers,
-    checked,
-    complete_members,
-    largest,
+    Terms,
+    carries,
+    complete_masks,
+    index_of,
     last_visits,
-    oriented,
+    non_finite_values,
     pack,
+    pieces_of,
     require_names,
-    side_means,
+    running_statistics,
+    stand_in,
     unpack,
+    validate_values,
+    violations_and_mask,
     weights,
-    widest,
+    without_samples,
 )
 
 
@@ -86,12 +87,12 @@ class PointwiseModule(ManualOptimization):
 
     Attributes:
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
-            :class:`~pl_pointwise.formulations.Average` and the other figures of the batch.
+            :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations: after ``validate`` and ``test``, by stage and constraint, all values of that
             pass, 1-D on the CPU.
         evaluated: the same, sample by sample.
-        record: what the last training step found, for all ranks; None before the first.
+        measured: what the last training step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
 
@@ -114,7 +115,7 @@ class PointwiseModule(ManualOptimization):
         require_names("evaluation_constraints", evaluation_constraints or {}, constraints)
         self.constraints = dict(constraints)
         self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
-        self.formulations = _per_constraint(formulation, self.constraints)
+        self.formulations = formulations_from(formulation, self.constraints)
         training = from_plain(Training, training or Training())
         self.optimization = training.optimization
         self.micro_batch_size = training.micro_batch_size
@@ -124,11 +125,11 @@ class PointwiseModule(ManualOptimization):
         self.multiplier_folder = training.multiplier_folder
 
         self.violations: dict[str, dict[str, Tensor]] = {}
-        self.evaluated: dict[str, dict[str, Evaluated]] = {}
-        self.record: Record | None = None
+        self.evaluated: dict[str, dict[str, SampleViolations]] = {}
+        self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self._columns: dict[str, int] = {}
-        self._evaluations: dict[str, _Evaluation] = {}
+        self._evaluations: dict[str, Evaluation] = {}
 
     # What a task writes -------------------------------------------------------------------------
 
@@ -182,261 +183,168 @@ class PointwiseModule(ManualOptimization):
 
     # The training step --------------------------------------------------------------------------
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """One step of the weights and one of the batch's multipliers.
+
+        Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
+        """
         self._resume_within_epoch(batch_idx)
-        micros = self._micro_batches(batch)
-        counts = self._member_counts(micros)
-        record = self._collect(*self._forward_backward(micros, counts))
-        poisoned = record.poisoned()
-        if poisoned.any():
-            self._name_poisoned(record, poisoned)
-        if poisoned.any() or not math.isfinite(record.gradient_norm):
-            # A copy that only fills up a rank spoils the gradient as its sample does.
-            poisoned |= record.index == PADDING
-        if poisoned.any():
-            norm = self._step_without(micros, counts, record, poisoned)
-            record = record.rows(~poisoned, gradient_norm=norm)
-        self.record, self.dual_steps = record, {}
-        if self._may_step(record):
+        micro_batches = self._micro_batches(batch)
+        counts = self._counts(micro_batches)
+        measured = self._measure(micro_batches, counts)
+        measured = self._without_non_finite(measured, micro_batches, counts)
+        self.measured, self.dual_steps = measured, {}
+        if self._may_step(measured):
             self._primal_step()
-            self._dual_step(record)
-            self._threshold_step(record)
-        self._log_running(record)
-        self._step_schedulers("step", plateau=False)
-        self._step_schedulers("step", plateau=True)
-        if self.trainer.is_last_batch:
-            self._step_schedulers("epoch", plateau=False)
+            self._note_visits(measured)
+            if len(self._window) >= self.primal_steps:
+                self._dual_step()
+        self._log_step(measured)
+        self._step_schedulers_after_batch()
+        return torch.tensor(measured.lagrangian)
 
     def _micro_batches(self, batch: Any) -> list[MicroBatch]:
-        micros = []
-        for piece in _pieces(batch):
-            index = _index(piece)
+        """The batch in pieces of ``micro_batch_size``, each with the masks of its terms."""
+        micro_batches = []
+        for piece in pieces_of(batch):
+            index = index_of(piece)
             size = self.micro_batch_size or len(index)
             if size >= len(index):
-                micros.append(self._micro_batch(piece, index))
+                micro_batches.append(self._micro_batch(piece, index))
                 continue
             for rows in torch.arange(len(index)).split(size):
-                micros.append(self._micro_batch(self.select(piece, rows), index[rows]))
-        return micros
+                micro_batches.append(self._micro_batch(self.select(piece, rows), index[rows]))
+        return micro_batches
 
     def _micro_batch(self, batch: Any, index: Tensor) -> MicroBatch:
         names = [OBJECTIVE, *self.constraints]
-        members = self.membership(batch)
-        require_names("membership()", members, names)
-        return MicroBatch(batch, index, complete_members(members, names, index, self.device))
+        masks = self.membership(batch)
+        require_names("membership()", masks, names)
+        return MicroBatch(batch, index, complete_masks(masks, names, index, self.device))
 
-    def _member_counts(self, micros: list[MicroBatch]) -> dict[str, Tensor]:
+    def _counts(self, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
         """How many samples of the step carry each term, over all ranks, before any forward."""
         names = [OBJECTIVE, *self.constraints]
         counts = torch.zeros(len(names), dtype=torch.float32, device=self.device)
-        for micro in micros:
-            counts += torch.stack([carriers(micro.members[name]).sum() for name in names])
+        for micro in micro_batches:
+            counts += torch.stack([carries(micro.masks[name]).sum() for name in names])
         counts = self._over_ranks(counts, "sum")
         return dict(zip(names, counts.clamp(min=1).unbind(), strict=True))
 
+    # Forward and backward -----------------------------------------------------------------------
+
+    def _measure(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> Measured:
+        """Accumulates the step's gradient; one gather and one copy bring what was measured.
+
+        Every rank's batch has the same number of rows: samplers of several ranks pad.
+        """
+        packed, norm = self._forward_backward(micro_batches, counts)
+        rows = torch.cat(packed)
+        if self.trainer.world_size > 1:
+            rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
+        flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
+        per_sample = [name for name, f in self.formulations.items() if f.scope == "sample"]
+        return unpack(flat[:-1].view(rows.shape), self._columns, per_sample, float(flat[-1]))
+
     def _forward_backward(
-        self, micros: list[MicroBatch], counts: dict[str, Tensor]
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> tuple[list[Tensor], Tensor]:
         """Accumulates the step's gradient, which only the last micro-batch synchronises; clips it.
 
         Returns: the packed rows of each micro-batch, and the gradient's norm before clipping.
         """
         self._optimizer().zero_grad()
-        prices = self._prices(micros, counts)
-        found = []
-        for position, micro in enumerate(micros):
-            last = position == len(micros) - 1
+        batch_terms = self._batch_terms()
+        slopes = batch_terms and self._slopes(batch_terms, micro_batches, counts)
+        packed = []
+        for position, micro in enumerate(micro_batches):
+            last = position == len(micro_batches) - 1
             with nullcontext() if last else self._without_gradient_sync():
-                objective, violations, members = self._terms(micro)
-                loss = self._loss(micro.index, objective, violations, members, counts, prices)
+                terms = self._terms(micro)
+                multipliers = self._multiplier_rows(micro.index, terms)
+                loss = self._lagrangian(terms, multipliers, counts)
+                packed.append(pack(micro.index, terms, multipliers, loss))
+                if batch_terms is not None:
+                    slopes = slopes or batch_terms.slopes([terms], counts, self.device)
+                    loss = loss + batch_terms.loss(terms, slopes, counts)
                 # The ranks' gradients are averaged, and the counts are those of all ranks.
                 self.manual_backward(loss * self.trainer.world_size)
-            found.append(pack(micro.index, objective, violations, members))
-        if not micros:  # Every row of this rank was left out, and the others wait for its gradient.
-            self.manual_backward(_connected_zero(self))
-        return found, self._clip_gradient()
+        if not micro_batches:  # All samples of this rank were left out; the others wait for it.
+            self.manual_backward(connected_zero(self))
+        return packed, self._clip_gradient()
 
-    def _terms(self, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Objective (b,), violations (b, sides·K) and members of one micro-batch.
-
-        Float32 or wider; zero where a sample does not carry the term.
-        """
+    def _terms(self, micro: MicroBatch) -> Terms:
         outputs = self(micro.batch)
-        rows = len(micro.index)
-        members = {OBJECTIVE: micro.members[OBJECTIVE]}
-        objective = checked(self.objective(outputs, micro.batch), OBJECTIVE, rows, vector=False)
-        objective = torch.where(members[OBJECTIVE], objective, 0)
-        values = self._constraint_values(outputs, micro.batch, rows)
+        count = len(micro.index)
+        masks = {OBJECTIVE: micro.masks[OBJECTIVE]}
+        objective = self.objective(outputs, micro.batch)
+        objective = validate_values(objective, OBJECTIVE, count, vector=False)
+        objective = torch.where(masks[OBJECTIVE], objective, 0)
+        values = self._constraint_values(outputs, micro.batch, count)
         violations = {}
         for name, constraint in self.constraints.items():
-            violation, carried = oriented(constraint, values[name], micro.members[name], name)
-            violations[name] = torch.where(carried, violation, 0)
-            members[name] = carried
+            violation, masks[name] = violations_and_mask(
+                constraint, values[name], micro.masks[name], name
+            )
+            violations[name] = torch.where(masks[name], violation, 0)
             if self._columns.setdefault(name, violation.shape[1]) != violation.shape[1]:
                 raise DataError(
                     f'Constraint "{name}": {violation.shape[1]} columns in this batch, '
                     f"{self._columns[name]} before. Give the same number in every batch and mark "
                     "missing ones in membership()."
                 )
-        return objective, violations, members
+        return Terms(objective, violations, masks)
 
-    def _constraint_values(self, outputs: Any, batch: Any, rows: int) -> dict[str, Tensor]:
+    def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)
         require_names("constraint_values()", values, self.constraints)
         missing = [name for name in self.constraints if name not in values]
         if missing:
             raise ValueError(f"constraint_values() lacks {', '.join(map(repr, missing))}.")
-        return {name: checked(value, name, rows) for name, value in values.items()}
+        return {name: validate_values(value, name, count) for name, value in values.items()}
 
-    def _loss(
-        self,
-        index: Tensor,
-        objective: Tensor,
-        violations: dict[str, Tensor],
-        members: dict[str, Tensor],
-        counts: dict[str, Tensor],
-        prices: dict[str, Price],
+    def _multiplier_rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:
+        """λ_t of the samples, by constraint, on the violations' device by one asynchronous copy."""
+        found = {}
+        for name, formulation in self.formulations.items():
+            if formulation.scope == "sample":
+                violation = terms.violations[name]
+                rows = self.multipliers.rows(name, index, violation.shape[1])
+                rows = rows.pin_memory() if violation.is_cuda else rows
+                found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
+        return found
+
+    def _lagrangian(
+        self, terms: Terms, multipliers: dict[str, Tensor], counts: dict[str, Tensor]
     ) -> Tensor:
-        """This micro-batch's share of mean ℓ₀ + Σ mean ψ(v, λ)."""
-        loss = objective.sum() / counts[OBJECTIVE]
-        for name, formulation in self._formulations_now().items():
-            violation, carried = violations[name], members[name]
-            sides = self.constraints[name].sides
+        """This micro-batch's share of mean ℓ₀ + Σ mean ψ(v, λ), of every ψ per sample."""
+        loss = terms.objective.sum() / counts[OBJECTIVE]
+        for name, formulation in self.formulations.items():
             if formulation.scope == "batch":
-                price = prices.get(name)
-                if price is None:
-                    found = self._found([(violation.detach(), carried)], counts[name])
-                    anchor = self._anchor(name, formulation, found)
-                    mean = self._mean(name, formulation, found, anchor)
-                    price = self._price(name, formulation, anchor, mean)
-                slope = price.slope.to(violation).repeat_interleave(violation.shape[1] // sides)
-                terms = slope * formulation.inner(anchored(violation, carried, price.anchor))
-            else:
-                multiplier = self._rows(name, formulation, index, violation)
-                if self.order == "dual_first" and formulation.scope == "sample":
-                    multiplier = formulation.ascend(violation.detach(), multiplier)
-                terms = formulation.lagrangian(violation, multiplier)
-            normalised = weights(carried, sides, violation.dtype) / counts[name]
-            loss = loss + (torch.where(carried, terms, 0) * normalised).sum()
+                continue
+            violation, mask = terms.violations[name], terms.masks[name]
+            formulation = formulation.at_epoch(self.current_epoch)
+            multiplier = multipliers.get(name, torch.zeros_like(violation))
+            if self.order == "dual_first":
+                multiplier = formulation.ascend(violation.detach(), multiplier)
+            psi = formulation.lagrangian(violation, multiplier)
+            normalised = weights(mask, self.constraints[name].sides, violation.dtype) / counts[name]
+            loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
         return loss
 
-    def _rows(
-        self, name: str, formulation: Formulation, index: Tensor, violation: Tensor
-    ) -> Tensor:
-        """λ_t of the given samples on the violations' device, by one asynchronous copy."""
-        if formulation.scope == "none":
-            return torch.zeros_like(violation)
-        rows = self.multipliers.rows(name, index, violation.shape[1])
-        if violation.is_cuda:
-            rows = rows.pin_memory()
-        return rows.to(violation.device, violation.dtype, non_blocking=True)
+    # The steps of weights and multipliers -------------------------------------------------------
 
-    def _prices(self, micros: list[MicroBatch], counts: dict[str, Tensor]) -> dict[str, Price]:
-        """What a violation costs under every constraint whose ψ acts on one figure of the batch.
-
-        Where ψ is linear in the batch's mean that is λ. Elsewhere the mean must be known before the
-        first backward pass: with several micro-batches or ranks a pass without gradients finds it,
-        and its random state is replayed afterwards, so that both passes see the same dropout.
-        """
-        formulations = {n: f for n, f in self._formulations_now().items() if f.scope == "batch"}
-        needed = self.order == "dual_first" or not all(f.linear for f in formulations.values())
-        if needed and len(micros) == 1 and self.trainer.world_size == 1:
-            return {}  # The one forward pass that follows knows the mean itself.
-        parts: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in formulations}
-        if formulations and needed:
-            with torch.no_grad(), replayed_random_state(self.device):
-                for micro in micros:
-                    _, violations, members = self._terms(micro)
-                    for name in formulations:
-                        parts[name].append((violations[name], members[name]))
-        prices = {}
-        for name, formulation in formulations.items():
-            found = self._found(parts[name], counts[name], over_ranks=needed)
-            anchor = self._anchor(name, formulation, found)
-            mean = self._mean(name, formulation, found, anchor) if needed else 0 * anchor
-            prices[name] = self._price(name, formulation, anchor, mean)
-        return prices
-
-    def _found(
-        self, parts: list[tuple[Tensor, Tensor]], count: Tensor | int, over_ranks: bool = False
-    ) -> Found:
-        """Of violations and members, (b, sides·K): all rows, or ``over_ranks`` only this one's."""
-        device = parts[0][0].device if parts else self.device
-        present = torch.zeros((), dtype=widest(device), device=device)
-        for _, carried in parts:
-            present = present + carriers(carried).sum()
-        present = self._over_ranks(present, "sum") if over_ranks else present
-        return Found(parts, count, 1 - present / count, over_ranks)
-
-    def _anchor(self, name: str, formulation: Formulation, found: Found) -> Tensor:
-        """The a of v − a of each side, (sides,), where the rows are and in the widest dtype."""
-        sides = self.constraints[name].sides
-        if formulation.anchor != "largest":
-            learned = self.thresholds.get(name, torch.zeros(sides))
-            return learned.reshape(sides).to(found.left_out)
-        anchor = found.left_out.new_full((sides,), -math.inf)
-        for violation, carried in found.parts:
-            anchor = torch.maximum(anchor, largest(violation, carried, sides).to(anchor))
-        anchor = self._over_ranks(anchor, "max") if found.over_ranks else anchor
-        return torch.where(found.left_out > 0, anchor.clamp(min=0), anchor)
-
-    def _mean(self, name: str, formulation: Formulation, found: Found, anchor: Tensor) -> Tensor:
-        """The mean of inner(v − anchor) over the samples of all ranks, (sides,)."""
-        sides, mean = self.constraints[name].sides, torch.zeros_like(anchor)
-        for violation, carried in found.parts:
-            terms = formulation.inner(anchored(violation.to(anchor), carried, anchor))
-            normalised = weights(carried, sides, terms.dtype) / found.count
-            mean = mean + side_means(terms, normalised, sides)
-        mean = self._over_ranks(mean, "sum") if found.over_ranks else mean
-        missing = found.left_out * formulation.inner(-anchor)
-        return mean + torch.where(found.left_out > 0, missing, 0)
-
-    def _price(self, name: str, formulation: Formulation, anchor: Tensor, mean: Tensor) -> Price:
-        """∂ψ/∂mean (sides,) at the mean of inner(v − anchor) over the batch."""
-        multiplier = self.multipliers.scalar(name, len(mean)).to(mean)
-        with torch.enable_grad():
-            mean = mean.detach().requires_grad_()
-            figure = anchor + formulation.outer(mean)
-            if self.order == "dual_first":
-                multiplier = formulation.ascend(figure.detach(), multiplier)
-            (slope,) = torch.autograd.grad(formulation.lagrangian(figure, multiplier).sum(), mean)
-        return Price(anchor, slope)
-
-    def _clip_gradient(self) -> Tensor:
-        """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
-        parameters = [p for p in self.parameters() if p.grad is not None]
-        # Under float16 the gradients carry the scaler's factor until its step: so does the bound.
-        scaler = self._gradient_scaler()
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if self.gradient_clip_val is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
-        return norm / scale
-
-    def _collect(self, found: list[Tensor], norm: Tensor) -> Record:
-        """The rows of all ranks and the gradient's norm, by one gather and one copy to the CPU.
-
-        Every rank's batch has the same number of rows: samplers of several ranks pad.
-        """
-        rows = torch.cat(found)
-        if self.trainer.world_size > 1:
-            rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
-        flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
-        return unpack(flat[:-1].view(rows.shape), self._columns, float(flat[-1]))
-
-    def _may_step(self, record: Record) -> bool:
+    def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
         expected = False
-        if not any(bool(carried.any()) for carried in record.members.values()):
+        if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"
-        elif math.isfinite(record.gradient_norm):
+        elif math.isfinite(measured.gradient_norm):
             return True
         else:
             reason = (
-                f"the norm of the gradient is {record.gradient_norm}, of finite values (perhaps a "
-                "root, logarithm or division at 0, also where membership() masks the value)"
+                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
+                "a root, logarithm or division at 0, also where membership() masks the value)"
             )
             scaler = self._gradient_scaler()
             if scaler is not None:
@@ -447,7 +355,7 @@ class PointwiseModule(ManualOptimization):
         self.skipped_steps += 1
         self._skipped_this_epoch += not expected
         self._warn(
-            f"Step skipped ({self._where()}): {reason}. Neither weights nor multipliers moved; "
+            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
             f"{self.skipped_steps} so far."
         )
         return False
@@ -456,292 +364,189 @@ class PointwiseModule(ManualOptimization):
         self._optimizer().step()
         self._taken_this_epoch += 1
 
-    def _dual_step(self, record: Record) -> None:
-        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others."""
-        self._window.append((self.current_epoch, self._visited(record)))
-        if len(self._window) >= self.primal_steps:
-            self._close_window()
+    def _note_visits(self, measured: Measured) -> None:
+        """Keeps what the dual step needs of this step, by constraint, until it is due.
 
-    def _visited(self, record: Record) -> dict[str, list[Tensor]]:
-        """What the dual step needs of this step, by constraint.
-
-        Scope "sample": index (R,), violation and members (R, sides·K) of the rows that carry the
-        constraint. Scope "batch": the batch's figure (sides,). Nothing where nobody carries it.
+        Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
+        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it.
         """
-        visited: dict[str, list[Tensor]] = {}
+        visits: dict[str, list[Tensor]] = {}
+        batch_terms = self._batch_terms()
         for name, formulation in self.formulations.items():
-            violation, carried = record.violations[name], record.members[name]
-            rows = carried.any(1)
-            if formulation.scope == "none" or not rows.any():
+            violation, mask = measured.violations[name], measured.masks[name]
+            rows = mask.any(1)
+            if not rows.any():
                 continue
             if formulation.scope == "sample":
-                visited[name] = [record.index[rows], violation[rows], carried[rows]]
-            else:
-                found = self._found([(violation, carried)], record.counts[name])
-                anchor = self._anchor(name, formulation, found)
-                mean = self._mean(name, formulation, found, anchor)
-                visited[name] = [anchor + formulation.outer(mean)]
-        return visited
+                multiplier = measured.multipliers[name]
+                visits[name] = [measured.index[rows], violation[rows], mask[rows], multiplier[rows]]
+            elif batch_terms is not None and formulation.scope == "batch":
+                value, psi = batch_terms.visit(name, measured)
+                visits[name] = [value]
+                measured.lagrangian += psi
+        self._window.append((self.current_epoch, visits))
 
-    def _threshold_step(self, record: Record) -> None:
-        """t ← t − threshold_lr · ∂g/∂t at the violations of this step, the same on every rank."""
-        for name, formulation in self.formulations.items():
-            violation, carried = record.violations[name], record.members[name]
-            if formulation.anchor != "threshold" or not carried.any():
-                continue
-            found = self._found([(violation, carried)], record.counts[name])
-            threshold = self._anchor(name, formulation, found).requires_grad_()
-            mean = self._mean(name, formulation, found, threshold)
-            figure = threshold + formulation.outer(mean)
-            (slope,) = torch.autograd.grad(figure.sum(), threshold)
-            stepped = (threshold - formulation.threshold_lr * slope).detach().float()
-            self.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+    def _dual_step(self) -> None:
+        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others.
 
-    def _close_window(self) -> None:
-        """The dual step of every sample visited in the window, at its last visit's violation."""
+        Each at its last visit's violation; a statistic of the batch at its mean over the steps.
+        """
         window, self._window = self._window, []
         for name, declared in self.formulations.items():
-            visits = [visited[name] for _, visited in window if name in visited]
+            visits = [visits[name] for _, visits in window if name in visits]
             if not visits:
                 continue
             formulation = declared.at_epoch(window[-1][0])
             if formulation.scope == "batch":
-                mean = torch.stack([visit[0] for visit in visits]).mean(0)
-                multiplier = self.multipliers.scalar(name, len(mean)).to(mean)
-                stepped = formulation.ascend(mean, multiplier)
+                value = torch.stack([visit[0] for visit in visits]).mean(0)
+                multiplier = self.multipliers.scalar(name, len(value)).to(value)
+                stepped = formulation.ascend(value, multiplier)
                 self.multipliers.write_scalar(name, stepped)
-                everyone = torch.ones_like(mean, dtype=torch.bool)
+                mask = torch.ones_like(value, dtype=torch.bool)
                 self.dual_steps[name] = DualStep(
-                    None, mean[None], everyone[None], multiplier[None], stepped[None]
+                    None, value[None], mask[None], multiplier[None], stepped[None]
                 )
                 continue
-            index, violation, carried = (torch.cat(parts) for parts in zip(*visits, strict=True))
+            index, violation, mask, multiplier = map(torch.cat, zip(*visits, strict=True))
             last = last_visits(index)
-            index, violation, carried = index[last], violation[last], carried[last]
-            multiplier = self.multipliers.rows(name, index, violation.shape[1]).to(violation)
-            stepped = torch.where(carried, formulation.ascend(violation, multiplier), multiplier)
-            self._await_ranks()  # All have read λ_t.
+            index, violation, mask, multiplier = (
+                part[last] for part in (index, violation, mask, multiplier)
+            )
+            stepped = torch.where(mask, formulation.ascend(violation, multiplier), multiplier)
             self.multipliers.write(name, index, stepped)
-            self.dual_steps[name] = DualStep(index, violation, carried, multiplier, stepped)
+            self.dual_steps[name] = DualStep(index, violation, mask, multiplier, stepped)
         self._await_ranks()  # λ_{t+1} stands where all will read it.
 
-    def _formulations_now(self) -> dict[str, Formulation]:
-        return {name: f.at_epoch(self.current_epoch) for name, f in self.formulations.items()}
+    # Constraints on a statistic of the batch (batch_terms.py) -----------------------------------
+
+    def _batch_terms(self) -> BatchTerms | None:
+        """None where every formulation acts on samples."""
+        formulations = {
+            name: formulation.at_epoch(self.current_epoch)
+            for name, formulation in self.formulations.items()
+            if isinstance(formulation, BatchFormulation)
+        }
+        if not formulations:
+            return None
+        dual_first = self.order == "dual_first"
+        return BatchTerms(
+            formulations, self.constraints, self.multipliers, self.thresholds, dual_first
+        )
+
+    def _slopes(
+        self, terms: BatchTerms, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> dict[str, Slope] | None:
+        """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
+
+        With several micro-batches or ranks a pass without gradients finds the mean, and its random
+        state is replayed afterwards, so that both passes see the same dropout.
+        """
+        if terms.linear:
+            return terms.slopes_without_data()
+        if len(micro_batches) == 1 and self.trainer.world_size == 1:
+            return None
+        with torch.no_grad(), replayed_random_state(self.device):
+            found = [self._terms(micro) for micro in micro_batches]
+        return terms.slopes(found, counts, self.device, self._over_ranks)
 
     # Values that are not finite -----------------------------------------------------------------
 
-    def _name_poisoned(self, record: Record, poisoned: Tensor) -> None:
-        self.left_out += int(poisoned.sum())
-        for row in poisoned.nonzero()[:8, 0].tolist():
-            terms = {"Objective": record.objective[row].reshape(1)}
-            terms |= {f'Constraint "{n}"': v[row] for n, v in record.violations.items()}
-            for term, values in terms.items():
-                for value in values[~torch.isfinite(values.float())][:1].tolist():
-                    self._warn(
-                        f"{term}: {value} for sample {int(record.index[row])} ({self._where()}). "
-                        f"Left out of this step; {self.left_out} so far. "
-                        "Inspect that record or lower the learning rate."
-                    )
+    def _without_non_finite(
+        self, measured: Measured, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+    ) -> Measured:
+        """The step computed again without the samples that have a value that is not finite."""
+        bad = measured.non_finite()
+        self.left_out += int(bad.sum())
+        for value in non_finite_values(measured, bad):
+            self._warn(
+                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
+                "Inspect that record or lower the learning rate."
+            )
+        if bad.any() or not math.isfinite(measured.gradient_norm):
+            # A copy that only fills up a rank spoils the gradient as its sample does.
+            bad |= measured.index == PADDING
+        if not bad.any():
+            return measured
+        lagrangian, norm = self._step_without(micro_batches, counts, measured, bad)
+        return measured.keep(~bad, lagrangian, norm)
 
     def _step_without(
         self,
-        micros: list[MicroBatch],
+        micro_batches: list[MicroBatch],
         counts: dict[str, Tensor],
-        record: Record,
-        poisoned: Tensor,
-    ) -> float:
-        """Computes the step again without the poisoned rows; the norm of its gradient.
+        measured: Measured,
+        bad: Tensor,
+    ) -> tuple[float, float]:
+        """Computes the step again without some samples; its Lagrangian and its gradient's norm.
 
         Sharded weights are put together in every forward pass by all ranks, so there a rank needs
-        as many micro-batches as before. NaN where it has not one row left to fill them.
+        as many micro-batches as before. NaN where it has not one sample left to fill them.
         """
-        left = self._without(micros, record.index[poisoned])
+        kept = without_samples(micro_batches, measured.index[bad], self.select)
         if not self._weights_are_sharded():
-            left = [micro for micro in left if len(micro.index)]
-        elif not (~poisoned).view(self.trainer.world_size, -1).any(1).all():
-            self._warn("A rank has no row left, and sharded weights need one on every rank.")
-            return math.nan
+            kept = [micro for micro in kept if len(micro.index)]
+        elif not (~bad).view(self.trainer.world_size, -1).any(1).all():
+            self._warn("A rank has no sample left, and sharded weights need one on every rank.")
+            return math.nan, math.nan
         else:
-            spare = next(micro for micro in left if len(micro.index))
-            left = [micro if len(micro.index) else self._stand_in(spare) for micro in left]
-        return float(self._forward_backward(left, counts)[1])
+            spare = next(micro for micro in kept if len(micro.index))
+            kept = [micro if len(micro.index) else stand_in(spare, self.select) for micro in kept]
+        packed, norm = self._forward_backward(kept, counts)
+        lagrangian = sum((rows[:, 3].sum() for rows in packed), torch.zeros_like(norm).double())
+        return float(self._over_ranks(lagrangian, "sum")), float(norm)
 
-    def _without(self, micros: list[MicroBatch], left_out: Tensor) -> list[MicroBatch]:
-        """The micro-batches without the samples ``left_out``; some may have no row any more."""
-        kept = []
-        for micro in micros:
-            keep = ~torch.isin(micro.index, left_out)
-            if keep.all() or not keep.any():
-                batch = micro.batch if keep.any() else None
-                kept.append(MicroBatch(batch, micro.index[keep], micro.members))
-                continue
-            rows = keep.nonzero()[:, 0]
-            members = {n: m[rows.to(m.device)] for n, m in micro.members.items()}
-            kept.append(MicroBatch(self.select(micro.batch, rows), micro.index[rows], members))
-        return kept
-
-    def _stand_in(self, micro: MicroBatch) -> MicroBatch:
-        """A micro-batch of one row that counts nowhere."""
-        members = {name: torch.zeros_like(m[:1]) for name, m in micro.members.items()}
-        batch = self.select(micro.batch, torch.tensor([0]))
-        return MicroBatch(batch, torch.tensor([PADDING]), members)
-
-    def _where(self) -> str:
+    def _when(self) -> str:
         return f"train, epoch {self.current_epoch}, step {self.global_step}"
 
-    # Logging ------------------------------------------------------------------------------------
+    # Logging and evaluation ---------------------------------------------------------------------
 
-    def _log_running(self, record: Record) -> None:
+    def _log_step(self, measured: Measured) -> None:
         """``running/…``: this batch's values, taken while the weights move."""
-        carried = record.members[OBJECTIVE]
-        shown = {}
-        if carried.any():
-            shown["objective"] = record.objective[carried].mean()
-            self.log("running/objective", shown["objective"])
-        by_name = {n: record.violations[n][record.members[n]] for n in self.constraints}
-        for name, values in by_name.items():
-            if len(values):
-                statistics = violation_statistics(values)
-                self.log_dict({f"running/{name}/{key}": value for key, value in statistics.items()})
-        pooled = torch.cat(list(by_name.values())) if by_name else torch.empty(0)
-        if len(pooled):
-            statistics = violation_statistics(pooled)
-            shown |= {key: statistics[key] for key in ("cvar95", "violated")}
-        self.log_dict(shown, prog_bar=True, logger=False)
-        self.log("running/gradient_norm", record.gradient_norm)
-        self.log("running/left_out", float(self.left_out))
-        self.log("running/skipped_steps", float(self.skipped_steps))
-
-    # Evaluation: no multiplier is read, none moves ----------------------------------------------
+        shown = running_statistics(measured)
+        by_bar = {
+            key: shown.pop(key) for key in ("objective", "cvar95", "violated") if key in shown
+        }
+        self.log_dict(by_bar, prog_bar=True, logger=False)
+        shown |= {"left_out": float(self.left_out), "skipped_steps": float(self.skipped_steps)}
+        self.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(_stages("val", self.trainer.val_dataloaders)[dataloader_idx], batch)
+        self._evaluate(stages_of("val", self.trainer.val_dataloaders)[dataloader_idx], batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(_stages("test", self.trainer.test_dataloaders)[dataloader_idx], batch)
+        self._evaluate(stages_of("test", self.trainer.test_dataloaders)[dataloader_idx], batch)
 
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
-
-    def on_validation_epoch_start(self) -> None:
-        self._start_evaluations(_stages("val", self.trainer.val_dataloaders))
-
-    def on_test_epoch_start(self) -> None:
-        self._start_evaluations(_stages("test", self.trainer.test_dataloaders))
-
-    def on_validation_epoch_end(self) -> None:
-        self._log_evaluations()
-
-    def on_test_epoch_end(self) -> None:
-        self._log_evaluations()
-
-    def _start_evaluations(self, stages: list[str]) -> None:
+    def _start_evaluations(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
+        testing = self.trainer.testing
+        loaders = self.trainer.test_dataloaders if testing else self.trainer.val_dataloaders
         self._evaluations = {
-            stage: _Evaluation(
-                MeanMetric(nan_strategy="disable").to(self.device),  # NaN in, NaN out.
-                {name: [] for name in self.constraints},
-                {name: m.to(self.device) for name, m in self.evaluation_metrics().items()},
-            )
-            for stage in stages
+            stage: Evaluation(self.evaluation_constraints, self.evaluation_metrics(), self.device)
+            for stage in stages_of("test" if testing else "val", loaders)
         }
 
     def _evaluate(self, stage: str, batch: Any) -> None:
+        """Adds a batch of an evaluated data set: no multiplier is read, none moves."""
         evaluation = self._evaluations[stage]
-        for piece in _pieces(batch):
-            micro = self._micro_batch(piece, _index(piece))
-            rows = len(micro.index)
+        for piece in pieces_of(batch):
+            micro = self._micro_batch(piece, index_of(piece))
+            count = len(micro.index)
             outputs = self(piece)
-            objective = checked(self.objective(outputs, piece), OBJECTIVE, rows, vector=False)
-            evaluation.objective.update(objective[micro.members[OBJECTIVE]])
-            values = self._constraint_values(outputs, piece, rows)
+            objective = self.objective(outputs, piece)
+            objective = validate_values(objective, OBJECTIVE, count, vector=False)
+            mask = micro.masks[OBJECTIVE]
+            evaluation.objective.update(micro.index, objective[:, None], mask[:, None])
+            values = self._constraint_values(outputs, piece, count)
             for name, constraint in self.evaluation_constraints.items():
-                violation, carried = oriented(constraint, values[name], micro.members[name], name)
-                part = Evaluated(micro.index, violation.detach(), carried)
-                evaluation.violations[name].append(part)
+                found = violations_and_mask(constraint, values[name], micro.masks[name], name)
+                evaluation.violations[name].update(micro.index, *found)
             real = (micro.index >= 0).to(self.device)
             self.update_evaluation_metrics(evaluation.task, outputs, piece, real, stage)
 
     def _log_evaluations(self) -> None:
-        """``stage/objective``, ``stage/constraint/statistic``, ``stage/metric``: full passes."""
         self.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
-            results = {}
-            with evaluation.objective.sync_context():
-                carried = bool(evaluation.objective.weight > 0)
-            if carried:  # What no sample of a data set carries is not reported of it.
-                results[f"{stage}/objective"] = evaluation.objective.compute()
-            self.violations[stage], self.evaluated[stage] = {}, {}
-            for name, batches in evaluation.violations.items():
-                found = gather(batches, self.evaluation_constraints[name].sides)
-                if not len(found.pooled()):
-                    continue
-                self.violations[stage][name] = found.pooled()
-                self.evaluated[stage][name] = found
-                for statistic, value in violation_statistics(found.pooled()).items():
-                    results[f"{stage}/{name}/{statistic}"] = value
-            for name, metric in evaluation.task.items():
-                if metric.update_called:  # Else it is one for other data sets.
-                    results[f"{stage}/{name}"] = metric.compute()
-            self.log_dict(results, add_dataloader_idx=False)
+            shown, self.evaluated[stage] = evaluation.results(stage)
+            self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
+            self.log_dict(shown, add_dataloader_idx=False)
         self._evaluations = {}
-
-
-@dataclass
-class _Evaluation:
-    """The running figures of one evaluated data set."""
-
-    objective: MeanMetric
-    violations: dict[str, list[Evaluated]]
-    task: dict[str, Metric]
-
-
-def _per_constraint(
-    formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
-) -> dict[str, Formulation]:
-    """The formulation of every constraint by name; empty for plain training."""
-    if formulation is None:
-        return {}
-    if isinstance(formulation, Formulation) or "class_path" in formulation:
-        one = formulation_from(formulation)
-        return {name: one for name in constraints if one is not None}
-    require_names("formulation", formulation, constraints)
-    missing = [name for name in constraints if name not in formulation]
-    if missing:
-        raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
-    built = {name: formulation_from(config) for name, config in formulation.items()}
-    return {name: one for name, one in built.items() if one is not None}
-
-
-def _pieces(batch: Any) -> list[Any]:
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
-
-
-def _index(batch: Any) -> Tensor:
-    """(B,) on the CPU."""
-    index = batch.get("index") if isinstance(batch, Mapping) else None
-    if not isinstance(index, Tensor) or index.dim() != 1:
-        raise DataError(
-            'A batch needs "index", the position of each sample in its data set, as a tensor (B,): '
-            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule."
-        )
-    return index.cpu()
-
-
-def _stages(stage: str, loaders: Any) -> list[str]:
-    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
-    if isinstance(loaders, Mapping):
-        return list(loaders)
-    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
-        return [f"{stage}{number}" for number in range(len(loaders))]
-    return [stage]
-
-
-def _connected_zero(module: LightningModule) -> Tensor:
-    """Zero, with a zero gradient for every trainable parameter."""
-    total = torch.zeros((), device=module.device)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            total = total + (parameter * 0).sum()
-    return total

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal
 
+import torch
+
 
 @dataclass
 class Optimization:
@@ -25,19 +27,19 @@ class Optimization:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: float = 0.0
 
-    def factor(self, step: int, total_steps: int | None) -> float:
-        """What the peak is multiplied by at a step; before ``total_steps`` is known, step 0's."""
-        if total_steps is None:
-            return 0.0 if self.warmup_ratio > 0 else 1.0
-        warmup = math.ceil(self.warmup_ratio * total_steps)
-        if step < warmup:
-            return step / warmup
-        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-        if self.schedule == "linear":
-            return 1.0 - progress
-        if self.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
-        return 1.0
+    def factors(self, total_steps: int) -> Callable[[int], float]:
+        """What the peak is multiplied by at each step, as ``transformers.get_scheduler`` has it."""
+        from transformers import get_scheduler  # Takes seconds, which a module without needs not.
+
+        name = "constant_with_warmup" if self.schedule == "constant" else self.schedule
+        scheduler = get_scheduler(
+            name,
+            torch.optim.SGD([torch.zeros(())], lr=1.0),  # Its own is stepped elsewhere.
+            num_warmup_steps=math.ceil(self.warmup_ratio * total_steps),
+            num_training_steps=total_steps,
+        )
+        factors: Callable[[int], float] = scheduler.lr_lambdas[0]
+        return factors
 
 
 @dataclass

@@ -1,86 +1,82 @@
-"""The terms of one step as tensors: who carries them, how they are averaged, what they came to.
+"""The data of one step: micro-batches, the masks of their terms, and what the step measured.
 
-Shapes: b rows in a micro-batch, R rows in the whole step over all ranks, K columns of a
+Shapes: b samples in a micro-batch, R samples in the whole step over all ranks, K columns of a
 vector-valued constraint (1 for a scalar one), ``sides`` 2 for an interval and else 1. The columns
 of an interval are the upper side's K, then the lower side's K.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .data import PADDING
 from .errors import DataError
 from .formulations import Constraint
+from .metrics import violation_statistics
 
 OBJECTIVE = "objective"
+
+Select = Callable[[Any, Tensor], Any]
+"""The given rows of a batch."""
 
 
 @dataclass
 class MicroBatch:
-    """A piece of the step's batch: b rows, forwarded and differentiated together."""
+    """A piece of the step's batch: b samples, forwarded and differentiated together."""
 
     batch: Any
     index: Tensor  # (b,) on the CPU, −1 for padding
-    members: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
+    masks: dict[str, Tensor]  # bool (b,) or (b, K) per term, padding excluded
 
 
 @dataclass
-class Found:
-    """The violations of one constraint that stand for the batch: a step's, or one rank's part."""
+class Terms:
+    """Objective and violations of a micro-batch: float32 or wider, zero where the mask is False."""
 
-    parts: list[tuple[Tensor, Tensor]]  # violations and who carries them, (b, sides·K) both
-    count: Tensor | int  # samples that carry it, over all ranks, those left out included
-    left_out: Tensor  # share of the count that was left out; such a sample counts as one at v = 0
-    over_ranks: bool  # whether the other ranks have parts too
-
-
-@dataclass
-class Price:
-    """What one violation costs where ψ acts on one figure of the batch: slope · inner(v − anchor).
-
-    Its gradient is that of ψ: the figure is not linear in v, but its derivative in each v is this.
-    """
-
-    anchor: Tensor  # (sides,)
-    slope: Tensor  # (sides,), ∂ψ/∂(mean of inner)
+    objective: Tensor  # (b,)
+    violations: dict[str, Tensor]  # (b, sides·K)
+    masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
 
 
 @dataclass
-class Record:
-    """What a step found, for all ranks, on the CPU."""
+class Measured:
+    """What a step measured, of all ranks, on the CPU."""
 
     index: Tensor  # (R,)
     objective: Tensor  # (R,)
-    violations: dict[str, Tensor]  # (R, sides·K), zero where not a member
-    members: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
-    counts: dict[str, int]  # rows that carry each term, those left out later included
-    gradient_norm: float
+    violations: dict[str, Tensor]  # (R, sides·K), zero where the mask is False
+    masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
+    multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
+    counts: dict[str, int]  # samples that carry each term, those left out later included
+    lagrangian: float  # of the terms per sample; those of the batch are added when they are known
+    gradient_norm: float  # before clipping
 
-    def rows(self, keep: Tensor, gradient_norm: float) -> Record:
-        """The rows to keep, bool (R,), with the norm of the gradient that they alone gave."""
-        return Record(
-            index=self.index[keep],
-            objective=self.objective[keep],
-            violations={name: violation[keep] for name, violation in self.violations.items()},
-            members={name: carried[keep] for name, carried in self.members.items()},
-            counts=self.counts,
+    def keep(self, rows: Tensor, lagrangian: float, gradient_norm: float) -> Measured:
+        """The given samples, bool (R,), with the values of a step that had only these."""
+        return replace(
+            self,
+            index=self.index[rows],
+            objective=self.objective[rows],
+            violations={name: violation[rows] for name, violation in self.violations.items()},
+            masks={name: mask[rows] for name, mask in self.masks.items()},
+            multipliers={name: rows_[rows] for name, rows_ in self.multipliers.items()},
+            lagrangian=lagrangian,
             gradient_norm=gradient_norm,
         )
 
-    def poisoned(self) -> Tensor:
-        """(R,) bool: rows in which a value they carry is not finite.
+    def non_finite(self) -> Tensor:
+        """(R,) bool: samples with a value that is not finite in a term they carry.
 
         A violation beyond float32 counts as infinite: λ, which is float32, would become so.
         """
-        bad = ~torch.isfinite(self.objective) & self.members[OBJECTIVE]
+        bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for name, violation in self.violations.items():
-            bad |= (~torch.isfinite(violation.float()) & self.members[name]).any(1)
+            bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
         return bad
 
 
@@ -94,36 +90,70 @@ class DualStep:
 
     index: Tensor | None  # (R,); None where the multiplier belongs to no sample
     violation: Tensor  # (R, sides·K) or (1, sides): what the step was taken on
-    carried: Tensor  # bool, alike
+    mask: Tensor  # bool, alike
     before: Tensor  # λ, alike
     after: Tensor  # λ, alike
 
 
-def pack(
-    index: Tensor, objective: Tensor, violations: dict[str, Tensor], members: dict[str, Tensor]
-) -> Tensor:
-    """One row per sample, (b, 3 + 2·columns), for one gather and one copy; see :func:`unpack`.
+def pieces_of(batch: Any) -> list[Any]:
+    """The micro-batches that the collate function made, or the one batch."""
+    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+
+
+def index_of(batch: Any) -> Tensor:
+    """(B,) on the CPU.
+
+    Raises:
+        DataError: the batch has none.
+    """
+    index = batch.get("index") if isinstance(batch, Mapping) else None
+    if not isinstance(index, Tensor) or index.dim() != 1:
+        raise DataError(
+            'A batch needs "index", the position of each sample in its data set, as a tensor (B,): '
+            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule."
+        )
+    return index.cpu()
+
+
+def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian: Tensor) -> Tensor:
+    """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
+
+    lagrangian: of the micro-batch, a scalar.
     """
-    dtype = widest(objective.device)
-    columns = [index.to(objective.device)[:, None], objective[:, None], members[OBJECTIVE][:, None]]
-    for name, violation in violations.items():
-        columns += [violation, members[name]]
-    return torch.cat([column.detach().to(dtype) for column in columns], dim=1)
+    device = terms.objective.device
+    shares = (lagrangian / max(1, len(index))).expand(len(index))
+    columns = [index.to(device), terms.objective, terms.masks[OBJECTIVE], shares]
+    columns = [column[:, None] for column in columns]
+    for name, violation in terms.violations.items():
+        columns += [violation, terms.masks[name]]
+        columns += [multipliers[name]] if name in multipliers else []
+    return torch.cat([column.detach().to(widest(device)) for column in columns], dim=1)
 
 
-def unpack(rows: Tensor, columns: Mapping[str, int], gradient_norm: float) -> Record:
-    """The record behind packed rows, (R, 3 + 2·columns), on the CPU."""
-    members = {OBJECTIVE: rows[:, 2].bool()}
-    violations = {}
-    start = 3
+def unpack(
+    rows: Tensor, columns: Mapping[str, int], per_sample: Iterable[str], gradient_norm: float
+) -> Measured:
+    """What packed rows (R, columns) say, on the CPU.
+
+    columns: of the violations, by constraint.
+    per_sample: the constraints whose multipliers were packed too.
+    """
+    index, objective, mask, shares = rows[:, :4].unbind(1)
+    masks, violations, multipliers = {OBJECTIVE: mask.bool()}, {}, {}
+    rest = rows[:, 4:]
     for name, width in columns.items():
-        violations[name] = rows[:, start : start + width]
-        members[name] = rows[:, start + width : start + 2 * width].bool()
-        start += 2 * width
-    counts = {name: int(carriers(carried).sum()) for name, carried in members.items()}
-    return Record(rows[:, 0].long(), rows[:, 1], violations, members, counts, gradient_norm)
+        parts = 3 if name in per_sample else 2
+        violations[name], masks[name] = rest[:, :width], rest[:, width : 2 * width].bool()
+        if parts == 3:
+            multipliers[name] = rest[:, 2 * width : 3 * width]
+        rest = rest[:, parts * width :]
+    counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
+    lagrangian = float(shares.sum())
+    return Measured(
+        index.long(), objective, violations, masks, multipliers, counts, lagrangian, gradient_norm
+    )
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -131,47 +161,47 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def complete_members(
-    members: Mapping[str, Tensor], names: Iterable[str], index: Tensor, device: torch.device
+def complete_masks(
+    masks: Mapping[str, Tensor], names: Iterable[str], index: Tensor, device: torch.device
 ) -> dict[str, Tensor]:
-    """Members of every term, bool (b,) or (b, K): all rows where none are given, never padding.
+    """The mask of every term, bool (b,) or (b, K): every sample where none is given, never padding.
 
     Raises:
         DataError: a mask that is not bool, or not of b rows.
     """
-    everyone = (index >= 0).to(device)
+    real = (index >= 0).to(device)
     complete = {}
     for name in names:
-        carried = members.get(name)
-        if carried is None:
-            complete[name] = everyone
+        mask = masks.get(name)
+        if mask is None:
+            complete[name] = real
             continue
-        if carried.dtype != torch.bool or carried.dim() not in (1, 2) or len(carried) != len(index):
+        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
                 f'membership()["{name}"] must be bool of shape ({len(index)},) or '
-                f"({len(index)}, K), got {carried.dtype} of shape {tuple(carried.shape)}."
+                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
             )
-        complete[name] = carried.to(device) & (
-            everyone if carried.dim() == 1 else everyone[:, None]
-        )
+        complete[name] = mask.to(device) & (real if mask.dim() == 1 else real[:, None])
     return complete
 
 
-def carriers(members: Tensor) -> Tensor:
-    """(b,) bool: rows that carry a term at all, from its members (b,) or (b, K)."""
-    return members if members.dim() == 1 else members.any(1)
+def carries(mask: Tensor) -> Tensor:
+    """(b,) bool: samples that carry a term at all, from its mask (b,) or (b, K)."""
+    return mask if mask.dim() == 1 else mask.any(1)
 
 
-def checked(values: Tensor, name: str, rows: int, vector: bool = True) -> Tensor:
-    """Values of a term in float32 or wider, their shape checked: (b,), or with vector (b, K).
+def validate_values(values: Tensor, name: str, count: int, vector: bool = True) -> Tensor:
+    """Values of a term in float32 or wider, of shape (b,), or with ``vector`` also (b, K).
+
+    count: b.
 
     Raises:
         DataError: another shape.
     """
     dims = (1, 2) if vector else (1,)
-    if not isinstance(values, Tensor) or values.dim() not in dims or len(values) != rows:
+    if not isinstance(values, Tensor) or values.dim() not in dims or len(values) != count:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        wanted = f"({rows},) or ({rows}, K)" if vector else f"({rows},)"
+        wanted = f"({count},) or ({count}, K)" if vector else f"({count},)"
         raise DataError(
             f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
             "do not reduce over the batch."
@@ -179,54 +209,39 @@ def checked(values: Tensor, name: str, rows: int, vector: bool = True) -> Tensor
     return values if values.dtype == torch.float64 else values.float()
 
 
-def oriented(
-    constraint: Constraint, values: Tensor, carried: Tensor, name: str
+def violations_and_mask(
+    constraint: Constraint, values: Tensor, mask: Tensor, name: str
 ) -> tuple[Tensor, Tensor]:
-    """Violations (b, sides·K) of values (b,) or (b, K), and who carries them, bool, alike.
+    """Violations (b, sides·K) of values (b,) or (b, K), and their mask, bool, alike.
+
+    mask: (b,) or (b, K).
 
     Raises:
-        DataError: members of another number of columns than the values.
+        DataError: a mask of another number of columns than the values.
     """
     violation = constraint.violation(values)
     violation = violation[:, None] if violation.dim() == 1 else violation
     width = violation.shape[1] // constraint.sides
-    carried = carried[:, None] if carried.dim() == 1 else carried
-    if carried.shape[1] not in (1, width):
+    mask = mask[:, None] if mask.dim() == 1 else mask
+    if mask.shape[1] not in (1, width):
         raise DataError(
-            f'membership()["{name}"] has {carried.shape[1]} columns, '
+            f'membership()["{name}"] has {mask.shape[1]} columns, '
             f"constraint_values() {width}: they must agree."
         )
-    return violation, carried.expand(-1, width).repeat(1, constraint.sides)
+    return violation, mask.expand(-1, width).repeat(1, constraint.sides)
 
 
-def weights(carried: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
-    """(b, sides·K): 1 / (columns the row carries), zero where it carries none.
+def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
+    """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
 
     In the violations' dtype: the default one is bfloat16 under ``bf16-true``.
 
     With them a weighted sum over a side averages within each sample; divided by the number of
     samples that carry the constraint, it is the mean of the side.
     """
-    per_side = carried.shape[1] // sides
-    inner = carried.unflatten(1, (sides, per_side)).sum(2).clamp(min=1)
-    return carried.to(dtype) / inner.repeat_interleave(per_side, dim=1)
-
-
-def side_means(violation: Tensor, normalised: Tensor, sides: int) -> Tensor:
-    """(sides,): v̄ of each side, from violations and normalised weights, (b, sides·K) both."""
-    return (violation * normalised).unflatten(1, (sides, -1)).sum((0, 2))
-
-
-def largest(violation: Tensor, carried: Tensor, sides: int) -> Tensor:
-    """(sides,): the largest violation of each side that is carried, −inf where none is."""
-    alone = violation.masked_fill(~carried, -math.inf).unflatten(1, (sides, -1))
-    return alone.transpose(0, 1).flatten(1).amax(1)
-
-
-def anchored(violation: Tensor, carried: Tensor, anchor: Tensor) -> Tensor:
-    """v − a of each side's a, (sides,), in the dtype of v, (b, sides·K); zero where not carried."""
-    columns = anchor.to(violation).repeat_interleave(violation.shape[1] // len(anchor))
-    return torch.where(carried, violation - columns, 0)
+    per_side = mask.shape[1] // sides
+    inner = mask.unflatten(1, (sides, per_side)).sum(2).clamp(min=1)
+    return mask.to(dtype) / inner.repeat_interleave(per_side, dim=1)
 
 
 def last_visits(index: Tensor) -> Tensor:
@@ -248,3 +263,57 @@ def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None
             f"{what} names {', '.join(map(repr, unknown))}; "
             f"this module has {', '.join(map(repr, known))}."
         )
+
+
+def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iterator[str]:
+    """Which value of which sample is not finite, in words; of so many of the samples ``bad``."""
+    for row in bad.nonzero()[:at_most, 0].tolist():
+        terms = {"Objective": measured.objective[row].reshape(1)}
+        terms |= {f'Constraint "{name}"': v[row] for name, v in measured.violations.items()}
+        for term, values in terms.items():
+            for value in values[~torch.isfinite(values.float())][:1].tolist():
+                yield f"{term}: {value} for sample {int(measured.index[row])}"
+
+
+def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
+    """Of a step's samples: objective, statistics of each constraint, and of all constraints."""
+    mask = measured.masks[OBJECTIVE]
+    shown: dict[str, Tensor | float] = {
+        "lagrangian": measured.lagrangian,
+        "gradient_norm": measured.gradient_norm,
+    }
+    if mask.any():
+        shown["objective"] = measured.objective[mask].mean()
+    values = {name: v[measured.masks[name]] for name, v in measured.violations.items()}
+    for name, of_it in values.items():
+        if len(of_it):
+            statistics = violation_statistics(of_it)
+            shown |= {f"{name}/{key}": value for key, value in statistics.items()}
+    pooled = torch.cat(list(values.values())) if values else torch.empty(0)
+    if len(pooled):
+        statistics = violation_statistics(pooled)
+        shown |= {key: statistics[key] for key in ("cvar95", "violated")}
+    return shown
+
+
+def without_samples(
+    micro_batches: list[MicroBatch], left_out: Tensor, select: Select
+) -> list[MicroBatch]:
+    """The micro-batches without the samples ``left_out``; some may have none any more."""
+    kept = []
+    for micro in micro_batches:
+        keep = ~torch.isin(micro.index, left_out)
+        if keep.all() or not keep.any():
+            batch = micro.batch if keep.any() else None
+            kept.append(MicroBatch(batch, micro.index[keep], micro.masks))
+            continue
+        rows = keep.nonzero()[:, 0]
+        masks = {name: mask[rows.to(mask.device)] for name, mask in micro.masks.items()}
+        kept.append(MicroBatch(select(micro.batch, rows), micro.index[rows], masks))
+    return kept
+
+
+def stand_in(micro: MicroBatch, select: Select) -> MicroBatch:
+    """A micro-batch of one sample that counts nowhere."""
+    masks = {name: torch.zeros_like(mask[:1]) for name, mask in micro.masks.items()}
+    return MicroBatch(select(micro.batch, torch.tensor([0])), torch.tensor([PADDING]), masks)

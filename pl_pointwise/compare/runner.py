@@ -38,7 +38,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.evaluation import Evaluated
+from pl_pointwise.evaluation import SampleViolations
 
 from .runs import Comparison, Run
 
@@ -138,7 +138,7 @@ def _checkpoint(run: Run) -> Path | None:
     return max((p for p in times if times[p] >= since), key=lambda p: times[p], default=None)
 
 
-def _certificate(rows: Evaluated) -> dict[str, Any]:
+def _certificate(rows: SampleViolations) -> dict[str, Any]:
     """The certificate of a constraint on the held-out data, or why there is none."""
     try:
         certificate = certify(rows.worst())

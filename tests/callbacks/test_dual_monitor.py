@@ -64,7 +64,7 @@ def expected(
     if isinstance(formulation, Average):
         means = []
         for visit in visits:
-            v, mask = visit.violation[name], visit.carried[name]
+            v, mask = visit.violation[name], visit.mask[name]
             sides = 1 if visit.after[name].ndim == 0 else 2
             halves = np.split(v, sides, 1), np.split(mask, sides, 1)
             kept = halves[1][0].any(1)
@@ -74,7 +74,7 @@ def expected(
                      for a, b in zip(*halves, strict=True)]
                 )  # fmt: skip
         residual = np.mean(means, axis=0)
-        steps = [np.abs(v.after[name] - v.before[name]) for v in visits if v.carried[name].any()]
+        steps = [np.abs(v.after[name] - v.before[name]) for v in visits if v.mask[name].any()]
         last = visits[-1].after[name].reshape(-1)
         figures = {
             "step": np.mean(steps),
@@ -87,7 +87,7 @@ def expected(
         steps, slack, excess, relaxed, seen = [], [], [], [], set()
         for visit in visits:
             for row, sample in enumerate(visit.index):
-                for column in np.flatnonzero(visit.carried[name][row]):
+                for column in np.flatnonzero(visit.mask[name][row]):
                     before = visit.before[name][sample, column]
                     after = visit.after[name][sample, column]
                     v = visit.violation[name][row, column]
@@ -100,7 +100,7 @@ def expected(
                     relaxed.append(u > 0)
         for visit in all_visits:
             for row, sample in enumerate(visit.index):
-                seen |= {(sample, c) for c in np.flatnonzero(visit.carried[name][row])}
+                seen |= {(sample, c) for c in np.flatnonzero(visit.mask[name][row])}
         figures = {
             "step": np.mean(steps),
             "slackness": np.mean(slack),

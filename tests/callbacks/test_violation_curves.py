@@ -68,7 +68,7 @@ def test_tables_hold_every_violation_and_multiplier(formulation: Any, tmp_path: 
         wanted: dict[Key, tuple[float, float | None]] = {}
         for visit in witness.of_epoch(epoch):
             for name in BOUNDS:
-                for row, column in zip(*visit.carried[name].nonzero(), strict=True):
+                for row, column in zip(*visit.mask[name].nonzero(), strict=True):
                     sample = int(visit.index[row])
                     multiplier = None
                     if formulation is not None:

@@ -18,7 +18,7 @@ from torchmetrics import MaxMetric, Metric
 
 from pl_pointwise import Constraint, PointwiseModule
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import Evaluated, gather
+from pl_pointwise.evaluation import SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -149,7 +149,7 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
         carriers = mask.any(1)
         assert not mask.all()
         assert found.index.tolist() == carriers.nonzero()[:, 0].tolist()
-        assert torch.equal(found.carried, mask[carriers])
+        assert torch.equal(found.mask, mask[carriers])
         expected = violation.masked_fill(~mask, torch.nan)[carriers]
         torch.testing.assert_close(
             found.violation.double(), expected, rtol=0, atol=1e-6, equal_nan=True
@@ -158,22 +158,46 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
         torch.testing.assert_close(found.worst().double(), worst, rtol=0, atol=1e-6)
 
 
+def collected(*batches: tuple[Any, Tensor, Tensor], sides: int = 1) -> SampleViolations:
+    metric = ViolationsBySample(sides)
+    for index, violation, mask in batches:
+        metric.update(torch.tensor(index), violation, mask)
+    return metric.compute()
+
+
 def test_batches_may_differ_in_their_number_of_columns() -> None:
     """Of an interval's two sides too: the missing columns are each side's own."""
     narrow, wide = torch.tensor([[1.0, 10.0], [2.0, 20.0]]), torch.tensor([[1.0, 2.0, 10.0, 20.0]])
     real = torch.tensor([[True, True], [False, False]])
-    batches = [
-        Evaluated(torch.tensor([3, -1]), narrow, real),
-        Evaluated(torch.tensor([0]), wide, wide > 0),
-    ]
-    found = gather(batches, sides=2)
+    found = collected(([3, -1], narrow, real), ([0], wide, wide > 0), sides=2)
     assert found.index.tolist() == [0, 3]
-    assert found.carried.tolist() == [[True] * 4, [True, False, True, False]]
+    assert found.mask.tolist() == [[True] * 4, [True, False, True, False]]
     assert found.violation.nan_to_num(nan=-1).tolist() == [[1, 2, 10, 20], [1, -1, 10, -1]]
     assert found.pooled().tolist() == [1, 2, 10, 20, 1, 10]
     assert found.worst().tolist() == [20, 10]
-    empty = gather([], sides=2)
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_nothing_evaluated_is_no_violation(sides: int) -> None:
+    empty = collected(([4], torch.zeros(1, sides), torch.zeros(1, sides).bool()), sides=sides)
     assert empty.pooled().shape == empty.worst().shape == (0,)
+
+
+def test_a_sample_that_two_batches_bring_counts_once() -> None:
+    """A plain sampler over several ranks repeats samples, which certificates counted twice."""
+    values, all_of_it = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1, dtype=torch.bool)
+    found = collected(([2, 0, 1], values, all_of_it), ([0, 5, 2], values, all_of_it))
+    assert found.index.tolist() == [0, 1, 2, 5]
+    assert found.pooled().tolist() == [2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_violations_keep_float64_and_are_never_below_float32(dtype: torch.dtype) -> None:
+    value = torch.tensor([[0.1]], dtype=dtype)
+    found = collected(([0], value, value > 0))
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    assert found.violation.dtype == wanted
+    assert torch.equal(found.violation, value.to(wanted))
 
 
 def test_validation_during_fit_is_logged_under_its_own_name() -> None:

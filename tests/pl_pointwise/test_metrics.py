@@ -20,15 +20,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from pl_pointwise import metrics
-from pl_pointwise.certificates import ViolationCertificate, certify, worst_per_sample
+from pl_pointwise import Constraint, metrics
+from pl_pointwise.evaluation import Evaluation
 from pl_pointwise.metrics import (
-    PooledMetric,
-    ViolationCDF,
-    ViolationCVaR,
-    ViolationQuantiles,
-    ViolationShare,
-    ViolationStatistics,
     cvar,
     empirical_cdf,
     pool,
@@ -40,20 +34,6 @@ from pl_pointwise.metrics import (
 KEYS = ["mean", "max", "violated", "cvar95"]
 POINTS = [-3.0, 0.0, 2.0]
 FRACTIONS = [0.0, 0.05, 0.5, 0.9, 0.95, 1.0]
-
-# Each class, and the function that it accumulates for.
-METRICS: dict[str, tuple[Callable[[], PooledMetric], Callable[[Tensor], Tensor]]] = {
-    "cvar": (lambda: ViolationCVaR(0.9), lambda values: cvar(values, 0.9)),
-    "share": (ViolationShare, share_violated),
-    "cdf": (
-        lambda: ViolationCDF(POINTS),
-        lambda values: empirical_cdf(values, torch.tensor(POINTS)),
-    ),
-    "quantiles": (
-        lambda: ViolationQuantiles(FRACTIONS),
-        lambda values: quantiles(values, FRACTIONS),
-    ),
-}
 
 whole_numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=200)  # few values: many ties
 decimals = st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=80)
@@ -163,7 +143,6 @@ def test_the_key_names_the_level() -> None:
     values = torch.arange(101.0)
     assert violation_statistics(values, 0.99)["cvar99"] == 99.5
     assert violation_statistics(values, 0.975)["cvar97.5"] == 99
-    assert list(ViolationStatistics(0.9).compute()) == ["mean", "max", "violated", "cvar90"]
 
 
 @pytest.mark.parametrize("level", [95, -0.1, 1.01, math.nan])
@@ -171,9 +150,6 @@ def test_a_level_outside_the_unit_interval_is_refused(level: float) -> None:
     refusals: list[Callable[[], Any]] = [
         lambda: cvar(torch.ones(3), level),
         lambda: quantiles(torch.ones(3), [0.5, level]),
-        lambda: ViolationStatistics(level),
-        lambda: ViolationCVaR(level),
-        lambda: ViolationQuantiles([level]),
     ]
     for refusing in refusals:
         with pytest.raises(ValueError, match=r"95th percentile is 0\.95"):
@@ -191,13 +167,11 @@ def test_single_value_is_every_statistic() -> None:
 def test_half_precision_is_widened_and_float64_kept(dtype: torch.dtype) -> None:
     values = torch.linspace(-1, 1, 300).to(dtype)
     expected = torch.float64 if dtype == torch.float64 else torch.float32
-    metric = ViolationStatistics()
-    metric.update(values)
-    found = [*violation_statistics(values).values(), *metric.compute().values(), metric.pooled()]
-    found.append(empirical_cdf(values, torch.zeros(2)))
+    statistics = violation_statistics(values)
+    found = [*statistics.values(), empirical_cdf(values, torch.zeros(2))]
     assert {statistic.dtype for statistic in found} == {expected}
     # 256 + 0.5 stays 256 in bfloat16: a mean accumulated there would be far off.
-    assert metric.compute()["mean"] == pytest.approx(values.double().mean().item(), abs=1e-6)
+    assert statistics["mean"] == pytest.approx(values.double().mean().item(), abs=1e-6)
 
 
 def test_nan_is_neither_satisfied_nor_violated() -> None:
@@ -221,16 +195,12 @@ def test_infinite_violations_reach_the_tail() -> None:
     ]
 
 
-@pytest.mark.parametrize("batches", [[], [torch.zeros(0)], [torch.zeros(0, 9)]])
-def test_no_values_give_nan_without_a_warning(batches: list[Tensor]) -> None:
-    metric = ViolationStatistics()
+@pytest.mark.parametrize("values", [torch.zeros(0), torch.zeros(0, 9)])
+def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for batch in batches:
-            metric.update(batch)
-        statistics = metric.compute()
-        assert metric.pooled().shape == (0,)
-        assert empirical_cdf(metric.pooled(), torch.zeros(2)).isnan().all()
+        statistics = violation_statistics(values)
+        assert empirical_cdf(values, torch.zeros(2)).isnan().all()
     assert list(statistics) == KEYS
     assert all(statistic.isnan() for statistic in statistics.values())
 
@@ -252,112 +222,47 @@ def test_a_mask_that_does_not_fit_is_refused(mask: Tensor) -> None:
         pool(torch.ones(2, 3), mask)
 
 
-@given(whole_numbers, st.integers(1, 7))
-def test_batches_equal_the_whole_and_reset_forgets(numbers: list[int], size: int) -> None:
-    values = torch.tensor(numbers, dtype=torch.float64)
-    metric = ViolationStatistics()
-    metric.update(torch.tensor([1e6]))
-    metric.reset()
-    for batch in values.split(size):  # sizes that divide and sizes that do not
-        metric.update(batch)
-    assert torch.equal(metric.pooled(), values)
-    assert metric.compute() == violation_statistics(values)
-
-
-@pytest.mark.parametrize("name", METRICS)
-@given(numbers=whole_numbers, size=st.integers(1, 7))
-def test_batches_give_what_the_function_gives(name: str, numbers: list[int], size: int) -> None:
-    make, function = METRICS[name]
-    values, metric = torch.tensor(numbers, dtype=torch.float32), make()
-    metric.update(torch.tensor([1e6]))
-    metric.reset()
-    for batch in values.split(size):
-        metric.update(batch)
-    assert torch.equal(metric.compute(), function(values))
-
-
-def test_compute_can_be_called_midway() -> None:
-    metric = ViolationStatistics()
-    metric.update(torch.tensor([1.0]))
-    assert metric.compute()["max"] == 1
-    metric.update(torch.tensor([3.0]))
-    assert metric.compute()["max"] == 3
-
-
-def test_the_metric_keeps_its_own_detached_values() -> None:
-    metric = ViolationStatistics()
-    values = torch.ones(3, requires_grad=True)
-    metric.update(values)
-    with torch.no_grad():
-        values.zero_()
-    assert metric.pooled().tolist() == [1, 1, 1]
-    assert not metric.pooled().requires_grad
-
-
-# What each of two ranks sees, batch by batch: uneven, one empty, both empty, and a rank that does
-# not know the other's dtype.
-RANKS: list[tuple[list[Tensor], list[Tensor]]] = [
-    ([torch.arange(7.0), torch.arange(3.0)], [torch.tensor([-4.0, 50.0])]),
-    ([], [torch.tensor([[1.0, -1.0], [2.0, 0.0]])]),
-    ([torch.tensor([1.0, -2.0])], [torch.zeros(0)]),
+# What each of two ranks sees, batch by batch: uneven, overlapping, one empty, both, and a rank
+# that does not know the other's dtype.
+RANKS: list[tuple[list[tuple[list[int], Tensor]], list[tuple[list[int], Tensor]]]] = [
+    (
+        [([4, 0], torch.tensor([[1.0], [2.0]])), ([7], torch.tensor([[3.0]]))],
+        [([1, 4], torch.tensor([[5.0], [1.0]]))],
+    ),
+    ([], [([1, 0], torch.tensor([[1.0, -1.0], [2.0, 0.0]]))]),
+    ([([3], torch.tensor([[1.0, -2.0]]))], [([2], torch.tensor([[0.5]]))]),
     ([], []),
-    ([torch.tensor([0.1, 0.2], dtype=torch.float64)], []),
-    ([torch.tensor([0.5])], [torch.tensor([0.1, 0.2], dtype=torch.float64)]),
+    ([([0], torch.tensor([[0.5]]))], [([1], torch.tensor([[0.1]], dtype=torch.float64))]),
 ]
 
 
-def statistics_of_one_rank(rank: int, directory: str) -> None:
+def violations_on_a_rank(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory}/meeting", rank=rank, world_size=2)
     results = []
     for case in RANKS:
-        metric = ViolationStatistics()
-        for batch in case[rank]:
-            metric.update(batch)
-        computed, pooled = metric.compute(), metric.pooled()
-        others = {}
-        for name, (make, _) in METRICS.items():
-            other = make()
-            for batch in case[rank]:
-                other.update(batch)
-            others[name] = other.compute()
-        if any(len(batch) for batches in case for batch in batches):
-            certificate = ViolationCertificate()
-            for batch in case[rank]:
-                certificate.update(batch)
-            others["certificate"] = certificate.compute()["bound"]
-            assert certificate.certificate().n == certificate.compute()["n"]
-        metric.update(torch.tensor([1000.0]))  # after the sync each rank goes on with its own
-        results.append((computed, pooled, metric.compute(), metric.pooled(), others))
+        evaluation = Evaluation({"fit": Constraint(at_most=0.0)}, {}, torch.device("cpu"))
+        for index, violation in case[rank]:
+            mask = torch.ones(violation.shape, dtype=torch.bool)
+            evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
+        results.append(vars(evaluation.violations["fit"].compute()))
     torch.save(results, f"{directory}/{rank}.pt")
     dist.destroy_process_group()
 
 
 def test_two_ranks_equal_one_also_when_one_is_empty(tmp_path: Path) -> None:
-    mp.spawn(statistics_of_one_rank, args=(str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    extra = torch.tensor([1000.0])
-    for case, *results in zip(RANKS, *ranks, strict=True):
-        rows = [[pool(batch) for batch in batches] for batches in case]
-        together = torch.cat([*rows[0], *rows[1], torch.zeros(0)])
-        more = torch.cat([*rows[0], extra, *rows[1], extra])
-        for computed, pooled, computed_later, pooled_later, others in results:
-            certified = [worst_per_sample(batch) for batches in case for batch in batches]
-            if "certificate" in others:
-                bound = certify(torch.cat(certified)).bound
-                assert float(others["certificate"]) == pytest.approx(bound)
-            for name, (_, function) in METRICS.items():
-                torch.testing.assert_close(
-                    others[name], function(together), rtol=0, atol=0, equal_nan=True, msg=name
-                )
-            for found, expected in [(pooled, together), (pooled_later, more)]:
-                assert found.dtype == expected.dtype
-                assert torch.equal(found, expected)
-            for statistics, values in [(computed, together), (computed_later, more)]:
-                for key, expected in violation_statistics(values).items():
-                    torch.testing.assert_close(
-                        statistics[key], expected, rtol=0, atol=0, equal_nan=True
-                    )
+    mp.spawn(violations_on_a_rank, args=(str(tmp_path),), nprocs=2)
+    for case, *found in zip(
+        RANKS, *(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True
+    ):
+        rows: dict[int, Tensor] = {}
+        for index, violation in [*case[0], *case[1]]:
+            rows |= dict(zip(index, violation, strict=True))
+        for of_rank in found:
+            assert of_rank["index"].tolist() == sorted(rows)
+            for row, index in enumerate(sorted(rows)):
+                values = of_rank["violation"][row][of_rank["mask"][row]]
+                assert values.tolist() == pytest.approx(rows[index].tolist(), abs=1e-7)
 
 
 def test_the_examples_in_the_docstrings_run() -> None:

@@ -35,13 +35,13 @@ class Exact:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self.values = torch.randint(-32, 32, (COUNT, 3), generator=generator) / 8
-        self.carried = torch.rand(COUNT, 3, generator=generator) < 0.7
+        self.mask = torch.rand(COUNT, 3, generator=generator) < 0.7
 
     def __len__(self) -> int:
         return COUNT
 
     def __getitem__(self, position: int) -> dict[str, Tensor]:
-        return {"values": self.values[position], "carried": self.carried[position]}
+        return {"values": self.values[position], "carried": self.mask[position]}
 
 
 class Reader(PointwiseModule):
@@ -76,9 +76,9 @@ class Reader(PointwiseModule):
 
 def member_mean(rows: Exact, values: Tensor) -> Tensor:
     """Mean over the samples that carry any column of the mean over the columns they carry."""
-    carried = rows.carried.double()
+    carried = rows.mask.double()
     per_row = (values.double() * carried).sum(1) / carried.sum(1).clamp(min=1)
-    return per_row[rows.carried.any(1)].mean()
+    return per_row[rows.mask.any(1)].mean()
 
 
 @pytest.mark.parametrize("size", [None, 128])
@@ -109,7 +109,7 @@ def test_multipliers_step_by_the_exact_violation(precision: Any, size: int | Non
     rows = Exact()
     module = Reader(Pointwise(alpha=1.0, dual_lr=0.3), micro_batch_size=size)
     trainer(precision=precision).fit(module, ToyData(rows, batch_size=COUNT))
-    expected = torch.where(rows.carried, 0.3 * rows.values.double().clamp(min=0), 0).float()
+    expected = torch.where(rows.mask, 0.3 * rows.values.double().clamp(min=0), 0).float()
     torch.testing.assert_close(module.multipliers["fit"], expected, rtol=1e-6, atol=0)
 
     for alpha in (None, 1.0):
@@ -195,7 +195,7 @@ def test_evaluation_is_exact_over_many_batches(precision: Any) -> None:
     runner = trainer(precision=precision)
     runner.test(module, ToyData(rows, rows, batch_size=7), verbose=False)
     logged = {key: float(value) for key, value in runner.callback_metrics.items()}
-    violations = rows.values[rows.carried].double()
+    violations = rows.values[rows.mask].double()
     for stage in ("test", "train"):
         found = logged[f"{stage}/objective"]
         assert found == pytest.approx(float(rows.values[:, 0].double().mean()), rel=1e-5)

@@ -232,7 +232,7 @@ def evaluation(world: World) -> Any:
         for name, values in by_name.items()
     }
     rows = {
-        f"{stage}/{name}": [found.index, found.violation, found.carried]
+        f"{stage}/{name}": [found.index, found.violation, found.mask]
         for stage, by_name in module.evaluated.items()
         for name, found in by_name.items()
     }
