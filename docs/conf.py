@@ -7,6 +7,7 @@ site is built nor when it is read.
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
@@ -52,7 +53,7 @@ _OTHERS = (
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_OTHERS})(\..*)?"),
-    ("py:.*", r"(.*\.)?(_\w+|[A-Z])"),  # private names, type variables
+    ("py:.*", r"(.*\.)?(_\w+|[A-Z]|Settings)"),  # private names, type variables
 ]
 
 # Markdown
@@ -112,6 +113,27 @@ def _reference_by_last_name(
     return make_refnode(app.builder, source, entry.docname, entry.node_id, content, name)
 
 
+def _keep_indented_blocks(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """A block of formulas or a table, set off by a blank line and indented, is shown as it is.
+
+    In reStructuredText it would be a quotation, and its lines would run together.
+    """
+    shown: list[str] = []
+    paragraph, blank = "", False
+    for line in lines:
+        indented = line.startswith("    ")
+        begins = bool(paragraph) and blank and indented and not paragraph.startswith("    ")
+        if begins and not paragraph.endswith("::") and not re.match(r"\.\. |[-*] ", paragraph):
+            shown += ["::", ""]
+        shown.append(line)
+        blank = not line.strip()
+        if not blank:
+            paragraph = line
+    lines[:] = shown
+
+
 def _prose_of_attributes(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
@@ -126,6 +148,7 @@ def _prose_of_attributes(
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
     app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
     # Browsers draw MathML themselves; the default is a script from elsewhere.
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pl_pointwise.callbacks
 import pl_pointwise.metrics
 import pl_pointwise.tasks
 from pl_pointwise.configs import config_path
@@ -95,6 +96,6 @@ def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
 
 def test_the_reference_links_every_public_name() -> None:
     reference = (ROOT / "docs/api/index.rst").read_text()
-    for package in (pl_pointwise, pl_pointwise.tasks):
+    for package in (pl_pointwise, pl_pointwise.tasks, pl_pointwise.callbacks):
         for name in package.__all__:
             assert re.search(rf"`~[\w.]+\.{name}`", reference), name
