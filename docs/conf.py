@@ -76,6 +76,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 
 # The pages
+highlight_language = "none"  # of blocks that name no language
 html_theme = "furo"
 html_title = "pl-pointwise"
 html_copy_source = False
