@@ -1,10 +1,11 @@
 # make demo          the comparison of all formulations on the embedded corpus -> results/demo
 # make demo QUICK=1  the same in a minute or two, too short for its figures to mean anything
 # make test          lint, types, tests
+# make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
 #
-# Demo and test create .venv if there is none and install this package into it, editable, with the
+# Demo, test and docs create .venv if there is none and install this package into it, editable, with the
 # versions in constraints.txt.  The other two have environments of their own.  Another
 # interpreter: make demo PYTHON=python3.12.  Tests by four processes: make test WORKERS=4
 
@@ -21,7 +22,7 @@ PYTEST_ARGS  ?=
 WORKERS      ?= 2
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo test lint types pytest test-lowest test-minimal clean
+.PHONY: demo test lint types pytest docs test-lowest test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
@@ -42,6 +43,11 @@ types: $(VENV)/.installed-test
 
 pytest: $(VENV)/.installed-test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# A warning is an error.  The reference's pages are written anew, or those of removed modules stay.
+docs: $(VENV)/.installed-docs
+	rm -rf docs/api/generated
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
 
 test-lowest: .venv-lowest/.installed
 	.venv-lowest/bin/pytest $(PYTEST_ARGS) tests

@@ -1,4 +1,4 @@
-"""The documentation runs: README's code as a reader would paste it, and every ``>>>`` line."""
+"""The documentation runs and hangs together: code, ``>>>`` lines, links, navigation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 
+import pl_pointwise.callbacks
 import pl_pointwise.metrics
+import pl_pointwise.tasks
 from pl_pointwise.configs import config_path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")),
+    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_doctests_of_the_page_pass(page: Path) -> None:
     failures, _ = doctest.testfile(str(page), module_relative=False)
     assert failures == 0
@@ -44,13 +55,47 @@ def test_the_task_of_the_readme_trains(tmp_path, monkeypatch, capsys) -> None:
     assert "torch.Size([40, 1])" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_configurations_named_on_the_page_exist(page: Path) -> None:
-    for name in re.findall(r"--(?:config|rows) ([a-z][\w/]*)", page.read_text()):
+    for name in re.findall(r"--(?:config|methods|rows) ([a-z][\w/]*)", page.read_text()):
         assert config_path(name).endswith(".yaml")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_of_the_page_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", page.read_text())
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        target, _, anchor = link.partition("#")
+        if target.startswith("https://"):
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), link
+        if anchor:
+            assert anchor in anchors(file), link
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as repositories' web views and the site both form them."""
+    text = re.sub(r"(?s)```.*?```", "", page.read_text())
+    titles = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    """A page that no table of contents names is built, and found by nobody."""
+    index = ROOT / "docs/index.md"
+    tables = re.findall(r"(?s)```{toctree}\n(.*?)```", index.read_text())
+    entries = [line for table in tables for line in table.splitlines() if re.match(r"[^:\s]", line)]
+    listed = [(index.parent / entry).resolve() for entry in entries]
+    expected = [page.with_suffix("") for page in (*PAGES, *NOTEBOOKS)]
+    expected += [ROOT / "docs/api/index"]
+    for page in (index, ROOT / "README.md"):  # the site's own first page stands for README
+        expected.remove(page.with_suffix(""))
+    assert sorted(listed) == sorted(expected)
+
+
+def test_the_reference_links_every_public_name() -> None:
+    reference = (ROOT / "docs/api/index.rst").read_text()
+    for package in (pl_pointwise, pl_pointwise.tasks, pl_pointwise.callbacks):
+        for name in package.__all__:
+            assert re.search(rf"`~[\w.]+\.{name}`", reference), name

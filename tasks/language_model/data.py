@@ -33,7 +33,7 @@ class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
     A subclass sets the class attributes and defines :meth:`finished`, :meth:`encoded`,
-    :meth:`remedy` and :meth:`collate`. Its docstring has the arguments.
+    :meth:`remedy` and ``collate``. Its docstring has the arguments.
     """
 
     needs: ClassVar[Needs]

@@ -21,7 +21,7 @@ backward pass. Outside :func:`layout_in_use` everything passes through, so that 
 ordinary forward passes are what they were.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
-attention that takes no mask (flash attention). :mod:`pl_pointwise.tasks.responses` finds out by
+attention that takes no mask (flash attention). :mod:`~.language_model.scoring` finds out by
 comparing with the plain computation before it relies on it.
 """
 

@@ -70,6 +70,7 @@ class RerankerDataModule(PointwiseDataModule):
     to pad with which is the module's business; padding in a batch costs bytes only.
 
     Sources of labelled records:
+
         embedded: docstrings of the standard library and of packages this project depends on
             (``corpus.py``); held out by module.
         hub: ``hub_path``, its splits "train" and "validation".

@@ -121,7 +121,7 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: those held out. Without one, a part of unsafe_file's prompts is.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV; rows whose "type"
-            begins with "contrast_", its unsafe ones, are left out. With any source.
+            begins with ``contrast_``, its unsafe ones, are left out. With any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json. With any source.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`; with any source.
         benign_count: train on so many benign records, those with the longest answers in characters;

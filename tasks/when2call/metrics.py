@@ -1,7 +1,7 @@
 """The When2Call table: functions of a confusion matrix first, accumulating twins after.
 
-Categories are positions in :data:`~.records.CATEGORIES`; ``direct``, an answer made up where a
-tool, a question or a refusal was due, is 0 and never the right choice in the published data.
+Categories are positions in :data:`~.when2call.records.CATEGORIES`; ``direct``, an answer made up
+where a tool, a question or a refusal was due, is 0, never the right choice in published data.
 
 The model's choice is the candidate with the largest score, its log-likelihood s, by one of
 

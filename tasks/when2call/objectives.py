@@ -95,6 +95,6 @@ def preference_loss(
 
 
 def log_ratios(statistics: ResponseStatistics) -> Tensor:
-    """s̄_w − s̄_l = log π(y_w|x)/|y_w| − log π(y_l|x)/|y_l| of each pair, (B, R − 1)."""
+    """``s̄_w − s̄_l = log π(y_w|x)/|y_w| − log π(y_l|x)/|y_l|`` of each pair, (B, R − 1)."""
     means = statistics.mean_log_likelihood
     return means[:, :1] - means[:, 1:]
