@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
-from pl_pointwise.tasks.common.options import one_of
 from pl_pointwise.tasks.common.records import (
     CHOICE,
     CHUNK,
@@ -26,7 +24,7 @@ from pl_pointwise.tasks.common.records import (
     report_skipped,
 )
 
-from .corpus import docstring_rows
+from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
 from .records import (
     Record,
@@ -43,6 +41,14 @@ _NEEDS = {
     "predict": ("predict",),
 }
 """Data sets by stage; the first it cannot do without."""
+
+
+class InputFormat(NamedTuple):
+    """How a text becomes tokens; module and data must agree on it."""
+
+    model_name: str
+    max_length: int
+    template: str | None
 
 
 class RerankerDataModule(PointwiseDataModule):
@@ -70,7 +76,7 @@ class RerankerDataModule(PointwiseDataModule):
     to pad with which is the module's business; padding in a batch costs bytes only.
 
     Sources of labelled records:
-        embedded: docstrings of the standard library and of packages this project depends on
+        embedded: docstrings of Python's standard library, which ship with this package
             (``corpus.py``); held out by module.
         hub: ``hub_path``, its splits "train" and "validation".
         files: ``train_file``, ``val_file``, ``test_file``; without ``val_file``, a part of the
@@ -81,8 +87,10 @@ class RerankerDataModule(PointwiseDataModule):
     record whose passages are all of one length is kept; the length objective is 0 there.
 
     Args:
-        model_name: the model whose tokenizer to use: a name on the hub, a folder, or
-            ``package:NAME/FOLDER``.
+        model_name: the model whose tokenizer to use, as the module's. This, max_length and
+            template are the module's: give them here only to use the data without one.
+        max_length: as the module's.
+        template: as the module's.
         source: where labelled records come from.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
@@ -93,9 +101,6 @@ class RerankerDataModule(PointwiseDataModule):
         invalid: what to do with a record that cannot be used: "error" or "skip", which says how
             many. None is "skip" for the hub, where queries with no or several marked passages are
             normal, and "error" otherwise. Records for prediction are never skipped.
-        max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
-            text is cut first.
-        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
@@ -111,8 +116,10 @@ class RerankerDataModule(PointwiseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None = None,
         *,
+        max_length: int | None = None,
+        template: str | None = None,
         source: Literal["embedded", "hub", "files"] = "embedded",
         hub_path: str = "microsoft/ms_marco",
         hub_config: str | None = "v2.1",
@@ -121,8 +128,6 @@ class RerankerDataModule(PointwiseDataModule):
         test_file: str | None = None,
         predict_file: str | None = None,
         invalid: Literal["error", "skip"] | None = None,
-        max_length: int = 512,
-        template: str | None = None,
         negatives: int = 9,
         min_negatives: int | None = None,
         max_queries: int | None = 50_000,
@@ -161,7 +166,8 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError("source=files: it needs train_file, val_file or test_file.")
         if template is not None:
             split_template(template)
-        self.model_name = model_name
+        self._given = model_name, max_length, template
+        self._format: InputFormat | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
         self.files = {
@@ -171,7 +177,6 @@ class RerankerDataModule(PointwiseDataModule):
             "predict": predict_file,
         }
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.max_length, self.template = max_length, template
         self.negatives, self.min_negatives = negatives, least
         self.max_queries, self.val_queries = max_queries, val_queries
         self.val_fraction = val_fraction
@@ -179,6 +184,7 @@ class RerankerDataModule(PointwiseDataModule):
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
+        self._agree_with_module()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub":
             for name in _NEEDS.get(stage or "fit", ()):
@@ -190,6 +196,7 @@ class RerankerDataModule(PointwiseDataModule):
 
         Testing takes in the training data too, where there are any: the difference is a result.
         """
+        self._agree_with_module()
         for each in _NEEDS if stage is None else [stage]:
             for name in _NEEDS[each]:
                 self._add(name)
@@ -241,6 +248,31 @@ class RerankerDataModule(PointwiseDataModule):
         texts = {"record": record.where, "query": record.query, "positive": positive}
         return texts | {f"negative {j}": text for j, text in enumerate(negatives, start=1)}
 
+    def _agree_with_module(self) -> None:
+        """Take the input format from the module; with another one, everything is made anew."""
+        model_name, max_length, template = self._given
+        name = self.shared_option("model_name", model_name)
+        if name is None:
+            raise DataError(
+                "model_name: the data need a tokenizer. Use them with a RerankerModule, or give "
+                "them the model_name they are to be tokenised for."
+            )
+        module = getattr(self.trainer, "lightning_module", None)
+        if template is not None and getattr(module, "template", template) is None:
+            raise DataError(
+                f"template: the data have {template!r} and the module reads pairs, so its export "
+                "would make other inputs. Give it to the module alone."
+            )
+        found = InputFormat(
+            name,
+            self.shared_option("max_length", max_length, 512),
+            self.shared_option("template", template),
+        )
+        if found != self._format:
+            self._tokenizer = _load_tokenizer(found)
+            self._format = found
+            self.datasets, self._records = {}, {}
+
     def _add(self, name: str) -> None:
         """Put the data set ``name`` into ``datasets``, if its source has it."""
         if name in self.datasets:
@@ -260,11 +292,12 @@ class RerankerDataModule(PointwiseDataModule):
                 self.datasets["test"] = self.datasets["val"]
 
     def _dataset(self, name: str, records: Sequence[Record]) -> RerankerDataset:
+        assert self._format is not None  # setup has taken it
         return RerankerDataset(
             records,
             self._tokenizer,
-            max_length=self.max_length,
-            template=self.template,
+            max_length=self._format.max_length,
+            template=self._format.template,
             name=name,
             with_text=name == "predict",
             skip_invalid=self.skip_invalid and name != "predict",
@@ -278,17 +311,14 @@ class RerankerDataModule(PointwiseDataModule):
         return {name: self._select(name, those) for name, those in records.items()}
 
     def _from_corpus(self) -> dict[str, list[Record]]:
-        enough = None
-        if self.max_queries is not None and self.val_queries is not None:
-            enough = self.max_queries + self.val_queries
-        rows = docstring_rows(self.negatives, enough, self.seed)
-        if not rows:
+        entries = docstring_records(self.negatives, self.seed)
+        if not entries:
             raise DataError(
-                f"The embedded corpus has no module with {self.negatives + 1} docstrings here. "
-                f"Lower negatives, or set source to files."
+                f"The embedded corpus has no module with {self.negatives + 1} docstrings. Lower "
+                "negatives, or set source to files."
             )
-        records = [self._parse(row, f"embedded corpus, {row['query_id']}") for _, row in rows]
-        return self._split(records, [group for group, _ in rows])
+        records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
+        return self._split(records, [group for group, _ in entries])
 
     def _from_files(self) -> dict[str, list[Record]]:
         read = {
@@ -399,23 +429,24 @@ class RerankerDataModule(PointwiseDataModule):
             row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
         )
 
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        source = model_source(self.model_name)
-        with loading(self.model_name):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-            raise DataError(
-                f"{self.model_name}: its tokenizer is slow or has no pad token. Take an encoder "
-                f"with a fast tokenizer and a pad token."
-            )
-        least = tokenizer.num_special_tokens_to_add(pair=self.template is None) + 2
-        if not least <= self.max_length <= tokenizer.model_max_length:
-            raise DataError(
-                f"max_length={self.max_length}: {self.model_name} takes from {least} to "
-                f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
-            )
-        return tokenizer
+
+def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model, if it can make such inputs."""
+    name = wanted.model_name
+    with loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        raise DataError(
+            f"{name}: its tokenizer is slow or has no pad token. Take an encoder with a fast "
+            "tokenizer and a pad token."
+        )
+    least = tokenizer.num_special_tokens_to_add(pair=wanted.template is None) + 2
+    if not least <= wanted.max_length <= tokenizer.model_max_length:
+        raise DataError(
+            f"max_length={wanted.max_length}: {name} takes from {least} to "
+            f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
+        )
+    return tokenizer
 
 
 def _same_query(record: Record) -> str:
