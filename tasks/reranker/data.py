@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
@@ -18,10 +18,11 @@ from pl_pointwise.tasks.common.records import (
     CHOICE,
     CHUNK,
     digest,
-    hold_out,
     hub_split,
     largest,
     report_skipped,
+    split_by_group,
+    warn_of_shared,
 )
 
 from .corpus import docstring_records
@@ -62,7 +63,7 @@ class RerankerDataModule(PointwiseDataModule):
 
     and the batch of B such records, with C = 1 + negatives, candidate 0 the positive::
 
-        index            (B,)       long     positions in the data set
+        index            (B,)       long     the sample's position in the data set
         input_ids        (B, C, T)  long     padded with the tokenizer's pad token to the longest
         token_type_ids   (B, C, T)  long     only if the tokenizer makes them
         lengths          (B, C)     long     tokens of each pair; 0 where there is no candidate
@@ -152,17 +153,12 @@ class RerankerDataModule(PointwiseDataModule):
         for option, count in (("max_queries", max_queries), ("val_queries", val_queries)):
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
-        if val_fraction is None:
-            val_fraction = 0.1
-            if max_queries is not None and val_queries is not None:
-                val_fraction = val_queries / (max_queries + val_queries)
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
-        if source != "files" and (train_file or val_file or test_file):
+        labelled = train_file or val_file or test_file
+        if source != "files" and labelled:
             raise DataError(f"source={source}: it takes no files. Set source to files.")
-        if source == "files" and not (train_file or val_file or test_file or predict_file):
+        if source == "files" and not (labelled or predict_file):
             raise DataError("source=files: it needs train_file, val_file or test_file.")
         if template is not None:
             split_template(template)
@@ -170,16 +166,12 @@ class RerankerDataModule(PointwiseDataModule):
         self._format: InputFormat | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
-        self.files = {
-            "train": train_file,
-            "val": val_file,
-            "test": test_file,
-            "predict": predict_file,
-        }
+        self.files = {"train": train_file, "val": val_file, "test": test_file}
+        self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives, self.min_negatives = negatives, least
         self.max_queries, self.val_queries = max_queries, val_queries
-        self.val_fraction = val_fraction
+        self.val_fraction = _val_fraction(val_fraction, max_queries, val_queries)
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
@@ -263,14 +255,14 @@ class RerankerDataModule(PointwiseDataModule):
                 f"template: the data have {template!r} and the module reads pairs, so its export "
                 "would make other inputs. Give it to the module alone."
             )
-        found = InputFormat(
+        agreed = InputFormat(
             name,
             self.shared_option("max_length", max_length, 512),
             self.shared_option("template", template),
         )
-        if found != self._format:
-            self._tokenizer = _load_tokenizer(found)
-            self._format = found
+        if agreed != self._format:
+            self._tokenizer = _load_tokenizer(agreed)
+            self._format = agreed
             self.datasets, self._records = {}, {}
 
     def _add(self, name: str) -> None:
@@ -327,31 +319,20 @@ class RerankerDataModule(PointwiseDataModule):
             if path and name != "predict"
         }
         if "val" not in read and "train" in read:
-            queries = [_same_query(record) for record in read["train"]]
-            read |= self._split(read["train"], queries)
-        known = {_same_query(record) for record in read.get("train", [])}
+            read |= self._split(read["train"], [_same_query(record) for record in read["train"]])
+        queries = {name: [_same_query(record) for record in read[name]] for name in read}
         for name in ("val", "test"):
-            shared = sum(_same_query(record) in known for record in read.get(name, []))
-            if shared:
-                rank_zero_warn(
-                    f"{self.files[name]}: {shared:,} of {len(read[name]):,} queries are in "
-                    f"{self.files['train']} too, so figures on it flatter. Take them out of one."
-                )
+            sources = str(self.files["train"]), str(self.files[name])
+            warn_of_shared(queries.get("train", []), queries.get(name, []), *sources, "queries")
         return read
 
     def _split(self, records: list[Record], groups: list[str]) -> dict[str, list[Record]]:
         if self.val_fraction == 0:
             return {"train": records}
-        held = hold_out(groups, self.val_fraction, self.seed)
-        if not any(held):
-            raise DataError(
-                f"{records[0].where}: all records are of one query or module, so there are none to "
-                f"hold out. Set val_file, or val_fraction to 0."
-            )
-        sides: dict[str, list[Record]] = {"train": [], "val": []}
-        for record, out in zip(records, held, strict=True):
-            sides["val" if out else "train"].append(record)
-        return sides
+        train, val = split_by_group(
+            records, groups, self.val_fraction, self.seed, "query or module"
+        )
+        return {"train": train, "val": val}
 
     def _limit(self, name: str) -> int | None:
         return self.max_queries if name == "train" else self.val_queries
@@ -375,12 +356,12 @@ class RerankerDataModule(PointwiseDataModule):
         The datasets library keeps the result in its cache.
         """
 
-        def measure(batch: dict[str, list[Any]], places: list[int]) -> dict[str, list[Any]]:
+        def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
             problems, records = [], []
-            for place, values in zip(places, zip(*batch.values(), strict=True), strict=True):
+            for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
                 try:
                     row = dict(zip(batch, values, strict=True))
-                    records.append(self._parse(row, self._place(name, place)))
+                    records.append(self._parse(row, self._where(name, position)))
                     problems.append("")
                 except DataError as error:
                     problems.append(str(error))
@@ -393,7 +374,7 @@ class RerankerDataModule(PointwiseDataModule):
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         tokenizer |= {"truncation": None, "padding": None}  # states of its last use
         counts = self.negatives, self.min_negatives, self.seed
-        key = digest(rows._fingerprint, self._place(name, 0), tokenizer, counts)
+        key = digest(rows._fingerprint, self._where(name, 0), tokenizer, counts)
         measured = rows.map(
             measure,
             batched=True,
@@ -417,17 +398,28 @@ class RerankerDataModule(PointwiseDataModule):
         chosen = [usable[i] for i in largest([variances[i] for i in usable], self._limit(name))]
         rank_zero_info(f"{name}: kept {len(chosen):,} of {len(usable):,} queries, {_RULE}.")
         return [
-            self._parse(row, self._place(name, i))
+            self._parse(row, self._where(name, i))
             for i, row in zip(chosen, rows.select(chosen), strict=True)
         ]
 
-    def _place(self, name: str, position: int) -> str:
+    def _where(self, name: str, position: int) -> str:
         return f"{self.hub_path}, {name}, record {position + 1}"
 
     def _parse(self, row: Any, where: str) -> Record:
         return parse_labelled(
             row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
         )
+
+
+def _val_fraction(given: float | None, max_queries: int | None, val_queries: int | None) -> float:
+    """The part of the training queries to hold out, from the numbers wanted if it is not given."""
+    if given is not None:
+        if not 0 <= given < 1:
+            raise DataError(f"val_fraction={given}: give a number from 0 to below 1.")
+        return given
+    if max_queries is None or val_queries is None:
+        return 0.1
+    return val_queries / (max_queries + val_queries)
 
 
 def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:

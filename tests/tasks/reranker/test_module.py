@@ -535,13 +535,13 @@ def test_an_untrained_reranker_is_evaluated_at_the_evaluation_tolerance(
     """Off the shelf: `test` and no fit. Violations are shifted by the tolerances' difference."""
     options: dict[str, Any] = {"tolerance": 50.0}
     module = module_of(tiny_cross_encoder_dir, evaluation_tolerance=1.0, **options)
-    judged_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
+    measured_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
     own = module_of(tiny_cross_encoder_dir, **options)
-    judged_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
+    measured_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
     key = "test/relevance/mean"
-    assert judged_at_its_own[key] - judged_alike[key] == pytest.approx(49.0, abs=1e-4)
+    assert measured_at_its_own[key] - measured_alike[key] == pytest.approx(49.0, abs=1e-4)
     for name in ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "length_objective", "objective"):
-        assert np.isfinite(judged_alike[f"test/{name}"])
+        assert np.isfinite(measured_alike[f"test/{name}"])
 
 
 def test_micro_batches_take_the_same_step(
