@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-DEMO_COMMAND = compare --config reranker --config reranker/demo --rows reranker/demo_rows
+DEMO_COMMAND = compare --config reranker --config reranker/demo --rows reranker/demo
 DEMO_ARGS    ?= --output results/demo
 ifdef QUICK
 DEMO_ARGS    := --trainer.max_steps 5 --trainer.limit_test_batches 5 --output results/demo-quick

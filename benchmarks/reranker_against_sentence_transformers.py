@@ -217,12 +217,10 @@ def run_ours(
         max_length=arguments.max_length,
     )
     data = RerankerDataModule(
-        source,
         source="files",
         train_file=written(rows, out),
         val_fraction=0.0,
         max_queries=None,
-        max_length=arguments.max_length,
         batch_size=arguments.queries,
     )
     lightning_trainer(out, clock, max_epochs=1).fit(module, data)
@@ -262,13 +260,7 @@ def run_ours_predict(
     path = written(candidates, out)
     clock.mark()
     for _ in range(2):
-        data = RerankerDataModule(
-            source,
-            source="files",
-            predict_file=path,
-            max_length=arguments.max_length,
-            eval_batch_size=32,
-        )
+        data = RerankerDataModule(source="files", predict_file=path, eval_batch_size=32)
         trainer.predict(module, data)
         clock.mark()
     return memory

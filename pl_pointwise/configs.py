@@ -10,17 +10,21 @@ from typing import Any
 OPTIONS = ("--config", "-c", "--rows")
 
 
-def packaged_configs() -> dict[str, Path]:
-    """Every packaged YAML by name: ``tasks/<task>/configs/base.yaml`` is ``<task>``."""
+def packaged_configs(rows: bool = False) -> dict[str, Path]:
+    """Every packaged YAML by name: ``tasks/<task>/configs/base.yaml`` is ``<task>``.
+
+    Of two of one name the one in the folder ``compare`` counts for ``--rows``, the other elsewhere.
+    """
     found = {}
     for folder in importlib.import_module("pl_pointwise.tasks").__path__:
-        for path in sorted(Path(folder).glob("*/configs/*.yaml")):
-            task = path.parent.parent.name
+        paths = sorted(Path(folder).glob("*/configs/**/*.yaml"))
+        for path in sorted(paths, key=lambda path: (path.parent.name == "compare") == rows):
+            task = path.relative_to(folder).parts[0]
             found[task if path.stem == "base" else f"{task}/{path.stem}"] = path
     return found
 
 
-def config_path(name: str) -> str:
+def config_path(name: str, rows: bool = False) -> str:
     """The path behind a name; anything that is no packaged name passes through as it is.
 
     A file of that name in the working directory comes first.
@@ -28,7 +32,7 @@ def config_path(name: str) -> str:
     Raises:
         FileNotFoundError: ``name`` looks like a packaged one (no file ending) and is none.
     """
-    packaged = packaged_configs()
+    packaged = packaged_configs(rows)
     if name in packaged and not Path(name).is_file():
         return str(packaged[name])
     if not Path(name).suffix and not Path(name).exists() and "{" not in name:
@@ -46,9 +50,9 @@ def with_config_paths(args: Any) -> Any:
     for position, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if position and args[position - 1] in OPTIONS:
-            resolved.append(config_path(argument))
+            resolved.append(config_path(argument, args[position - 1] == "--rows"))
         elif option in OPTIONS and equals:
-            resolved.append(f"{option}={config_path(value)}")
+            resolved.append(f"{option}={config_path(value, option == '--rows')}")
         else:
             resolved.append(argument)
     return resolved

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class DataError(ValueError):
     """A record, batch or data set that cannot be used; names the place and the remedy."""
@@ -9,3 +11,15 @@ class DataError(ValueError):
 
 class TrainingError(RuntimeError):
     """A run that cannot go on, or a checkpoint that does not belong to it."""
+
+
+def one_of(
+    option: str,
+    value: str | None,
+    allowed: Sequence[str | None],
+    error: type[ValueError] = ValueError,
+) -> None:
+    """Raises ``error`` for a value that is not among those allowed, before anything is loaded."""
+    if value not in allowed:
+        names = ", ".join("null" if each is None else each for each in allowed)
+        raise error(f"{option}={value!r}: choose one of {names}.")

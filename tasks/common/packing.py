@@ -38,7 +38,7 @@ class Packing:
     """Where the N tokens of the row come from."""
 
     shape: tuple[int, int]  # (n, T) of the padded batch
-    source: Tensor  # (N,) places in the flattened padded batch
+    source: Tensor  # (N,) positions in the flattened padded batch
     positions: Tensor  # (N,) from 0 in each sequence
     groups: tuple[tuple[int, int], ...]  # (count, length) of the sequences, by rising length
 
@@ -49,10 +49,10 @@ class Packing:
         Padding is on the right.
         """
         lengths, order = lengths.sort(stable=True)
-        places = torch.arange(width)
-        filled = places < lengths[:, None]  # (n, T)
-        source = (order[:, None] * width + places)[filled]
-        positions = places.expand(len(lengths), width)[filled]
+        columns = torch.arange(width)
+        filled = columns < lengths[:, None]  # (n, T)
+        source = (order[:, None] * width + columns)[filled]
+        positions = columns.expand(len(lengths), width)[filled]
         distinct, counts = lengths.unique_consecutive(return_counts=True)
         groups = tuple(zip(counts.tolist(), distinct.tolist(), strict=True))
         return cls((len(lengths), width), source, positions, groups)

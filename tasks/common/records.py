@@ -22,16 +22,21 @@ from pl_pointwise.errors import DataError
 R = TypeVar("R")
 
 
-class Prompted(Protocol):
-    """A record with a prompt, by which records are split, and a place for messages."""
-
-    @property
-    def prompt(self) -> str: ...
+class Located(Protocol):
+    """A record that knows where it was read, for messages."""
 
     @property
     def where(self) -> str: ...
 
 
+class Prompted(Located, Protocol):
+    """A record with a prompt, by which records are split."""
+
+    @property
+    def prompt(self) -> str: ...
+
+
+L = TypeVar("L", bound=Located)
 P = TypeVar("P", bound=Prompted)
 
 CHUNK = 256
@@ -50,7 +55,7 @@ CHOICE = "(invalid: skip leaves such records out.)"
 def rows_of(
     path: str, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """(place, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
+    """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
 
     Empty lines are passed over. A raw row is what :func:`decode` takes.
 
@@ -85,7 +90,7 @@ def _rows_by_ending(
 
 
 def json_lines(path: str) -> Iterator[tuple[str, Any]]:
-    """(place, raw row) of every line that is not empty."""
+    """(where, raw row) of every line that is not empty."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
@@ -97,7 +102,7 @@ def json_lines(path: str) -> Iterator[tuple[str, Any]]:
 def parquet_rows(
     path: str, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """(place, raw row) of a Parquet file; see :func:`rows_of`."""
+    """(where, raw row) of a Parquet file; see :func:`rows_of`."""
     try:
         file = pyarrow.parquet.ParquetFile(path)
         found = file.schema_arrow.names
@@ -117,7 +122,7 @@ def parquet_rows(
 
 
 def csv_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """(place, row) of every row of a CSV file with a header; all values are texts."""
+    """(where, row) of every row of a CSV file with a header; all values are texts."""
     number = 0
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -130,7 +135,7 @@ def csv_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def json_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """(place, raw row) of a JSON list, or of JSON lines in a file that is called .json."""
+    """(where, raw row) of a JSON list, or of JSON lines in a file that is called .json."""
     raw = Path(path).read_bytes()
     if not raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         yield from json_lines(path)
@@ -160,7 +165,7 @@ def hub_split(path: str, config: str | None, split: str, otherwise: str = "files
 
 
 def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
-    """(place, row) of rows that are dicts already."""
+    """(where, row) of rows that are dicts already."""
     return ((f"{source}, record {number}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -272,12 +277,12 @@ def records_of(
     parse: Callable[[Any, str], R],
     skip_invalid: bool | None = None,
 ) -> list[R]:
-    """The records of (place, raw row) pairs.
+    """The records of (where, raw row) pairs.
 
     Args:
         rows: see :func:`rows_of`; rows that are already dicts also do.
         source: their name, for messages.
-        parse: makes a record of a row and the row's place.
+        parse: makes a record of a row and where it stands.
         skip_invalid: leave out what is not a record and say how many, instead of stopping there.
             None is False where the user has no choice.
 
@@ -310,7 +315,7 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
 
 
 def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
-    """``row[name]``; ``prefix`` is the path of the row within its record, for the message."""
+    """``row[name]``; ``prefix`` names the row within its record, for the message."""
     if name not in row:
         found = ", ".join(map(shown, list(row)[:12])) or "nothing"
         found += ", …" if len(row) > 12 else ""
@@ -372,33 +377,50 @@ def hold_out(groups: Sequence[str], share: float, seed: int = 0) -> list[bool]:
     return [group in held for group in groups]
 
 
-def split_by_prompt(records: Sequence[P], share: float, seed: int) -> tuple[list[P], list[P]]:
-    """Training and held-out records, no prompt on both sides; see :func:`hold_out`.
+def split_by_group(
+    records: Sequence[L], groups: Sequence[str], share: float, seed: int, group_name: str
+) -> tuple[list[L], list[L]]:
+    """Training and held-out records, no group on both sides; see :func:`hold_out`.
+
+    group_name: what a group is, for the message.
 
     Raises:
-        DataError: records of one prompt only, of which some are to be held out.
+        DataError: records of one group only, of which some are to be held out.
     """
-    held = hold_out([record.prompt for record in records], share, seed)
+    held = hold_out(groups, share, seed)
     if share > 0 and not any(held):
         raise DataError(
-            f"{records[0].where}: all records are of one prompt, so there is none to hold out. Set "
-            "a file of held-out records, or val_fraction to 0."
+            f"{records[0].where}: all records are of one {group_name}, so there is none to hold "
+            "out. Set a file of held-out records, or val_fraction to 0."
         )
     pairs = list(zip(records, held, strict=True))
     return [record for record, out in pairs if not out], [record for record, out in pairs if out]
+
+
+def split_by_prompt(records: Sequence[P], share: float, seed: int) -> tuple[list[P], list[P]]:
+    """Training and held-out records, no prompt on both sides; see :func:`split_by_group`."""
+    return split_by_group(records, [record.prompt for record in records], share, seed, "prompt")
+
+
+def warn_of_shared(
+    train: Iterable[str], held: Sequence[str], train_source: str, held_source: str, name: str
+) -> None:
+    """Says how many held-out texts are trained on. name: what they are, in the plural."""
+    known = set(train)
+    shared = sum(text in known for text in held)
+    if shared:
+        rank_zero_warn(
+            f"{held_source}: {shared:,} of {len(held):,} {name} are in {train_source} too, so "
+            "results on it flatter. Take them out of one."
+        )
 
 
 def warn_of_shared_prompts(
     train: Sequence[Prompted], held: Sequence[Prompted], train_source: str, held_source: str
 ) -> None:
     """Says how many held-out records have a prompt that is trained on."""
-    known = {record.prompt for record in train}
-    shared = sum(record.prompt in known for record in held)
-    if shared:
-        rank_zero_warn(
-            f"{held_source}: {shared:,} of {len(held):,} records have prompts that are in "
-            f"{train_source} too, so figures on it flatter. Take them out of one."
-        )
+    prompts = [[record.prompt for record in records] for records in (train, held)]
+    warn_of_shared(*prompts, train_source, held_source, "prompts")
 
 
 def largest(values: Sequence[float], count: int | None) -> list[int]:
@@ -408,7 +430,7 @@ def largest(values: Sequence[float], count: int | None) -> list[int]:
     """
     if count is None or count >= len(values):
         return list(range(len(values)))
-    return sorted(sorted(range(len(values)), key=lambda place: -values[place])[:count])
+    return sorted(sorted(range(len(values)), key=lambda position: -values[position])[:count])
 
 
 def json_object(row: Any, where: str) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
-from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
 
 from .conversations import ConversationEncoder

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from pl_pointwise.tasks.common.agreement import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder
-from .reference import adapters_off, base_of, evaluation_mode
+from .reference import adapters_off, base_of
 
 
 @dataclass

@@ -26,25 +26,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pl_pointwise.tasks.common.agreement import evaluation_mode
+
 
 def base_of(model: nn.Module) -> PreTrainedModel:
     """The transformers model, without a PEFT wrapper around it (adapted layers stay inside)."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel), f"not a transformers model: {type(base).__name__}"
     return base
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode (no dropout). Left as it was found."""
-    in_training = [module for module in model.modules() if module.training]
-    for module in in_training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
 
 
 @contextmanager

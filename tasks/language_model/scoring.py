@@ -26,6 +26,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from pl_pointwise.tasks.common.agreement import evaluation_mode
 from pl_pointwise.tasks.common.sizes import recurring
 
 from .batch import Pairs
@@ -33,7 +34,6 @@ from .reference import (
     ReferenceCache,
     adapters_off,
     base_of,
-    evaluation_mode,
     head_is_adapted,
     reference_problem,
 )

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
-from pl_pointwise.tasks.common.options import one_of
 from pl_pointwise.tasks.common.records import (
     CHOICE,
     CHUNK,
     digest,
-    hold_out,
     hub_split,
     largest,
     report_skipped,
+    split_by_group,
+    warn_of_shared,
 )
 
-from .corpus import docstring_rows
+from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
 from .records import (
     Record,
@@ -45,6 +44,14 @@ _NEEDS = {
 """Data sets by stage; the first it cannot do without."""
 
 
+class InputFormat(NamedTuple):
+    """How a text becomes tokens; module and data must agree on it."""
+
+    model_name: str
+    max_length: int
+    template: str | None
+
+
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
@@ -56,7 +63,7 @@ class RerankerDataModule(PointwiseDataModule):
 
     and the batch of B such records, with C = 1 + negatives, candidate 0 the positive::
 
-        index            (B,)       long     positions in the data set
+        index            (B,)       long     the sample's position in the data set
         input_ids        (B, C, T)  long     padded with the tokenizer's pad token to the longest
         token_type_ids   (B, C, T)  long     only if the tokenizer makes them
         lengths          (B, C)     long     tokens of each pair; 0 where there is no candidate
@@ -71,7 +78,7 @@ class RerankerDataModule(PointwiseDataModule):
 
     Sources of labelled records:
 
-        embedded: docstrings of the standard library and of packages this project depends on
+        embedded: docstrings of Python's standard library, which ship with this package
             (``corpus.py``); held out by module.
         hub: ``hub_path``, its splits "train" and "validation".
         files: ``train_file``, ``val_file``, ``test_file``; without ``val_file``, a part of the
@@ -82,8 +89,10 @@ class RerankerDataModule(PointwiseDataModule):
     record whose passages are all of one length is kept; the length objective is 0 there.
 
     Args:
-        model_name: the model whose tokenizer to use: a name on the hub, a folder, or
-            ``package:NAME/FOLDER``.
+        model_name: the model whose tokenizer to use, as the module's. This, max_length and
+            template are the module's: give them here only to use the data without one.
+        max_length: as the module's.
+        template: as the module's.
         source: where labelled records come from.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
@@ -94,9 +103,6 @@ class RerankerDataModule(PointwiseDataModule):
         invalid: what to do with a record that cannot be used: "error" or "skip", which says how
             many. None is "skip" for the hub, where queries with no or several marked passages are
             normal, and "error" otherwise. Records for prediction are never skipped.
-        max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
-            text is cut first.
-        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
@@ -112,8 +118,10 @@ class RerankerDataModule(PointwiseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None = None,
         *,
+        max_length: int | None = None,
+        template: str | None = None,
         source: Literal["embedded", "hub", "files"] = "embedded",
         hub_path: str = "microsoft/ms_marco",
         hub_config: str | None = "v2.1",
@@ -122,8 +130,6 @@ class RerankerDataModule(PointwiseDataModule):
         test_file: str | None = None,
         predict_file: str | None = None,
         invalid: Literal["error", "skip"] | None = None,
-        max_length: int = 512,
-        template: str | None = None,
         negatives: int = 9,
         min_negatives: int | None = None,
         max_queries: int | None = 50_000,
@@ -148,38 +154,30 @@ class RerankerDataModule(PointwiseDataModule):
         for option, count in (("max_queries", max_queries), ("val_queries", val_queries)):
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
-        if val_fraction is None:
-            val_fraction = 0.1
-            if max_queries is not None and val_queries is not None:
-                val_fraction = val_queries / (max_queries + val_queries)
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
-        if source != "files" and (train_file or val_file or test_file):
+        labelled = train_file or val_file or test_file
+        if source != "files" and labelled:
             raise DataError(f"source={source}: it takes no files. Set source to files.")
-        if source == "files" and not (train_file or val_file or test_file or predict_file):
+        if source == "files" and not (labelled or predict_file):
             raise DataError("source=files: it needs train_file, val_file or test_file.")
         if template is not None:
             split_template(template)
-        self.model_name = model_name
+        self._given = model_name, max_length, template
+        self._format: InputFormat | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
-        self.files = {
-            "train": train_file,
-            "val": val_file,
-            "test": test_file,
-            "predict": predict_file,
-        }
+        self.files = {"train": train_file, "val": val_file, "test": test_file}
+        self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.max_length, self.template = max_length, template
         self.negatives, self.min_negatives = negatives, least
         self.max_queries, self.val_queries = max_queries, val_queries
-        self.val_fraction = val_fraction
+        self.val_fraction = _val_fraction(val_fraction, max_queries, val_queries)
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
+        self._agree_with_module()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub":
             for name in _NEEDS.get(stage or "fit", ()):
@@ -191,6 +189,7 @@ class RerankerDataModule(PointwiseDataModule):
 
         Testing takes in the training data too, where there are any: the difference is a result.
         """
+        self._agree_with_module()
         for each in _NEEDS if stage is None else [stage]:
             for name in _NEEDS[each]:
                 self._add(name)
@@ -242,6 +241,31 @@ class RerankerDataModule(PointwiseDataModule):
         texts = {"record": record.where, "query": record.query, "positive": positive}
         return texts | {f"negative {j}": text for j, text in enumerate(negatives, start=1)}
 
+    def _agree_with_module(self) -> None:
+        """Take the input format from the module; with another one, everything is made anew."""
+        model_name, max_length, template = self._given
+        name = self.shared_option("model_name", model_name)
+        if name is None:
+            raise DataError(
+                "model_name: the data need a tokenizer. Use them with a RerankerModule, or give "
+                "them the model_name they are to be tokenised for."
+            )
+        module = getattr(self.trainer, "lightning_module", None)
+        if template is not None and getattr(module, "template", template) is None:
+            raise DataError(
+                f"template: the data have {template!r} and the module reads pairs, so its export "
+                "would make other inputs. Give it to the module alone."
+            )
+        agreed = InputFormat(
+            name,
+            self.shared_option("max_length", max_length, 512),
+            self.shared_option("template", template),
+        )
+        if agreed != self._format:
+            self._tokenizer = _load_tokenizer(agreed)
+            self._format = agreed
+            self.datasets, self._records = {}, {}
+
     def _add(self, name: str) -> None:
         """Put the data set ``name`` into ``datasets``, if its source has it."""
         if name in self.datasets:
@@ -261,11 +285,12 @@ class RerankerDataModule(PointwiseDataModule):
                 self.datasets["test"] = self.datasets["val"]
 
     def _dataset(self, name: str, records: Sequence[Record]) -> RerankerDataset:
+        assert self._format is not None  # setup has taken it
         return RerankerDataset(
             records,
             self._tokenizer,
-            max_length=self.max_length,
-            template=self.template,
+            max_length=self._format.max_length,
+            template=self._format.template,
             name=name,
             with_text=name == "predict",
             skip_invalid=self.skip_invalid and name != "predict",
@@ -279,17 +304,14 @@ class RerankerDataModule(PointwiseDataModule):
         return {name: self._select(name, those) for name, those in records.items()}
 
     def _from_corpus(self) -> dict[str, list[Record]]:
-        enough = None
-        if self.max_queries is not None and self.val_queries is not None:
-            enough = self.max_queries + self.val_queries
-        rows = docstring_rows(self.negatives, enough, self.seed)
-        if not rows:
+        entries = docstring_records(self.negatives, self.seed)
+        if not entries:
             raise DataError(
-                f"The embedded corpus has no module with {self.negatives + 1} docstrings here. "
-                f"Lower negatives, or set source to files."
+                f"The embedded corpus has no module with {self.negatives + 1} docstrings. Lower "
+                "negatives, or set source to files."
             )
-        records = [self._parse(row, f"embedded corpus, {row['query_id']}") for _, row in rows]
-        return self._split(records, [group for group, _ in rows])
+        records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
+        return self._split(records, [group for group, _ in entries])
 
     def _from_files(self) -> dict[str, list[Record]]:
         read = {
@@ -298,31 +320,20 @@ class RerankerDataModule(PointwiseDataModule):
             if path and name != "predict"
         }
         if "val" not in read and "train" in read:
-            queries = [_same_query(record) for record in read["train"]]
-            read |= self._split(read["train"], queries)
-        known = {_same_query(record) for record in read.get("train", [])}
+            read |= self._split(read["train"], [_same_query(record) for record in read["train"]])
+        queries = {name: [_same_query(record) for record in read[name]] for name in read}
         for name in ("val", "test"):
-            shared = sum(_same_query(record) in known for record in read.get(name, []))
-            if shared:
-                rank_zero_warn(
-                    f"{self.files[name]}: {shared:,} of {len(read[name]):,} queries are in "
-                    f"{self.files['train']} too, so figures on it flatter. Take them out of one."
-                )
+            sources = str(self.files["train"]), str(self.files[name])
+            warn_of_shared(queries.get("train", []), queries.get(name, []), *sources, "queries")
         return read
 
     def _split(self, records: list[Record], groups: list[str]) -> dict[str, list[Record]]:
         if self.val_fraction == 0:
             return {"train": records}
-        held = hold_out(groups, self.val_fraction, self.seed)
-        if not any(held):
-            raise DataError(
-                f"{records[0].where}: all records are of one query or module, so there are none to "
-                f"hold out. Set val_file, or val_fraction to 0."
-            )
-        sides: dict[str, list[Record]] = {"train": [], "val": []}
-        for record, out in zip(records, held, strict=True):
-            sides["val" if out else "train"].append(record)
-        return sides
+        train, val = split_by_group(
+            records, groups, self.val_fraction, self.seed, "query or module"
+        )
+        return {"train": train, "val": val}
 
     def _limit(self, name: str) -> int | None:
         return self.max_queries if name == "train" else self.val_queries
@@ -346,12 +357,12 @@ class RerankerDataModule(PointwiseDataModule):
         The datasets library keeps the result in its cache.
         """
 
-        def measure(batch: dict[str, list[Any]], places: list[int]) -> dict[str, list[Any]]:
+        def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
             problems, records = [], []
-            for place, values in zip(places, zip(*batch.values(), strict=True), strict=True):
+            for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
                 try:
                     row = dict(zip(batch, values, strict=True))
-                    records.append(self._parse(row, self._place(name, place)))
+                    records.append(self._parse(row, self._where(name, position)))
                     problems.append("")
                 except DataError as error:
                     problems.append(str(error))
@@ -364,7 +375,7 @@ class RerankerDataModule(PointwiseDataModule):
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         tokenizer |= {"truncation": None, "padding": None}  # states of its last use
         counts = self.negatives, self.min_negatives, self.seed
-        key = digest(rows._fingerprint, self._place(name, 0), tokenizer, counts)
+        key = digest(rows._fingerprint, self._where(name, 0), tokenizer, counts)
         measured = rows.map(
             measure,
             batched=True,
@@ -388,11 +399,11 @@ class RerankerDataModule(PointwiseDataModule):
         chosen = [usable[i] for i in largest([variances[i] for i in usable], self._limit(name))]
         rank_zero_info(f"{name}: kept {len(chosen):,} of {len(usable):,} queries, {_RULE}.")
         return [
-            self._parse(row, self._place(name, i))
+            self._parse(row, self._where(name, i))
             for i, row in zip(chosen, rows.select(chosen), strict=True)
         ]
 
-    def _place(self, name: str, position: int) -> str:
+    def _where(self, name: str, position: int) -> str:
         return f"{self.hub_path}, {name}, record {position + 1}"
 
     def _parse(self, row: Any, where: str) -> Record:
@@ -400,23 +411,35 @@ class RerankerDataModule(PointwiseDataModule):
             row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
         )
 
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        source = model_source(self.model_name)
-        with loading(self.model_name):
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-            raise DataError(
-                f"{self.model_name}: its tokenizer is slow or has no pad token. Take an encoder "
-                f"with a fast tokenizer and a pad token."
-            )
-        least = tokenizer.num_special_tokens_to_add(pair=self.template is None) + 2
-        if not least <= self.max_length <= tokenizer.model_max_length:
-            raise DataError(
-                f"max_length={self.max_length}: {self.model_name} takes from {least} to "
-                f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
-            )
-        return tokenizer
+
+def _val_fraction(given: float | None, max_queries: int | None, val_queries: int | None) -> float:
+    """The part of the training queries to hold out, from the numbers wanted if it is not given."""
+    if given is not None:
+        if not 0 <= given < 1:
+            raise DataError(f"val_fraction={given}: give a number from 0 to below 1.")
+        return given
+    if max_queries is None or val_queries is None:
+        return 0.1
+    return val_queries / (max_queries + val_queries)
+
+
+def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model, if it can make such inputs."""
+    name = wanted.model_name
+    with loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        raise DataError(
+            f"{name}: its tokenizer is slow or has no pad token. Take an encoder with a fast "
+            "tokenizer and a pad token."
+        )
+    least = tokenizer.num_special_tokens_to_add(pair=wanted.template is None) + 2
+    if not least <= wanted.max_length <= tokenizer.model_max_length:
+        raise DataError(
+            f"max_length={wanted.max_length}: {name} takes from {least} to "
+            f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
+        )
+    return tokenizer
 
 
 def _same_query(record: Record) -> str:

@@ -219,16 +219,16 @@ def _lost(
     if template is not None:
         before, between = split_template(template)
         start = len(before) + len(record.query) + len(between)
-    for place, pair in enumerate(pairs):
+    for number, pair in enumerate(pairs):
         if lengths[pair] == 0:
             problem = "gives no token. Put words in it"
         elif not _keeps_passage(encoding.encodings[pair], start):
             problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
         else:
             continue
-        which = f"number {place + 1}"
+        which = f"number {number + 1}"
         if labelled:
-            which = f"negative {place}" if place else "the positive"
+            which = f"negative {number}" if number else "the positive"
         return f'{record.where}: field "passages": {which} {problem}, or take out the record.'
     return None
 

@@ -56,7 +56,7 @@ def export_cross_encoder(
         The folder.
 
     Raises:
-        ValueError: a two-label head that cannot be folded, or a template that cannot be carried so
+        ValueError: a two-label head that cannot be folded, or a template that cannot be written so
             that inputs stay the same, token by token.
     """
     path = Path(path)

@@ -58,8 +58,8 @@ def length_biased_lambda_loss(
     ranks = by_score.argsort(dim=1, descending=True, stable=True).argsort(dim=1) + 1
     discounts = _discount(ranks, top_k, scores.dtype)
     ideal = gains.sort(dim=1, descending=True).values
-    places = torch.arange(1, scores.shape[1] + 1, device=scores.device)
-    ideal_dcg = (ideal * _discount(places, top_k, scores.dtype)).sum(dim=1)
+    in_order = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+    ideal_dcg = (ideal * _discount(in_order, top_k, scores.dtype)).sum(dim=1)
 
     gain_differences = gains[:, :, None] - gains[:, None, :]
     discount_differences = discounts[:, None, :] - discounts[:, :, None]

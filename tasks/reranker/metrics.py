@@ -1,6 +1,8 @@
-"""Ranking metrics of the re-ranker: functions of scores first, accumulating twins after.
+"""Ranking metrics of the re-ranker: functions of scores, and their mean over queries.
 
-They are defined for any real scores, negative ones included. Candidate 0 of a query is its one
+They are defined for any real scores, negative ones included (torchmetrics' reciprocal rank drops a
+positive that scores 0 or less), and take the same inputs: (scores, lengths, candidates, top_k).
+Candidate 0 of a query is its one
 positive; the rest are negatives; `candidates` is false where a query has fewer than others.
 
 The tie rule, for all of them: among equal scores the positive is ranked last and the negatives
@@ -10,7 +12,8 @@ number, for the same reason.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,19 +42,20 @@ def positive_rank(scores: Tensor, candidates: Tensor) -> Tensor:
     return (ranked_order(scores, candidates) == 0).long().argmax(dim=1) + 1
 
 
-def reciprocal_rank(scores: Tensor, candidates: Tensor, top_k: int = 10) -> Tensor:
+def reciprocal_rank(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 10) -> Tensor:
     """1/r if the positive's rank r ≤ top_k, else 0; ties rank it last. Mean over queries: MRR.
 
-    scores: (B, C) real; candidates: (B, C) bool. Returns: (B,) float32 in [0, 1].
+    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32 in
+    [0, 1].
     """
     rank = positive_rank(scores, candidates)
     return torch.where(rank <= top_k, 1.0 / rank.float(), 0.0)
 
 
-def hit(scores: Tensor, candidates: Tensor, top_k: int = 3) -> Tensor:
+def hit(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 3) -> Tensor:
     """1 if the positive is among the top_k, else 0; ties rank it last.
 
-    scores: (B, C) real; candidates: (B, C) bool. Returns: (B,) float32.
+    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32.
     """
     return (positive_rank(scores, candidates) <= top_k).float()
 
@@ -87,22 +91,23 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
     return torch.where(candidates.gather(1, order), ranked, 0.0)
 
 
-class QueryMean(Metric, ABC):
-    """Mean over queries of one value per query; sums as states, so ranks and batches just add up.
+class QueryMean(Metric):
+    """Mean over queries of one value per query, over all batches and ranks; NaN of no query.
 
-    `update` takes every re-ranking metric's inputs alike, so they share a collection. Without any
-    query the mean is NaN.
+    `update` takes every re-ranking metric's inputs alike.
+
+    Args:
+        values: (scores, lengths, candidates) → (B,), one value per query; the higher the better.
     """
 
     full_state_update = False
+    higher_is_better = True
     total: Tensor
     queries: Tensor
 
-    def __init__(self, top_k: int) -> None:
+    def __init__(self, values: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        if top_k < 1:
-            raise ValueError(f"{type(self).__name__}(top_k={top_k}): top_k counts ranks from 1.")
-        self.top_k = top_k
+        self.values = values
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("queries", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -115,83 +120,23 @@ class QueryMean(Metric, ABC):
             scores: (B, C), any real numbers; candidate 0 is the positive.
             lengths: (B, C) passage lengths in tokens.
             candidates: (B, C) bool, false where there is no candidate.
-            real: (B,) bool, false for rows that only fill the batch; None counts every row.
+            real: (B,) bool, false for samples that only fill the batch; None counts every one.
         """
         values = self.values(scores.detach(), lengths, candidates)
-        keep = torch.ones_like(values, dtype=torch.bool) if real is None else real
-        self.total += torch.where(keep, values, 0.0).sum()
-        self.queries += keep.sum()
+        if real is None:
+            real = torch.ones_like(values, dtype=torch.bool)
+        self.total += torch.where(real, values, 0.0).sum()
+        self.queries += real.sum()
 
     def compute(self) -> Tensor:
-        """The mean over all queries so far."""
+        """The mean over all queries so far. torchmetrics' own MeanMetric gives 0 for none."""
         return self.total / self.queries
 
-    @abstractmethod
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        """One value per query, (B,)."""
 
-
-class MeanReciprocalRank(QueryMean):
-    """MRR@top_k, see :func:`reciprocal_rank`. Ties rank the positive last."""
-
-    higher_is_better = True
-
-    def __init__(self, top_k: int = 10) -> None:
-        super().__init__(top_k)
-
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        return reciprocal_rank(scores, candidates, self.top_k)
-
-
-class HitRate(QueryMean):
-    """Hit@top_k, see :func:`hit`. Ties rank the positive last."""
-
-    higher_is_better = True
-
-    def __init__(self, top_k: int = 3) -> None:
-        super().__init__(top_k)
-
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        return hit(scores, candidates, self.top_k)
-
-
-class LengthRank(QueryMean):
-    """LenRank@top_k over the negatives, see :func:`length_rank`. Ties by position."""
+class QueryCost(QueryMean):
+    """Likewise, of a value that is the better the lower it is."""
 
     higher_is_better = False
-
-    def __init__(self, top_k: int = 10) -> None:
-        super().__init__(top_k)
-
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        return length_rank(scores, lengths, candidates, self.top_k)
-
-
-class AverageLength(QueryMean):
-    """AvgLength@top_k over all candidates, see :func:`average_length`. Ties: positive last."""
-
-    higher_is_better = False
-
-    def __init__(self, top_k: int = 3) -> None:
-        super().__init__(top_k)
-
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        return average_length(scores, lengths, candidates, self.top_k)
-
-
-class LengthObjective(QueryMean):
-    """Mean of Λ, the length objective, whatever a model was trained on. Ties by position."""
-
-    higher_is_better = False
-
-    def __init__(self, top_k: int = 3, candidate_set: CandidateSet = "all") -> None:
-        super().__init__(top_k)
-        self.candidate_set: CandidateSet = candidate_set
-
-    def values(self, scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-        return length_biased_lambda_loss(
-            scores, lengths, candidates, self.top_k, self.candidate_set
-        )
 
 
 def ranking_metrics(
@@ -204,10 +149,13 @@ def ranking_metrics(
     A dict on purpose. A MetricCollection merges metrics whose states agree after the first batch,
     for good: a first batch ranked perfectly would turn Hit@3 into MRR@10.
     """
+    objective = partial(
+        length_biased_lambda_loss, top_k=objective_top_k, candidate_set=objective_candidates
+    )
     return {
-        "mrr@10": MeanReciprocalRank(10),
-        "hit@3": HitRate(3),
-        "lenrank@10": LengthRank(10),
-        "avglength@3": AverageLength(3),
-        "length_objective": LengthObjective(objective_top_k, objective_candidates),
+        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10)),
+        "hit@3": QueryMean(partial(hit, top_k=3)),
+        "lenrank@10": QueryCost(partial(length_rank, top_k=10)),
+        "avglength@3": QueryCost(partial(average_length, top_k=3)),
+        "length_objective": QueryCost(objective),
     }

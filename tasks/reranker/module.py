@@ -34,21 +34,22 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule
+from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.data import PADDING
+from pl_pointwise.errors import one_of
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
-from pl_pointwise.tasks.common.options import one_of
 
+from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
-from .scoring import PATHS, ScoringPath, choose_path, longest_input
+from .scoring import SCORING_METHODS, ScoringMethod, choose_scoring_method, longest_input
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 
-PAPER_OPTIMIZATION = Optimization(
-    learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1
+PAPER_TRAINING = Training(
+    Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
 )
 
 
@@ -73,18 +74,11 @@ class RerankerModule(PointwiseModule):
         top_k: K of Λ, the ranks that count in it.
         dropout: probability for every dropout of the model; None leaves the model's own.
         attention: attention implementation; None leaves the choice to transformers.
-        max_length: tokens to which the data cut a pair, for the export. A fit takes it from its
-            data module.
-        template: the input as one string with {query} and {passage}, as the data make it, or None
-            for pairs; for the export. A fit takes it from its data module.
-        optimization: optimizer and schedule; by default the paper's, AdamW at 2e-5 with a linear
-            schedule, a warm-up ratio of 0.1 and no weight decay.
-        micro_batch_size: queries per forward and backward pass; None takes the whole batch.
-        gradient_clip_val: largest norm of the gradient, or None.
-        primal_steps: steps of the weights per dual step.
-        order: "simultaneous" or "dual_first".
-        multiplier_folder: keep multipliers in files there, mapped into memory; None keeps them in
-            memory.
+        max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
+            text is cut first. The data module takes it, model_name and template from here.
+        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
+        training: how it is trained; by default the paper's: AdamW at 2e-5 with a linear schedule,
+            a warm-up ratio of 0.1 and no weight decay.
     """
 
     host_keys = ("index", "lengths")
@@ -102,29 +96,22 @@ class RerankerModule(PointwiseModule):
         attention: Attention | None = None,
         max_length: int = 512,
         template: str | None = None,
-        optimization: Optimization = PAPER_OPTIMIZATION,
-        micro_batch_size: int | None = None,
-        gradient_clip_val: float | None = None,
-        primal_steps: int = 1,
-        order: Literal["simultaneous", "dual_first"] = "simultaneous",
-        multiplier_folder: str | None = None,
+        training: Training = PAPER_TRAINING,
     ) -> None:
-        judged = tolerance if evaluation_tolerance is None else evaluation_tolerance
+        if evaluation_tolerance is None:
+            evaluation_tolerance = tolerance
         super().__init__(
             formulation=formulation,
             constraints={"relevance": Constraint(at_least=tolerance)},
-            evaluation_constraints={"relevance": Constraint(at_least=judged)},
-            optimization=optimization,
-            micro_batch_size=micro_batch_size,
-            gradient_clip_val=gradient_clip_val,
-            primal_steps=primal_steps,
-            order=order,
-            multiplier_folder=multiplier_folder,
+            evaluation_constraints={"relevance": Constraint(at_least=evaluation_tolerance)},
+            training=training,
         )
         one_of("objective", objective, ("length", "monobert"))
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if top_k < 1:
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
+        if template is not None:
+            split_template(template)
         self.model_name = model_name
         self.trained_on: Literal["length", "monobert"] = objective
         self.objective_candidates: CandidateSet = objective_candidates
@@ -133,22 +120,12 @@ class RerankerModule(PointwiseModule):
         self.template = template
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.longest_input = longest_input(self.model)
-        self.path: ScoringPath | Literal["auto"] = "auto"
-
-    def setup(self, stage: str) -> None:
-        """Take over how the data of a fit make inputs, so that the export makes them alike."""
-        super().setup(stage)
-        data = getattr(self.trainer, "datamodule", None)
-        for name in ("max_length", "template"):
-            if stage == "fit" and hasattr(data, name):
-                value = getattr(data, name)
-                setattr(self, name, value)
-                self.hparams[name] = value
+        self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where there is none.
 
-        By the fastest way that is right for the model, see ``scoring.py``.
+        By the fastest scoring method that is right for the model, see ``scoring.py``.
         """
         shape = batch["lengths"].shape
         lengths: Tensor = batch["lengths"].flatten().cpu()
@@ -156,7 +133,7 @@ class RerankerModule(PointwiseModule):
             # On a GPU the model itself would die of it without a word why.
             raise ValueError(
                 f"A pair of {int(lengths.max())} tokens, but {self.model_name} reads at most "
-                f"{self.longest_input}: lower max_length, of the data and of the model."
+                f"{self.longest_input}: lower max_length."
             )
         inputs: dict[str, Tensor] = {
             key: batch[key].flatten(0, 1) for key in ("input_ids", "token_type_ids") if key in batch
@@ -165,11 +142,11 @@ class RerankerModule(PointwiseModule):
         device = inputs["input_ids"].device
         if len(present) == 0:
             return torch.zeros(shape, device=device)
-        if self.path == "auto":
-            self.path = choose_path(self.model, inputs, lengths, present)
-        scores = PATHS[self.path](self.model, inputs, lengths, present)
-        places = present.to(device, non_blocking=True)
-        return scores.new_zeros(lengths.numel()).index_copy(0, places, scores).view(shape)
+        if self.scoring_method == "auto":
+            self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
+        scores = SCORING_METHODS[self.scoring_method](self.model, inputs, lengths, present)
+        positions = present.to(device, non_blocking=True)
+        return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
 
     def objective(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
@@ -185,7 +162,7 @@ class RerankerModule(PointwiseModule):
         return {"relevance": outputs[:, :1] - outputs[:, 1:]}
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Every query carries the objective, and one constraint for each negative it has."""
+        """Every query has the objective, and one constraint for each of its negatives."""
         candidates: Tensor = batch["candidates"]
         return {
             "objective": torch.ones_like(candidates[:, 0]),
@@ -226,9 +203,9 @@ class RerankerModule(PointwiseModule):
             entry: dict[str, Any] = {"index": index}
             if "query_id" in batch:
                 entry["query_id"] = batch["query_id"][row]
-            found = scores[row][candidates[row]]
-            entry["order"] = found.argsort(descending=True, stable=True).tolist()
-            entry["scores"] = found.tolist()
+            given = scores[row][candidates[row]]
+            entry["order"] = given.argsort(descending=True, stable=True).tolist()
+            entry["scores"] = given.tolist()
             results.append(entry)
         return results
 
@@ -258,7 +235,7 @@ def load_cross_encoder(
     numbers were drawn before, so that methods compared at one seed start from the same weights.
 
     Raises:
-        ValueError: a head of three labels or more, or a dropout the model has no place for.
+        ValueError: a head of three labels or more, or a dropout for a model without any.
     """
     source = model_source(model_name)
     with loading(model_name):

@@ -44,7 +44,7 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
 
     Args:
         row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id".
-        where: the row's place, for messages.
+        where: where the row stands, for messages.
         negatives: the most negatives to keep. Of more, as many are drawn by ``seed`` and the row's
             own text, so the choice does not depend on the rest of the file.
         least: the fewest negatives allowed.
@@ -81,7 +81,7 @@ def parse_candidates(row: Any, where: str) -> Record:
     Args:
         row: {"query", "passages"}, optionally "query_id"; the passages are a list of texts or
             {"passage_text": such a list}.
-        where: the row's place, for messages.
+        where: where the row stands, for messages.
     """
     if not isinstance(row, dict):
         raise DataError(f"{where}: the record is {kind(row)}. Give one object for each query.")

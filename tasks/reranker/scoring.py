@@ -1,14 +1,14 @@
 """Scores of pairs of different lengths without computing on their padding.
 
-Two ways, which differ in cost and in nothing else:
+Two scoring methods, which differ in cost and in nothing else:
 
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, no padding at all (packing.py); on a CPU, for models that attend
              through transformers' interface
 
-:func:`choose_path` compares the second with the first on the first batch a module sees. On a GPU
-pairs are grouped: there attention sequence by sequence is many small kernels.
+:func:`choose_scoring_method` compares the second with the first on the first batch a module sees.
+On a GPU pairs are grouped: there attention sequence by sequence is many small kernels.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pl_pointwise.tasks.common.agreement import disagreement, evaluation_mode, rounding_bound
 from pl_pointwise.tasks.common.packing import (
     Packing,
     first_position,
@@ -33,17 +34,16 @@ from pl_pointwise.tasks.common.packing import (
     position_embedding,
     uninstall,
 )
-from pl_pointwise.tasks.language_model.reference import evaluation_mode
 
 log = logging.getLogger(__name__)
 
-ScoringPath = Literal["packed", "grouped"]
+ScoringMethod = Literal["packed", "grouped"]
 
 FORWARD_COST = {"cpu": 64, "cuda": 512}
 """What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
 
 Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast, for
-BERT-mini and MiniLM-L6 alike. The figure for GPUs is an estimate.
+BERT-mini and MiniLM-L6 alike. The number for GPUs is an estimate.
 """
 
 ROW_TOKENS = 4096
@@ -77,7 +77,9 @@ def packed_scores(
     return _by_group(model, inputs, lengths, present, order.split(sizes.tolist()), pack=True)
 
 
-PATHS: dict[str, Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor, Tensor], Tensor]] = {
+SCORING_METHODS: dict[
+    ScoringMethod, Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor, Tensor], Tensor]
+] = {
     "packed": packed_scores,
     "grouped": grouped_scores,
 }
@@ -98,8 +100,8 @@ def _by_group(
         rows = present[group]
         longest = int(lengths[rows].max())
         mask = torch.arange(longest) < lengths[rows, None]
-        places = rows.to(device, non_blocking=True)
-        arguments = {key: value[places, :longest] for key, value in inputs.items()}
+        positions = rows.to(device, non_blocking=True)
+        arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
             with packed(Packing.of(lengths[rows], longest).to(device)):
@@ -111,9 +113,9 @@ def _by_group(
     return torch.cat(scores)[order.to(device, non_blocking=True)]
 
 
-def choose_path(
+def choose_scoring_method(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
-) -> ScoringPath:
+) -> ScoringMethod:
     """Whether a packed row gives what padded groups give; if not, the log says why.
 
     The shortest, the middle and the longest pair of a batch are compared, the last one also cut in
@@ -134,7 +136,7 @@ def choose_path(
         expected = grouped_scores(model, some, those, everything)
         try:
             found = packed_scores(model, some, those, everything)
-            problem = _disagreement(found, expected, _tolerance(model))
+            problem = disagreement("scores", found, expected, rounding_bound(model.parameters()))
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
     if problem is None:
@@ -142,24 +144,6 @@ def choose_path(
     uninstall(model)
     log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
     return "grouped"
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    """How far two correct ways may differ, relative to 1 + |score|."""
-    low = any(weight.dtype.itemsize < 4 for weight in model.parameters())
-    return 3e-2 if low else 1e-4
-
-
-def _disagreement(found: Tensor, expected: Tensor, tolerance: float) -> str | None:
-    """What differs by more than the tolerance, or None."""
-    finite = expected.isfinite()
-    error = ((found - expected).abs() / (1 + expected.abs()))[finite]
-    if (error <= tolerance).all():  # so that NaN does not pass
-        return None
-    return (
-        f"scores differ by {error.max():.1e}, relative to 1 + |score|; {tolerance:.0e} is what "
-        "rounding explains"
-    )
 
 
 def longest_input(model: PreTrainedModel) -> int | None:

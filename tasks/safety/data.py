@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import (
     hub_split,
     largest,

@@ -28,8 +28,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
 from pl_pointwise import Constraint, Formulation, Optimization
-from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Attention, Dtype, Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_rows

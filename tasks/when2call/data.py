@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.options import one_of
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import hub_split, split_by_prompt, warn_of_shared_prompts
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder

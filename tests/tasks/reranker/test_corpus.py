@@ -1,180 +1,146 @@
-"""The embedded corpus is the same everywhere, runs no foreign code, and nothing leaks in it."""
+"""The embedded corpus: distinct records, nothing leaks in it, and the script that collected it."""
 
 from __future__ import annotations
 
-import subprocess
+import importlib.util
+import json
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from pl_pointwise.tasks.reranker import corpus
-from pl_pointwise.tasks.reranker.corpus import docstring_rows, documents, split
+from pl_pointwise.tasks.reranker.corpus import docstring_records
+
+
+def plain(text: str) -> str:
+    return " ".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[tuple[str, dict[str, Any]]]:
-    return docstring_rows(negatives=4, enough=1500)
+def records() -> list[tuple[str, dict[str, Any]]]:
+    return docstring_records(negatives=4)
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty package `madeup`, the only source of docstrings."""
-    folder = tmp_path / "madeup"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(corpus, "PACKAGES", ("madeup",))
-    corpus._package.cache_clear()
-    yield folder
-    corpus._package.cache_clear()
+def test_enough_for_the_demo_and_of_the_schema(records: list[tuple[str, dict[str, Any]]]) -> None:
+    assert len(records) == 1194  # 600 are needed
+    for group, record in records:
+        assert record["query_id"].partition(":")[0].split(".")[0] == group
+        assert record["passages"]["is_selected"] == [1, 0, 0, 0, 0]
+        assert len(set(record["passages"]["passage_text"])) == 5
+
+
+def test_queries_and_answers_are_distinct(records: list[tuple[str, dict[str, Any]]]) -> None:
+    queries = [plain(record["query"]) for _, record in records]
+    answers = [plain(record["passages"]["passage_text"][0]) for _, record in records]
+    ids = [record["query_id"] for _, record in records]
+    assert len(set(queries)) == len(set(answers)) == len(set(ids)) == len(records)
+    assert not any(query in answer for query, answer in zip(queries, answers, strict=True))
+
+
+def test_no_text_stands_in_two_groups(records: list[tuple[str, dict[str, Any]]]) -> None:
+    groups = defaultdict(set)
+    for group, record in records:
+        for text in (record["query"], *record["passages"]["passage_text"]):
+            groups[plain(text)].add(group)
+    assert all(len(group) == 1 for group in groups.values())
+
+
+def test_negatives_are_other_bodies_of_the_same_module(
+    records: list[tuple[str, dict[str, Any]]],
+) -> None:
+    bodies = defaultdict(set)
+    for line in corpus.DOCSTRINGS.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        bodies[entry["module"]].add(entry["body"])
+    for _, record in records:
+        module = record["query_id"].partition(":")[0]
+        assert {*record["passages"]["passage_text"]} <= bodies[module]
+
+
+def test_texts_are_clean_and_neither_too_short_nor_too_long(
+    records: list[tuple[str, dict[str, Any]]],
+) -> None:
+    for _, record in records:
+        assert 4 <= len(plain(record["query"]).split()) <= 30
+        for text in (record["query"], *record["passages"]["passage_text"]):
+            assert text == " ".join(text.split())
+            assert not re.search("`|>>>|(?i:deprecated)", text)
+        for text in record["passages"]["passage_text"]:
+            assert len(plain(text).split()) >= 8
+            assert len(text.split()) <= 100
+
+
+def test_seed_changes_the_negatives_alone(records: list[tuple[str, dict[str, Any]]]) -> None:
+    assert docstring_records(negatives=4) == records
+    other = docstring_records(negatives=4, seed=1)
+    assert other != records
+    for (_, a), (_, b) in zip(records, other, strict=True):
+        assert a["query"] == b["query"]
+        assert a["passages"]["passage_text"][0] == b["passages"]["passage_text"][0]
+
+
+def test_license_and_source_stand_beside_the_file() -> None:
+    folder = corpus.DOCSTRINGS.parent
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text(encoding="utf-8")
+    assert "CPython 3.11.7" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# The script ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make() -> ModuleType:
+    """The script ``docstrings/make.py``, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("make", corpus.DOCSTRINGS.with_name("make.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(
+    sys.version_info[:3] != (3, 11, 7) or sys.implementation.name != "cpython",
+    reason="the shipped file is of CPython 3.11.7",
+)
+def test_the_script_makes_the_shipped_file(
+    make: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order a file system lists its files."""
+    rglob = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda *args: reversed(list(rglob(*args))))
+    make.main()
+    assert capsys.readouterr().out == corpus.DOCSTRINGS.read_text(encoding="utf-8")
 
 
 def function(name: str, summary: str, body: str) -> str:
     return f'def {name}():\n    """{summary}\n\n    {body}\n    """\n\n'
 
 
-def words(text: str) -> str:
-    return " ".join(corpus._words(text))
-
-
-def test_enough_for_the_demo(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    assert len(rows) >= 1500
-    assert all(len(row["passages"]["passage_text"]) == 5 for _, row in rows)
-
-
-def test_standard_library_comes_first(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    groups = [group for group, _ in rows]
-    assert groups[0] in sys.stdlib_module_names
-    assert sum(group in sys.stdlib_module_names for group in groups) > len(groups) / 2
-
-
-def test_no_further_package_is_read_once_there_are_enough() -> None:
-    few, all_rows = docstring_rows(negatives=4, enough=100), docstring_rows(negatives=4)
-    assert 100 <= len(few) < len(all_rows)
-    assert {group for group, _ in few} <= sys.stdlib_module_names
-    assert few == all_rows[: len(few)]
-
-
-def test_queries_and_answers_are_unique(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    queries = [words(row["query"]) for _, row in rows]
-    answers = [words(row["passages"]["passage_text"][0]) for _, row in rows]
-    ids = [row["query_id"] for _, row in rows]
-    assert len(set(queries)) == len(set(answers)) == len(set(ids)) == len(rows)
-
-
-def test_no_text_stands_in_two_groups(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    groups = defaultdict(set)
-    for group, row in rows:
-        for text in (row["query"], *row["passages"]["passage_text"]):
-            groups[words(text)].add(group)
-    assert all(len(found) == 1 for found in groups.values())
-
-
-def test_answer_does_not_repeat_the_question(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    assert not any(
-        words(row["query"]) in words(row["passages"]["passage_text"][0]) for _, row in rows
-    )
-
-
-def test_negatives_are_other_bodies_of_the_same_module(
-    rows: list[tuple[str, dict[str, Any]]],
+def test_source_is_read_and_never_run_and_what_does_not_parse_is_passed_over(
+    make: ModuleType, tmp_path: Path
 ) -> None:
-    bodies = defaultdict(set)
-    for entry in documents():
-        bodies[entry.module].add(entry.body)
-    for _, row in rows:
-        positive, *negatives = row["passages"]["passage_text"]
-        module = row["query_id"].partition(":")[0]
-        assert len({positive, *negatives}) == 5
-        assert {positive, *negatives} <= bodies[module]
-
-
-def test_texts_are_clean_and_neither_too_short_nor_too_long(
-    rows: list[tuple[str, dict[str, Any]]],
-) -> None:
-    for _, row in rows:
-        for text in (row["query"], *row["passages"]["passage_text"]):
-            assert text == " ".join(text.split())
-            assert "`" not in text
-            assert ">>>" not in text
-            assert "deprecated" not in corpus._words(text)
-        assert 4 <= len(corpus._words(row["query"])) <= 30
-        assert all(len(text.split()) <= 100 for text in row["passages"]["passage_text"])
-        assert all(len(corpus._words(text)) >= 8 for text in row["passages"]["passage_text"])
-
-
-def test_no_tests_and_nothing_that_an_installation_may_lack(
-    rows: list[tuple[str, dict[str, Any]]],
-) -> None:
-    for _, row in rows:
-        parts = row["query_id"].partition(":")[0].split(".")
-        assert corpus.EXCLUDED.isdisjoint(parts)
-
-
-def test_same_rows_in_whatever_order_files_are_listed(
-    rows: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rglob = Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda *args: reversed(list(rglob(*args))))
-    corpus._package.cache_clear()
-    assert docstring_rows(negatives=4, enough=1500) == rows
-
-
-def test_same_rows_in_another_process_and_no_package_imported() -> None:
-    """Hash randomisation and the modules already imported differ from process to process."""
-    code = (
-        "import hashlib, json, runpy, sys; c = runpy.run_path(sys.argv[1]);"
-        "rows = c['docstring_rows'](4, 1400);"
-        "print(hashlib.sha256(json.dumps(rows).encode()).hexdigest(), len(rows),"
-        " {'torch', 'lightning', 'asyncio', 'antigravity'} & {*sys.modules})"
-    )
-    # By its path: importing it as part of the package would import torch.
-    command = [sys.executable, "-c", code, corpus.__file__]
-    runs = [
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": seed}
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1]
-    assert runs[0].endswith("set()\n")
-
-
-def test_seed_changes_the_negatives_alone(rows: list[tuple[str, dict[str, Any]]]) -> None:
-    other = docstring_rows(negatives=4, enough=1500, seed=1)
-    assert other != rows
-    for (_, a), (_, b) in zip(rows, other, strict=True):
-        assert a["query"] == b["query"]
-        assert a["passages"]["passage_text"][0] == b["passages"]["passage_text"][0]
-
-
-def test_source_is_read_and_never_run(package: Path) -> None:
-    bodies = [f"It counts {animal} of the {place} and then gives their number back." for animal,
-              place in [("fish", "sea"), ("birds", "sky"), ("moles", "soil")]]  # fmt: skip
-    source = "raise SystemExit('imported')\n" + "".join(
-        function(f"f{i}", f"Number of {body.split()[2]} that there are.", body)
-        for i, body in enumerate(bodies)
-    )
-    (package / "animals.py").write_text(source)
-    found = docstring_rows(negatives=2)
-    assert [row["query_id"] for _, row in found] == [f"madeup.animals:f{i}" for i in range(3)]
-    assert "madeup" not in sys.modules
-
-
-def test_files_that_do_not_parse_are_passed_over(package: Path) -> None:
+    package = tmp_path / "water"
+    (package / "tests").mkdir(parents=True)
     (package / "broken.py").write_text("def f(:")
     (package / "binary.py").write_bytes(b"\x00\xff\xfe")
     (package / "deep.py").write_text("(" * 500 + ")" * 500)
-    body = "Whoever calls this gets the list of rivers back."
-    (package / "good.py").write_text(function("f", "List of all rivers.", body))
-    assert [entry.body for entry in documents(["madeup"])] == [body]
+    good = function("f", "List of all rivers.", "Whoever calls it gets a list of rivers back.")
+    (package / "good.py").write_text("raise SystemExit('imported')\n" + good)
+    (package / "tests" / "more.py").write_text(good.replace("river", "lake"))
+    kept = make.docstrings(tmp_path, ["water", "absent"])
+    assert [(entry.module, entry.name) for entry in kept] == [("water.good", "f")]
+    assert "water.good" not in sys.modules
 
 
-def test_summaries_of_many_functions_and_repeated_bodies_are_left_out(package: Path) -> None:
+def test_summaries_of_many_functions_and_repeated_bodies_are_left_out(
+    make: ModuleType, tmp_path: Path
+) -> None:
     body = "Rivers are counted from {} to the mouth of each, and lakes between them too."
     pairs = [
         ("Length of a river, in miles.", "It is the way that water of a river takes to the sea."),
@@ -184,50 +150,48 @@ def test_summaries_of_many_functions_and_repeated_bodies_are_left_out(package: P
         ("Count of rivers and lakes.", body.format("the spring")),
     ]
     source = "".join(function(f"f{i}", *pair) for i, pair in enumerate(pairs))
-    (package / "water.py").write_text(source)
-    assert [entry.name for entry in documents(["madeup"])] == ["f0", "f3"]
+    (tmp_path / "water.py").write_text(source)
+    assert [entry.name for entry in make.docstrings(tmp_path, ["water"])] == ["f0", "f3"]
 
 
 @pytest.mark.parametrize(
     ("summary", "body"),
     [
-        (
-            "Return self.",
-            "The very same river is returned, so that calls to rivers can be chained.",
-        ),
+        ("Return self.", "The very same river is returned, so that calls can be chained."),
         ("f(river) -> length of it", "The river is measured from its source down to the sea."),
         ("Length of the river here.", "Length of the river here, measured from source to sea."),
-        (
-            "Length of the river here.",
-            "Deprecated: another function measures the river better now.",
-        ),
+        ("Length of the river here.", "Deprecated: another function measures the river better."),
         ("Length of the river here.", "See the docs of that."),
         ("Length of the river here.", "Adapted from an old book about trees and how they grow."),
         ("", "The river is measured from its source down to the sea."),
     ],
     ids=["short", "signature", "repetition", "deprecated", "stub", "other subject", "no summary"],
 )
-def test_poor_docstrings_are_left_out(summary: str, body: str) -> None:
-    assert not corpus._usable(summary, body)
-    assert corpus._usable("Length of a given river.", "The river is measured from source to sea.")
+def test_poor_docstrings_are_left_out(make: ModuleType, summary: str, body: str) -> None:
+    assert not make._usable(summary, body)
+    assert make._usable("Length of a given river.", "The river is measured from source to sea.")
 
 
-def test_split_takes_the_first_sentence_or_paragraph() -> None:
-    assert split("One line.\nAnd more\n\nthan that.") == ("One line.", "And more than that.")
-    assert split("A summary\nof two lines\n\nBody.") == ("A summary of two lines", "Body.")
-    assert split("Only this") == ("Only this", "")
-    assert split("") == ("", "")
+FIRST, SECOND = " ".join(["word"] * 60), " ".join(["other"] * 60)
 
 
-def test_split_drops_examples_rules_and_mark_up() -> None:
-    text = (
-        "Use :class:`~a.B` or ``c``.\n\nSee :func:`this <a.f>`.\n\n>>> 1 + 1\n2\n\n"
-        "Notes\n-----\nMore.\n.. versionadded:: 3\n"
-    )
-    assert split(text) == ("Use a.B or c.", "See this. Notes More.")
-
-
-def test_split_cuts_at_a_paragraph_where_it_can() -> None:
-    first, second = " ".join(["word"] * 60), " ".join(["other"] * 60)
-    assert split(f"Summary.\n\n{first}\n\n{second}")[1] == first
-    assert split(f"Summary.\n\n{first} {second}")[1].split() == (first + " " + second).split()[:100]
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("One line.\nAnd more\n\nthan that.", ("One line.", "And more than that.")),
+        ("A summary\nof two lines\n\nBody.", ("A summary of two lines", "Body.")),
+        ("Only this", ("Only this", "")),
+        ("", ("", "")),
+        (
+            "Use :class:`~a.B` or ``c``.\n\nSee :func:`this <a.f>`.\n\n>>> 1 + 1\n2\n\n"
+            "Notes\n-----\nMore.\n.. versionadded:: 3\n",
+            ("Use a.B or c.", "See this. Notes More."),
+        ),
+        (f"Summary.\n\n{FIRST}\n\n{SECOND}", ("Summary.", FIRST)),
+        (f"Summary.\n\n{FIRST} {SECOND}", ("Summary.", FIRST + " other" * 40)),
+    ],
+)
+def test_split_gives_the_summary_and_a_clean_body_cut_where_a_paragraph_ends(
+    make: ModuleType, docstring: str, expected: tuple[str, str]
+) -> None:
+    assert make.split(docstring) == expected

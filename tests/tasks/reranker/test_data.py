@@ -42,13 +42,12 @@ from pl_pointwise.tasks.reranker.records import (
 )
 
 Rows = list[dict[str, Any]]
+Make = Callable[..., Any]
 TEMPLATE = "query {query} sentence {passage}"
 
 
 @pytest.fixture
-def module(
-    tiny_tokenizer_dir: Path, tmp_path: Path, write_jsonl: Callable[..., Path]
-) -> Callable[..., RerankerDataModule]:
+def module(tiny_tokenizer_dir: Path, tmp_path: Path, write_jsonl: Make) -> Make:
     """A function (rows, **options) -> data module that trains on a file of those rows."""
 
     def make(rows: Rows, **options: Any) -> RerankerDataModule:
@@ -60,6 +59,18 @@ def module(
             train_file=str(path),
             **{**defaults, **options},
         )
+
+    return make
+
+
+@pytest.fixture
+def fitted(module: Make) -> Make:
+    """The function `module`, its result set up for a fit."""
+
+    def make(rows: Rows, **options: Any) -> RerankerDataModule:
+        made = module(rows, **options)
+        made.setup("fit")
+        return made
 
     return make
 
@@ -81,11 +92,8 @@ def parse(row: Any, where: str = "f.jsonl, line 1", *, seed: int = 0) -> Record:
 # The batch
 
 
-def test_batch_has_the_documented_shapes_and_types(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
-    data_module = module(make_rows(9))
-    data_module.setup("fit")
+def test_batch_has_the_documented_shapes_and_types(fitted: Make, make_rows: Make) -> None:
+    data_module = fitted(make_rows(9))
     batches = list(data_module.train_dataloader())
     assert sorted(int(i) for batch in batches for i in batch["index"]) == list(range(9))
     for batch in batches:
@@ -101,19 +109,16 @@ def test_batch_has_the_documented_shapes_and_types(
         }
 
 
-def test_positive_comes_first_and_negatives_keep_their_order(make_row: Callable[..., Any]) -> None:
+def test_positive_comes_first_and_negatives_keep_their_order(make_row: Make) -> None:
     for position in range(4):
         record = parse(make_row("how long", "right", ["a", "b", "c"], position))
         assert record.passages == ("right", "a", "b", "c")
 
 
-def test_a_training_query_is_described_by_its_texts(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
+def test_a_training_query_is_described_by_its_texts(fitted: Make, make_row: Make) -> None:
     """A column of the constraint is the negative of the next number."""
     rows = [make_row("how long", f"river {i}", ["sea", "ice", "ship"]) for i in range(2)]
-    made = module(rows)
-    made.setup("fit")
+    made = fitted(rows)
     texts = made.describe(1)
     assert texts.pop("record").endswith("train.jsonl, line 2")
     assert texts == {
@@ -126,10 +131,9 @@ def test_a_training_query_is_described_by_its_texts(
 
 
 def test_batch_holds_the_pairs_tokens_padded_on_the_right(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows], tokenizer: Any
+    fitted: Make, make_rows: Make, tokenizer: Any
 ) -> None:
-    data_module = module(make_rows(4))
-    data_module.setup("fit")
+    data_module = fitted(make_rows(4))
     batch = collated(data_module)
     dataset = data_module.datasets["train"]
     assert isinstance(dataset, RerankerDataset)
@@ -144,33 +148,24 @@ def test_batch_holds_the_pairs_tokens_padded_on_the_right(
 
 
 def test_token_types_only_where_the_tokenizer_makes_them(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    tiny_tokenizer_without_types_dir: Path,
+    fitted: Make, make_rows: Make, tiny_tokenizer_without_types_dir: Path
 ) -> None:
-    data_module = module(make_rows(4), model_name=tiny_tokenizer_without_types_dir)
-    data_module.setup("fit")
+    data_module = fitted(make_rows(4), model_name=tiny_tokenizer_without_types_dir)
     assert "token_type_ids" not in collated(data_module)
 
 
-def test_passage_lengths_are_of_the_whole_passage_alone(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
+def test_passage_lengths_are_of_the_whole_passage_alone(fitted: Make, make_row: Make) -> None:
     """No special tokens, and the part that truncation takes away counts."""
     row = make_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
-    data_module = module([row], max_length=20)
-    data_module.setup("fit")
+    data_module = fitted([row], max_length=20)
     batch = collated(data_module)
     assert batch["passage_lengths"].tolist() == [[2, 500, 1, 3]]
     assert batch["lengths"].tolist() == [[9, 20, 8, 10]]
 
 
-def test_missing_candidates_are_masked(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
+def test_missing_candidates_are_masked(fitted: Make, make_row: Make) -> None:
     rows = [make_row("how long", "a river", ["sea", "ice"], 1), make_row("where", "sea", ["ice"])]
-    data_module = module(rows, min_negatives=1)
-    data_module.setup("fit")
+    data_module = fitted(rows, min_negatives=1)
     batch = collated(data_module)
     assert batch["candidates"].tolist() == [[True, True, True, False], [True, True, False, False]]
     assert (batch["lengths"] > 0).equal(batch["candidates"])
@@ -180,11 +175,7 @@ def test_missing_candidates_are_masked(
 
 @pytest.mark.parametrize("types", [True, False])
 def test_scores_equal_those_of_cross_encoder_also_for_cut_pairs(
-    types: bool,
-    tmp_path: Path,
-    write_tiny_cross_encoder: Callable[..., Path],
-    module: Callable[..., RerankerDataModule],
-    make_row: Callable[..., Any],
+    types: bool, tmp_path: Path, write_tiny_cross_encoder: Make, fitted: Make, make_row: Make
 ) -> None:
     path = write_tiny_cross_encoder(tmp_path / "model", pair=types)
     long_query = "what do fish eat in the deep blue sea " * 3
@@ -192,8 +183,7 @@ def test_scores_equal_those_of_cross_encoder_also_for_cut_pairs(
         make_row("how long does a river flow", "very long", ["ice", "the ship " * 30, "wind"]),
         make_row(long_query, "salt water " * 20, ["a", "snow " * 11, "unknown words: zebra"]),
     ]
-    data_module = module(rows, model_name=path, max_length=32)
-    data_module.setup("fit")
+    data_module = fitted(rows, model_name=path, max_length=32)
     batch = collated(data_module)
     assert (batch["lengths"] == 32).sum() > 2  # some were cut
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()
@@ -271,16 +261,12 @@ def test_variance_is_of_the_negatives_alone() -> None:
     assert length_variance([3]) == 0
 
 
-@pytest.mark.parametrize("limit", [1, 3, 7])
+@pytest.mark.parametrize("limit", [1, 3, 7, None])
 def test_training_queries_are_those_whose_negatives_lengths_vary_most(
-    limit: int,
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    tokenizer: Any,
+    limit: int, fitted: Make, make_rows: Make, tokenizer: Any
 ) -> None:
     rows = make_rows(20)
-    data_module = module(rows, max_queries=limit)
-    data_module.setup("fit")
+    data_module = fitted(rows, max_queries=limit)
     dataset = data_module.datasets["train"]
     assert isinstance(dataset, RerankerDataset)
 
@@ -290,22 +276,12 @@ def test_training_queries_are_those_whose_negatives_lengths_vary_most(
         return float(np.var([len(tokenizer.tokenize(text)) for text, mark in marked if not mark]))
 
     kept = {record.query for record in dataset.records}
-    assert len(kept) == len(dataset) == limit
+    assert len(kept) == len(dataset) == (limit or len(rows))
     worst = min(variance(row) for row in rows if row["query"] in kept)
     assert all(variance(row) <= worst for row in rows if row["query"] not in kept)
 
 
-def test_selection_takes_all_without_a_limit(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
-    data_module = module(make_rows(20), max_queries=None, val_queries=None)
-    data_module.setup("fit")
-    assert len(data_module.datasets["train"]) == 20
-
-
-def test_choice_among_many_negatives_depends_on_seed_and_row_alone(
-    make_row: Callable[..., Any],
-) -> None:
+def test_choice_among_many_negatives_depends_on_seed_and_row_alone(make_row: Make) -> None:
     row = make_row("how long", "right", [f"wrong {i}" for i in range(30)], 12)
     picks = {parse(row, seed=seed).passages for seed in range(20)}
     assert len(picks) > 10
@@ -333,16 +309,11 @@ def test_no_group_stands_on_both_sides(groups: list[str], share: float, seed: in
         assert out
     if share == 0:
         assert not out
+    several = [str(i) for i in range(50)]
+    assert hold_out(several, 0.2, seed) != hold_out(several, 0.2, seed + 1)
 
 
-def test_held_out_groups_depend_on_the_seed() -> None:
-    groups = [str(i) for i in range(50)]
-    assert len({tuple(hold_out(groups, 0.2, seed)) for seed in range(5)}) == 5
-
-
-def test_rows_of_one_query_are_never_split(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
+def test_rows_of_one_query_are_never_split(module: Make, make_row: Make) -> None:
     """The shared MS MARCO rows have a dozen rows for each query."""
     rows = [
         make_row(f"{'What  Is' if j % 2 else 'what is'} {i}", f"p {i} {j}", ["a", "b b", "c c c"])
@@ -361,11 +332,8 @@ def test_rows_of_one_query_are_never_split(
     assert data_module.datasets["test"] is val
 
 
-def test_part_held_out_follows_from_the_numbers_of_queries(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
-    data_module = module(make_rows(20), val_fraction=None, max_queries=12, val_queries=4)
-    data_module.setup("fit")
+def test_part_held_out_follows_from_the_numbers_of_queries(fitted: Make, make_rows: Make) -> None:
+    data_module = fitted(make_rows(20), val_fraction=None, max_queries=12, val_queries=4)
     assert data_module.val_fraction == 0.25
     assert len(data_module.datasets["train"]) == 12
     assert len(data_module.datasets["val"]) == 4
@@ -373,16 +341,12 @@ def test_part_held_out_follows_from_the_numbers_of_queries(
 
 
 def test_given_validation_and_test_files_are_used(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    write_jsonl: Callable[..., Path],
-    tmp_path: Path,
+    fitted: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
 ) -> None:
     rows = make_rows(12)
     val = write_jsonl(tmp_path / "val.jsonl", rows[6:9])
     test = write_jsonl(tmp_path / "test.jsonl", rows[9:])
-    data_module = module(rows[:6], val_fraction=0.5, val_file=str(val), test_file=str(test))
-    data_module.setup("fit")
+    data_module = fitted(rows[:6], val_fraction=0.5, val_file=str(val), test_file=str(test))
     assert {name: len(found) for name, found in data_module.datasets.items()} == {
         "train": 6,
         "val": 3,
@@ -392,11 +356,8 @@ def test_given_validation_and_test_files_are_used(
     assert len(data_module.datasets["test"]) == 3
 
 
-def test_setup_of_a_further_stage_keeps_what_is_there(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
-    data_module = module(make_rows(10), val_fraction=0.3)
-    data_module.setup("fit")
+def test_setup_of_a_further_stage_keeps_what_is_there(fitted: Make, make_rows: Make) -> None:
+    data_module = fitted(make_rows(10), val_fraction=0.3)
     train = data_module.datasets["train"]
     data_module.setup("validate")
     data_module.setup("test")
@@ -404,10 +365,7 @@ def test_setup_of_a_further_stage_keeps_what_is_there(
 
 
 def test_queries_in_two_files_are_reported(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    write_jsonl: Callable[..., Path],
-    tmp_path: Path,
+    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
 ) -> None:
     rows = make_rows(6)
     val = write_jsonl(tmp_path / "val.jsonl", rows[4:])
@@ -417,10 +375,7 @@ def test_queries_in_two_files_are_reported(
 
 
 def test_every_stage_runs_through_a_trainer(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    write_jsonl: Callable[..., Path],
-    tmp_path: Path,
+    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
 ) -> None:
     class Probe(LightningModule):
         def __init__(self) -> None:
@@ -465,9 +420,7 @@ def test_every_stage_runs_through_a_trainer(
     assert found == [["how"]]
 
 
-def test_worker_processes_give_the_same_batches(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
+def test_worker_processes_give_the_same_batches(module: Make, make_rows: Make) -> None:
     def batches(workers: int) -> list[dict[str, Any]]:
         data_module = module(make_rows(6), num_workers=workers)
         data_module.setup("fit")
@@ -513,9 +466,7 @@ def hub_folder(path: Path, train: Rows, validation: Rows) -> Path:
 
 
 @pytest.fixture
-def hub(
-    tiny_tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., RerankerDataModule]:
+def hub(tiny_tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """A function (train rows, validation rows, **options) -> data module on a folder of them."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
@@ -533,11 +484,7 @@ def hub(
 
 
 def test_json_lines_parquet_and_hub_give_the_same_data(
-    module: Callable[..., RerankerDataModule],
-    hub: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    tmp_path: Path,
-    tiny_tokenizer_dir: Path,
+    module: Make, hub: Make, make_rows: Make, tmp_path: Path, tiny_tokenizer_dir: Path
 ) -> None:
     rows = make_rows(14)
     val = as_parquet(tmp_path / "val.PARQUET", rows[9:])
@@ -564,8 +511,8 @@ def test_json_lines_parquet_and_hub_give_the_same_data(
     assert found[0]["val"] == found[0]["test"] != found[0]["train"]
 
 
-def test_hub_rows_without_one_marked_passage_are_left_out_and_counted(
-    hub: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+def test_hub_rows_without_one_marked_passage_are_left_out_or_stop_the_run_if_asked(
+    hub: Make, make_rows: Make
 ) -> None:
     rows = make_rows(9)
     rows[2]["passages"]["is_selected"] = [0, 0, 0, 0]
@@ -574,21 +521,12 @@ def test_hub_rows_without_one_marked_passage_are_left_out_and_counted(
     with pytest.warns(UserWarning, match="left out 2 of 7 records.*record 3: .*marks no passages"):
         data_module.setup("fit")
     assert len(data_module.datasets["train"]) == 5
-
-
-def test_hub_rows_that_cannot_be_used_stop_the_run_if_asked(
-    hub: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
-    rows = make_rows(5)
-    rows[1]["passages"]["is_selected"] = [1, 1, 0, 0]
-    with pytest.raises(DataError, match=r"train, record 2: .*marks 2 passages.*invalid: skip"):
-        hub(rows[:3], rows[3:], invalid="error").setup("fit")
+    with pytest.raises(DataError, match=r"train, record 3: .*marks no pass.*invalid: skip"):
+        hub(rows[:7], rows[7:], invalid="error").setup("fit")
 
 
 def test_lengths_on_the_hub_are_measured_once(
-    hub: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    monkeypatch: pytest.MonkeyPatch,
+    hub: Make, make_rows: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = make_rows(8)
     data_module = hub(rows[:5], rows[5:])
@@ -638,10 +576,7 @@ def test_embedded_corpus_needs_no_file_and_keeps_groups_apart(tiny_tokenizer_dir
 
 
 def test_prediction_keeps_text_order_and_any_number_of_candidates(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    write_jsonl: Callable[..., Path],
-    tmp_path: Path,
+    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
 ) -> None:
     rows: Rows = [
         {"query": "where is the sea", "passages": ["a ship", "the sea " * 40, "ice"]},
@@ -662,19 +597,11 @@ def test_prediction_keeps_text_order_and_any_number_of_candidates(
     assert batch["passage_lengths"][0].tolist() == [2, 80, 1, 0, 0, 0]
 
 
-def test_prediction_without_a_file_says_what_to_set(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
+def test_prediction_without_a_file_or_of_a_bad_record_is_an_error_never_skipped(
+    module: Make, make_rows: Make, write_jsonl: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match="Set predict_file"):
         module(make_rows(4)).setup("predict")
-
-
-def test_bad_record_for_prediction_is_never_skipped(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    write_jsonl: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
     path = write_jsonl(tmp_path / "p.jsonl", [{"query": "how", "passages": []}])
     data_module = module(make_rows(4), predict_file=str(path), invalid="skip")
     with pytest.raises(DataError, match=r'p\.jsonl, line 1: field "passages" is empty') as error:
@@ -685,9 +612,7 @@ def test_bad_record_for_prediction_is_never_skipped(
 # The fingerprint
 
 
-def test_fingerprint_is_of_content_settings_and_order(
-    make_rows: Callable[..., Rows], tokenizer: Any
-) -> None:
+def test_fingerprint_is_of_content_settings_and_order(make_rows: Make, tokenizer: Any) -> None:
     def print_of(rows: Rows, where: str = "f", **options: Any) -> str:
         records = [parse_labelled(row, where, negatives=3, least=3) for row in rows]
         return RerankerDataset(records, tokenizer, **{"max_length": 48, **options}).fingerprint
@@ -710,9 +635,7 @@ def test_fingerprint_is_of_content_settings_and_order(
     assert len({first, *others}) == 7
 
 
-def test_data_set_has_ends_and_travels_to_other_processes(
-    make_rows: Callable[..., Rows], tokenizer: Any
-) -> None:
+def test_data_set_has_ends_and_travels_to_other_processes(make_rows: Make, tokenizer: Any) -> None:
     dataset = RerankerDataset([parse(row) for row in make_rows(3)], tokenizer, max_length=48)
     copy = pickle.loads(pickle.dumps(dataset))
     assert copy.fingerprint == dataset.fingerprint
@@ -735,78 +658,51 @@ GOOD: dict[str, Any] = {
 }
 PASSAGES: dict[str, Any] = GOOD["passages"]
 
-BAD_ROWS: list[tuple[str, Any, str]] = [
-    ("no query", changed(GOOD, query=...), r'field "query" is missing .*Add it'),
-    ("no passages", changed(GOOD, passages=...), r'field "passages" is missing'),
-    (
-        "no texts",
-        changed(GOOD, passages=changed(PASSAGES, passage_text=...)),
-        r'field "passages.passage_text" is missing',
-    ),
-    (
-        "no labels",
-        changed(GOOD, passages=changed(PASSAGES, is_selected=...)),
-        r'field "passages.is_selected" is missing',
-    ),
-    ("row is a list", [GOOD], "the record is a list. Give one object"),
-    ("row is null", None, "the record is null"),
-    ("query is a number", changed(GOOD, query=3), 'field "query" is a number. Give a text'),
-    ("query is null", changed(GOOD, query=None), 'field "query" is null'),
-    ("query is empty", changed(GOOD, query=" \n"), 'field "query" is empty. Fill it in'),
-    ("query has NUL", changed(GOOD, query="a\0b"), 'field "query" holds a NUL character'),
-    ("query has half a pair", changed(GOOD, query="a\ud800"), "half of a surrogate pair"),
-    ("query_id is a list", changed(GOOD, query_id=[1]), 'field "query_id" is a list'),
-    ("passages are a text", changed(GOOD, passages="sea"), 'field "passages" is a text'),
-    (
-        "passages without labels",
-        changed(GOOD, passages=["sea", "ice"]),
+
+def texts(*passages: Any) -> dict[str, Any]:
+    return changed(GOOD, passages=changed(PASSAGES, passage_text=list(passages)))
+
+
+def labels(*selected: Any) -> dict[str, Any]:
+    return changed(GOOD, passages=changed(PASSAGES, is_selected=list(selected)))
+
+
+BAD_ROWS: dict[str, tuple[Any, str]] = {
+    "no query": (changed(GOOD, query=...), r'field "query" is missing .*Add it'),
+    "no passages": (changed(GOOD, passages=...), 'field "passages" is missing'),
+    "no texts": (changed(GOOD, passages={"is_selected": [1]}), 'passage_text" is missing'),
+    "no labels": (changed(GOOD, passages={"passage_text": ["a"]}), 'is_selected" is missing'),
+    "row is a list": ([GOOD], "the record is a list. Give one object"),
+    "row is null": (None, "the record is null"),
+    "query is a number": (changed(GOOD, query=3), 'field "query" is a number. Give a text'),
+    "query is null": (changed(GOOD, query=None), 'field "query" is null'),
+    "query is empty": (changed(GOOD, query=" \n"), 'field "query" is empty. Fill it in'),
+    "query has NUL": (changed(GOOD, query="a\0b"), 'field "query" holds a NUL character'),
+    "query has half a pair": (changed(GOOD, query="a\ud800"), "half of a surrogate pair"),
+    "query_id is a list": (changed(GOOD, query_id=[1]), 'field "query_id" is a list'),
+    "passages are a text": (changed(GOOD, passages="sea"), 'field "passages" is a text'),
+    "no labels at all": (
+        changed(GOOD, passages=["a"]),
         r'"passages" is a list. Give \{is_selected',
     ),
-    (
-        "texts are a text",
+    "texts are a text": (
         changed(GOOD, passages=changed(PASSAGES, passage_text="sea")),
-        r'"passages.passage_text" is a text. Give a list',
+        '"passages.passage_text" is a text. Give a list',
     ),
-    (
-        "a passage is empty",
-        changed(GOOD, passages=changed(PASSAGES, passage_text=["sea", "long", "", "snow"])),
-        r'"passages.passage_text\[2\]" is empty',
-    ),
-    (
-        "a passage is a number",
-        changed(GOOD, passages=changed(PASSAGES, passage_text=["sea", "long", 1.5, "snow"])),
-        r'"passages.passage_text\[2\]" is a number',
-    ),
-    (
-        "no positive",
-        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 0, 0, 0])),
-        "marks no passages. Mark exactly one",
-    ),
-    (
-        "two positives",
-        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 1, 1, 0])),
-        "marks 2 passages. Mark exactly one",
-    ),
-    (
-        "labels of other length",
-        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 1])),
-        "has 2 entries for 4 passages",
-    ),
-    (
-        "labels are grades",
-        changed(GOOD, passages=changed(PASSAGES, is_selected=[0, 3, 0, 0])),
-        "is not a list of 0 and 1",
-    ),
-    (
-        "too few negatives",
+    "a passage is empty": (texts("a", "b", "", "c"), r'"passages.passage_text\[2\]" is empty'),
+    "a passage is a number": (texts("a", "b", 1.5, "c"), r'passage_text\[2\]" is a number'),
+    "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark exactly one"),
+    "two positives": (labels(0, 1, 1, 0), "marks 2 passages. Mark exactly one"),
+    "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
+    "labels are grades": (labels(0, 3, 0, 0), "is not a list of 0 and 1"),
+    "too few negatives": (
         changed(GOOD, passages={"is_selected": [1, 0, 0], "passage_text": ["sea", "b", "c"]}),
         "has 2 passages besides the marked one, and 3 are needed. Add some, or lower min_negatives",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("row", "message"), [case[1:] for case in BAD_ROWS],
-                         ids=[case[0] for case in BAD_ROWS])  # fmt: skip
+@pytest.mark.parametrize(("row", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
 def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
     row: Any, message: str, tmp_path: Path
 ) -> None:
@@ -816,36 +712,27 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
         read_records(str(path), parse)
 
 
-BAD_LINES: list[tuple[str, bytes, str]] = [
-    ("not JSON", b"query: how long", "not a readable record .*Give one complete JSON object"),
-    ("cut short", json.dumps(GOOD).encode()[:-5], "not a readable record"),
-    ("two records", json.dumps(GOOD).encode() * 2, "not a readable record .*Extra data"),
-    ("not UTF-8", '{"query": "é"}'.encode("latin-1"), "not UTF-8 at byte 11 .*Save the file as"),
-    ("UTF-16", '{"query": "e"}'.encode("utf-16"), "not UTF-8 at byte 0"),
-    ("NUL bytes", b"\0" * 50, "not a readable record"),
-    ("raw NUL in a text", b'{"query": "a\0b"}', "not a readable record"),
-    (
-        "same key twice",
-        b'{"query": "a", "query": "b"}',
-        r'not a readable record \(field "query" stands twice\)',
-    ),
-    (
-        "same key twice inside",
-        b'{"passages": {"a": 1, "a": 2}}',
-        r'not a readable record \(field "a" stands twice\)',
-    ),
-    ("deep lists", b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
-    ("deep objects", b'{"query":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
-    ("a huge number", b'{"query_id": ' + b"9" * 10_000 + b"}", "not a readable record"),
-]
+BAD_LINES: dict[str, tuple[bytes, str]] = {
+    "not JSON": (b"query: how long", "not a readable record .*Give one complete JSON object"),
+    "cut short": (json.dumps(GOOD).encode()[:-5], "not a readable record"),
+    "two records": (json.dumps(GOOD).encode() * 2, "not a readable record .*Extra data"),
+    "not UTF-8": ('{"query": "é"}'.encode("latin-1"), "not UTF-8 at byte 11 .*Save the file as"),
+    "UTF-16": ('{"query": "e"}'.encode("utf-16"), "not UTF-8 at byte 0"),
+    "NUL bytes": (b"\0" * 50, "not a readable record"),
+    "raw NUL in a text": (b'{"query": "a\0b"}', "not a readable record"),
+    "same key twice": (b'{"query": "a", "query": "b"}', r'record \(field "query" stands twice\)'),
+    "same key twice inside": (b'{"passages": {"a": 1, "a": 2}}', 'field "a" stands twice'),
+    "deep lists": (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+    "deep objects": (b'{"query":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+    "a huge number": (b'{"query_id": ' + b"9" * 10_000 + b"}", "not a readable record"),
+}
 
 
-@pytest.mark.parametrize(("line", "message"), [case[1:] for case in BAD_LINES],
-                         ids=[case[0] for case in BAD_LINES])  # fmt: skip
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.values(), ids=BAD_LINES)
 def test_unreadable_line_is_an_error_naming_it(line: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
-    with pytest.raises(DataError, match=rf"train\.jsonl, line 2: {message}"):
+    with pytest.raises(DataError, match=rf"train\.jsonl, line 2: .*{message}"):
         read_records(str(path), parse)
     with pytest.warns(UserWarning, match="left out 1 of 2 records"):
         assert len(read_records(str(path), parse, skip_invalid=True)) == 1
@@ -858,9 +745,7 @@ def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_pat
     assert [r.where[-6:] for r in read_records(str(path), parse)] == ["line 1", "line 4"]
 
 
-def test_choice_of_skipping_is_offered_where_there_is_one(
-    module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
+def test_choice_of_skipping_is_offered_where_there_is_one(module: Make, make_rows: Make) -> None:
     rows = make_rows(5)
     del rows[3]["query"]
     with pytest.raises(DataError, match=r"line 4: .*invalid: skip leaves such records out"):
@@ -928,20 +813,14 @@ def test_any_file_is_records_or_a_data_error(
             read_records(str(path), parse)
 
 
-def test_passages_of_equal_length_are_kept(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
-    data_module = module([make_row("how long", "sea", ["ice", "ship", "lake"])], max_queries=5)
-    data_module.setup("fit")
+def test_passages_of_equal_length_are_kept(fitted: Make, make_row: Make) -> None:
+    data_module = fitted([make_row("how long", "sea", ["ice", "ship", "lake"])], max_queries=5)
     assert collated(data_module)["passage_lengths"].tolist() == [[1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
 def test_passage_without_a_token_in_the_input_is_an_error(
-    template: str | None,
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    make_row: Callable[..., Any],
+    template: str | None, module: Make, make_rows: Make, make_row: Make
 ) -> None:
     """With a template a long query leaves nothing of the passage; of a pair the longer is cut."""
     long = make_row("river " * 40, "the sea", ["ice", "ship", "lake"])
@@ -960,9 +839,7 @@ def test_passage_without_a_token_in_the_input_is_an_error(
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, "query {query}:{passage}"])
-def test_one_token_of_passage_is_enough(
-    template: str, tokenizer: Any, make_row: Callable[..., Any]
-) -> None:
+def test_one_token_of_passage_is_enough(template: str, tokenizer: Any, make_row: Make) -> None:
     """With two special tokens and two of the template, 44 are room for 39 and one more."""
     options: dict[str, Any] = {"max_length": 44, "template": template}
 
@@ -975,19 +852,14 @@ def test_one_token_of_passage_is_enough(
         dataset(40)
 
 
-def test_passage_that_tokenises_to_nothing_is_an_error(
-    module: Callable[..., RerankerDataModule], make_row: Callable[..., Any]
-) -> None:
+def test_passage_that_tokenises_to_nothing_is_an_error(module: Make, make_row: Make) -> None:
     row = make_row("how long", "sea", ["ice", "\u200b\u2060", "lake"])
     with pytest.raises(DataError, match=r"line 1: .*negative 2 gives no token. Put words in it"):
         module([row]).setup("fit")
 
 
 def test_cut_pairs_are_counted_and_said_once(
-    module: Callable[..., RerankerDataModule],
-    make_rows: Callable[..., Rows],
-    make_row: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
+    module: Make, make_rows: Make, make_row: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(caplog.handler)
@@ -1015,6 +887,7 @@ def test_no_warning_of_long_inputs_while_lengths_are_counted(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"model_name": None}, "^model_name: the data need a tokenizer"),
         ({"negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
         ({"negatives": 3, "min_negatives": 4}, "1 ≤ min_negatives ≤ negatives"),
         ({"min_negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
@@ -1030,27 +903,21 @@ def test_no_warning_of_long_inputs_while_lengths_are_counted(
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        RerankerDataModule("unused", **options)
+        RerankerDataModule(**{"model_name": "unused", **options}).setup("fit")
 
 
 @pytest.mark.parametrize("max_length", [4, 129])
-def test_max_length_must_suit_the_tokenizer(
-    max_length: int, module: Callable[..., RerankerDataModule], make_rows: Callable[..., Rows]
-) -> None:
+def test_max_length_must_suit_the_tokenizer(max_length: int, module: Make, make_rows: Make) -> None:
     with pytest.raises(DataError, match=rf"max_length={max_length}: .* from 5 to 128 tokens"):
         module(make_rows(3), max_length=max_length).setup("fit")
 
 
-def test_stage_without_data_says_what_to_set(
-    module: Callable[..., RerankerDataModule],
-    make_row: Callable[..., Any],
-    make_rows: Callable[..., Rows],
-) -> None:
+def test_stage_without_data_says_what_to_set(module: Make, make_row: Make, make_rows: Make) -> None:
     for stage, name in (("validate", "val"), ("test", "test")):
         with pytest.raises(DataError, match=f"no data for {name} .*Set {name}_file, or val_frac"):
             module(make_rows(4)).setup(stage)
     rows = [make_row("how long", f"sea {i}", ["ice", "ship", "lake"]) for i in range(4)]
-    with pytest.raises(DataError, match=r"all records are of one query .*Set val_file"):
+    with pytest.raises(DataError, match=r"all records are of one query .*Set a file"):
         module(rows, val_fraction=0.5).setup("fit")
 
 
@@ -1066,7 +933,6 @@ def test_arguments_parse_from_a_configuration_and_are_documented(tmp_path: Path)
     options = {k: v for k, v in parsed.data.as_dict().items() if not k.startswith("__")}
     made = RerankerDataModule(**options)
     assert (made.negatives, made.min_negatives, made.max_queries) == (4, 2, None)
-    assert made.template == "Query: {query}\nSentence: {passage}"
     undocumented = [
         action.dest
         for action in parser._actions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightning.pytorch import Trainer, seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -26,15 +28,16 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from pl_pointwise import Optimization, Pointwise
+from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.data import PADDING
+from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.reranker import scoring
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule, binary_cross_entropy
 from pl_pointwise.tasks.reranker.scoring import (
     FORWARD_COST,
-    ScoringPath,
+    ScoringMethod,
     like_length_groups,
     padding_waste,
 )
@@ -109,18 +112,22 @@ def padded_scores(module: RerankerModule, batch: dict[str, Any]) -> Tensor:
     return torch.where(batch["candidates"], scores.view(shape), 0.0)
 
 
-@pytest.mark.parametrize("path", ["grouped", "packed"])
+@pytest.mark.parametrize("method", ["grouped", "packed"])
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
-    kind: str, num_labels: int, path: ScoringPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    num_labels: int,
+    method: ScoringMethod,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Absent pairs in the middle of a row of candidates, several pairs of one length, and rows cut
     where it does not come out even."""
     monkeypatch.setattr(scoring, "ROW_TOKENS", 100)
     name = save(tmp_path, kind, num_labels=num_labels)
     module = RerankerModule(name, dropout=0.0).train().double()  # differences are not rounding
-    module.path = path
+    module.scoring_method = method
     batch = batch_of(RAGGED, token_types=kind == "bert")
     weights = torch.linspace(-1, 2, 15).view(3, 5)
 
@@ -219,7 +226,7 @@ def test_groups_hold_every_pair_once_and_no_cut_is_cheaper(
 
 def test_forward_computes_no_more_tokens_than_the_groups_hold(tmp_path: Path) -> None:
     module = RerankerModule(save(tmp_path))
-    module.path = "grouped"
+    module.scoring_method = "grouped"
     lengths = realistic_lengths(40, 1).clamp(max=128).view(4, 10)
     seen: list[int] = []
     module.model.register_forward_pre_hook(
@@ -235,7 +242,7 @@ def test_a_packed_row_holds_no_padding(tmp_path: Path) -> None:
     module = RerankerModule(save(tmp_path))
     batch = batch_of(RAGGED)
     module(batch)
-    assert module.path == "packed"
+    assert module.scoring_method == "packed"
     seen: list[int] = []
     module.model.bert.embeddings.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -244,7 +251,7 @@ def test_a_packed_row_holds_no_padding(tmp_path: Path) -> None:
     assert seen == [int(batch["lengths"].sum())]
 
 
-# The choice of the path -----------------------------------------------------------------------
+# The choice of the scoring method ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
@@ -257,9 +264,9 @@ def test_packing_is_chosen_where_it_is_right_and_moves_no_random_number(
     with torch.no_grad():
         module.eval()(batch)
     assert torch.equal(before, torch.get_rng_state())
-    assert module.path == "packed"
+    assert module.scoring_method == "packed"
     assert not module.model.training
-    module.path = "auto"
+    module.scoring_method = "auto"
     module.train()(batch)
     assert all(layer.training for layer in module.model.modules())
 
@@ -277,7 +284,7 @@ def test_a_model_that_counts_positions_itself_is_not_packed(
         lambda *args, position_ids=None, **kwargs: own(*args, **kwargs),
     )
     torch.testing.assert_close(module(batch), expected, atol=1e-5, rtol=1e-5)
-    assert module.path == "grouped"
+    assert module.scoring_method == "grouped"
     assert "not packed: scores differ by" in caplog.text
 
 
@@ -289,7 +296,7 @@ def test_a_model_that_mixes_tokens_outside_attention_is_not_packed(
     layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) * 0.1)
     batch = batch_of([[31]])
     torch.testing.assert_close(module(batch), padded_scores(module, batch), atol=1e-5, rtol=1e-5)
-    assert module.path == "grouped"
+    assert module.scoring_method == "grouped"
     assert module.model.config._attn_implementation == "sdpa"
     assert "not packed: scores differ by" in caplog.text
 
@@ -303,7 +310,7 @@ def test_whatever_a_model_raises_when_packed_is_in_the_log(
     monkeypatch.setattr(scoring, "install", refuse)
     module = RerankerModule(save(tmp_path), dropout=0.0)
     module(batch_of(RAGGED))
-    assert module.path == "grouped"
+    assert module.scoring_method == "grouped"
     assert '"flash_attention_2" takes no such mask' in caplog.text
 
 
@@ -436,11 +443,9 @@ def data(
     train = write_jsonl(tmp_path / "train.jsonl", make_rows(13))
     held_out = write_jsonl(tmp_path / "val.jsonl", make_rows(20)[13:])
     return RerankerDataModule(
-        str(tiny_cross_encoder_dir),
         source="files",
         train_file=str(train),
         val_file=str(held_out),
-        max_length=32,
         negatives=3,
         batch_size=4,
     )
@@ -458,12 +463,12 @@ def trainer(tmp_path: Path, **options: Any) -> Trainer:
     return Trainer(**{**defaults, **options})
 
 
-FAST = Optimization(learning_rate=2e-3)
+FAST = Training(Optimization(learning_rate=2e-3))
 
 
 def module_of(folder: Path, *arguments: Any, **options: Any) -> RerankerModule:
     seed_everything(0, verbose=False)
-    defaults: dict[str, Any] = {"max_length": 32, "dropout": 0.0, "optimization": FAST}
+    defaults: dict[str, Any] = {"max_length": 32, "dropout": 0.0, "training": FAST}
     return RerankerModule(str(folder), *arguments, **{**defaults, **options})
 
 
@@ -530,13 +535,13 @@ def test_an_untrained_reranker_is_evaluated_at_the_evaluation_tolerance(
     """Off the shelf: `test` and no fit. Violations are shifted by the tolerances' difference."""
     options: dict[str, Any] = {"tolerance": 50.0}
     module = module_of(tiny_cross_encoder_dir, evaluation_tolerance=1.0, **options)
-    judged_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
+    measured_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
     own = module_of(tiny_cross_encoder_dir, **options)
-    judged_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
+    measured_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
     key = "test/relevance/mean"
-    assert judged_at_its_own[key] - judged_alike[key] == pytest.approx(49.0, abs=1e-4)
+    assert measured_at_its_own[key] - measured_alike[key] == pytest.approx(49.0, abs=1e-4)
     for name in ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "length_objective", "objective"):
-        assert np.isfinite(judged_alike[f"test/{name}"])
+        assert np.isfinite(measured_alike[f"test/{name}"])
 
 
 def test_micro_batches_take_the_same_step(
@@ -545,7 +550,9 @@ def test_micro_batches_take_the_same_step(
     """Micro-batches of three queries in batches of four: other groups of pairs, the same step."""
     weights = []
     for size in (None, 3):
-        module = module_of(tiny_cross_encoder_dir, Pointwise(), micro_batch_size=size).double()
+        module = module_of(
+            tiny_cross_encoder_dir, Pointwise(), training=replace(FAST, micro_batch_size=size)
+        ).double()
         start = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
         trainer(tmp_path, max_steps=2).fit(module, data)
         weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
@@ -568,21 +575,41 @@ def test_a_checkpoint_gives_the_same_scores(
         assert torch.equal(loaded.eval()(batch), module.eval()(batch))
     assert loaded.objective_candidates == "negatives"
     assert loaded.formulations == module.formulations
-    assert loaded.optimization == FAST
+    assert loaded.optimization == FAST.optimization
 
 
-def test_a_fit_takes_the_form_of_the_input_from_the_data(
+def test_the_data_take_the_input_format_from_the_module(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
-    """Else an export would make its inputs in another way than training did."""
-    data.template = "Query: {query} {passage}"
-    module = module_of(tiny_cross_encoder_dir, max_length=100)
-    run = trainer(tmp_path, max_steps=1)
-    run.fit(module, data)
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    loaded = RerankerModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
-    for each in (module, loaded):
-        assert (each.max_length, each.template) == (32, "Query: {query} {passage}")
+    """Also anew, when they are used with a module of another format; else what is there stays."""
+    for longest in (32, 9):
+        module = module_of(tiny_cross_encoder_dir, max_length=longest)
+        trainer(tmp_path, max_steps=1).fit(module, data)
+        batches = list(data.train_dataloader())
+        assert max(int(batch["lengths"].max()) for batch in batches) <= longest
+    kept = data.datasets["train"]
+    trainer(tmp_path, max_steps=1).fit(module, data)
+    assert data.datasets["train"] is kept
+    module = module_of(tiny_cross_encoder_dir, max_length=9, template="snow {query} {passage}")
+    trainer(tmp_path).validate(module, data, verbose=False)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_cross_encoder_dir)
+    text = tokenizer.decode(data.datasets["val"][0]["input_ids"][0])
+    assert text.startswith("[CLS] snow what is")
+
+
+@pytest.mark.parametrize(
+    ("option", "own"),
+    [("model_name", "another"), ("max_length", 31), ("template", "{query} {passage}")],
+)
+def test_data_of_another_input_format_are_refused(
+    option: str, own: Any, data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """Else the model would train on other tokens than its export makes."""
+    module = module_of(tiny_cross_encoder_dir)
+    files = {f"{name}_file": data.files[name] for name in ("train", "val")}
+    other = RerankerDataModule(**{option: own}, source="files", negatives=3, **files)
+    with pytest.raises(DataError, match=f"^{option}: .* Give it to the module alone"):
+        trainer(tmp_path, max_steps=1).fit(module, other)
 
 
 def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(
