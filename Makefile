@@ -1,5 +1,5 @@
 # make demo          the comparison of all formulations on the embedded corpus -> results/demo
-# make demo QUICK=1  the same in a minute or two, too short for its figures to mean anything
+# make demo QUICK=1  the same in a minute or two, too short for its numbers to mean anything
 # make test          lint, types, tests
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-DEMO_COMMAND = compare --config reranker --config reranker/demo --rows reranker/demo
+DEMO_COMMAND = compare --config reranker --config reranker/demo --methods reranker/demo
 DEMO_ARGS    ?= --output results/demo
 ifdef QUICK
 DEMO_ARGS    := --trainer.max_steps 5 --trainer.limit_test_batches 5 --output results/demo-quick

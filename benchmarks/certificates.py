@@ -79,8 +79,8 @@ def main() -> None:
             below = (high < distribution.cvar).mean()
             covers = 1 - below - (distribution.cvar < low).mean()
             width = (high - low).mean()
-            figures = f"{covers:.3f} | {below:.3f} | {width:.3g}"
-            print(f"| {distribution.name} | {n} | {figures} |", flush=True)
+            cells = f"{covers:.3f} | {below:.3f} | {width:.3g}"
+            print(f"| {distribution.name} | {n} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

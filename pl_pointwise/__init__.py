@@ -1,5 +1,7 @@
 """Fine-tuning language models under pointwise constraints, on PyTorch Lightning."""
 
+from importlib.metadata import version
+
 from .data import PointwiseDataModule
 from .formulations import (
     Average,
@@ -14,6 +16,8 @@ from .formulations import (
 from .module import PointwiseModule
 from .multipliers import Multipliers
 from .optimizers import Optimization, Training
+
+__version__ = version("pl-pointwise")
 
 __all__ = [
     "Average",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 
 from .metrics import cvar, empirical_cdf, share_violated
@@ -33,7 +33,7 @@ ASSUMPTIONS = (
 
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
-    """An upper bound on P(a new input violates), by Clopper and Pearson, one-sided.
+    """Returns an upper bound on P(a new input violates), by Clopper and Pearson, one-sided.
 
     The ``confidence`` quantile of Beta(violated + 1, n − violated), and 1 if all violate. With none
     of n violated it is 1 − (1 − confidence)^(1/n), about 3/n at 95 %.
@@ -49,11 +49,13 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     _check(n, confidence)
     if not 0 <= violated <= n:
         raise ValueError(f"{violated} violated of {n} samples: it must be between 0 and n.")
-    return 1.0 if violated == n else float(beta.ppf(confidence, violated + 1, n - violated))
+    # "less" is the hypothesis whose interval starts at 0: one-sided, the whole error above it.
+    test = binomtest(violated, n, alternative="less")
+    return float(test.proportion_ci(confidence, method="exact").high)
 
 
 def dkw_width(n: int, confidence: float = 0.95) -> float:
-    """How far the CDF can be from the empirical one, anywhere: √(ln(2/δ) / 2n), δ = 1 − confidence.
+    """Returns how far the CDF can be from the empirical one: √(ln(2/δ) / 2n), δ = 1 − confidence.
 
     The two-sided Dvoretzky–Kiefer–Wolfowitz inequality with Massart's constant.
 
@@ -70,7 +72,7 @@ def dkw_width(n: int, confidence: float = 0.95) -> float:
 def cdf_band(
     values: Tensor | ArrayLike, points: Tensor | ArrayLike, confidence: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bounds on F(t) at all ``points`` t at once: F_n(t) ∓ :func:`dkw_width`.
+    """Returns bounds on F(t) at all ``points`` t at once: F_n(t) ∓ :func:`dkw_width`.
 
     values: (n,), one violation per sample.
     points: the t, any shape.
@@ -95,7 +97,7 @@ def cvar_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """A two-sided percentile-bootstrap interval for :func:`~pl_pointwise.metrics.cvar`.
+    """Returns a two-sided percentile-bootstrap interval for :func:`~pl_pointwise.metrics.cvar`.
 
     Approximate: a bootstrap never sees beyond the largest value, so with a heavy tail or few values
     in it the interval ends too low. docs/metrics.md states the coverage measured.
@@ -126,7 +128,7 @@ def cvar_interval(
 def _cvars(
     ordered: NDArray[np.float64], drawn: NDArray[np.int32], level: float
 ) -> NDArray[np.float64]:
-    """CVaR of each resample, (r,), from the ranks drawn, (r, n): metrics.cvar, vectorised.
+    """Returns the CVaR of each resample, (r,), from the ranks drawn, (r, n), as metrics.cvar.
 
     Ranks sort as the values do; ties between values are resolved by the smallest equal rank.
     """
@@ -137,25 +139,24 @@ def _cvars(
     return np.where(tail, ordered[drawn], 0.0).sum(1) / tail.sum(1)
 
 
-def worst_per_sample(violation: Tensor, carried: Tensor | None = None) -> Tensor:
-    """The largest violation of each sample, so that there is one independent value per sample.
+def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns the largest violation of each sample, so that there is one independent value each.
 
     A sample is satisfied if all its elements are: the certificate is then about inputs, and says of
     a new input that *any* of its elements violates.
 
     violation: (n, C), or (n,), which is returned as it is.
-    carried: bool, the shape of ``violation``; samples that carry no element are left out.
-    Returns: (m,), m ≤ n. NaN where a carried element is NaN.
+    mask: bool, the shape of ``violation``: the elements that carry the constraint. Samples without
+        any are left out.
+    Returns: (m,), m ≤ n. NaN where an element within the mask is NaN.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))
     tensor([ 2., -2.])
     """
+    mask = torch.ones_like(violation, dtype=torch.bool) if mask is None else mask
     if violation.dim() == 1:
-        return violation if carried is None else violation[carried]
-    if carried is None:
-        return violation.amax(1)
-    rows = carried.any(1)
-    return violation.masked_fill(~carried, -math.inf)[rows].amax(1)
+        return violation[mask]
+    return violation.masked_fill(~mask, -math.inf)[mask.any(1)].amax(1)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Certificate:
     """Of the CVaR."""
 
     def statement(self) -> str:
-        """The certificate in plain sentences, with its confidence and its assumptions."""
+        """Returns the certificate in plain sentences, with its confidence and its assumptions."""
         sure = f"{100 * self.confidence:g} %"
         low, high = self.interval
         return (
@@ -202,7 +203,7 @@ class Certificate:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain numbers, the interval as a list."""
+        """Returns the fields as plain numbers, the interval as a list."""
         return {**asdict(self), "interval": list(self.interval)}
 
 
@@ -214,7 +215,7 @@ def certify(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Certificate:
-    """The certificate of held-out violations, one per sample.
+    """Returns the certificate of held-out violations, one per sample.
 
     values: (n,); of a vector-valued constraint :func:`worst_per_sample`, or
         ``module.evaluated[stage][constraint].worst()``.

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import ArgsType, LightningCLI
 
-from .configs import packaged_configs, with_config_paths
+from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
 
 COMMANDS = {"compare": "compare.command", "report": "compare.report"}
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
-DESCRIPTION = (
-    "Fine-tuning under pointwise constraints. There are also: "
-    + " and ".join(f"pl-pointwise {command} --help" for command in COMMANDS)
-    + "."
+DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(
+    f"pl-pointwise {command} --help" for command in COMMANDS
 )
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the lines of the list of configurations."""
 
 
 class PointwiseCLI(LightningCLI):
@@ -36,15 +41,21 @@ class PointwiseCLI(LightningCLI):
             importlib.import_module(f"pl_pointwise.{package}")
         # The command line is handed on with the names of configurations resolved.
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-        names = "packaged configurations: " + ", ".join(packaged_configs())
         super().__init__(
             PointwiseModule,
             PointwiseDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            # A comparison reports what is wrong with a row instead of ending there.
-            parser_kwargs={"description": DESCRIPTION, "epilog": names, "exit_on_error": run},
+            parser_kwargs={
+                "prog": "pl-pointwise",
+                "description": DESCRIPTION,
+                "epilog": overview(),
+                "formatter_class": HelpFormatter,
+                "version": version("pl-pointwise"),
+                # A comparison reports what is wrong with a method instead of ending there.
+                "exit_on_error": run,
+            },
             args=with_config_paths(sys.argv[1:] if args is None else args),
             run=run,
         )
@@ -82,9 +93,18 @@ class PointwiseCLI(LightningCLI):
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The console script ``pl-pointwise``; ``args`` stands for the command line."""
+    """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
     args = list(sys.argv[1:] if args is None else args)
-    if args and args[0] in COMMANDS:
-        importlib.import_module(f"pl_pointwise.{COMMANDS[args[0]]}").main(args[1:])
-    else:
-        PointwiseCLI(args)
+    first = args[0] if args and not args[0].startswith("-") else None
+    if first in COMMANDS:
+        importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
+        return
+    known = [*PointwiseCLI.subcommands(), *COMMANDS]
+    usage = argparse.ArgumentParser("pl-pointwise", f"pl-pointwise {{{','.join(known)}}} ...")
+    if first is not None and first not in known:
+        usage.error(f"there is no command {first!r}.{nearest(first, known)}")
+    try:
+        resolved = with_config_paths(args)
+    except FileNotFoundError as error:
+        usage.error(str(error))
+    PointwiseCLI(resolved)

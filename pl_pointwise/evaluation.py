@@ -76,8 +76,16 @@ class ViolationsBySample(Metric):
         self.value.append(value.to(widest(value.device)))
         self.double |= int(value.dtype == torch.float64)
 
-    def compute(self) -> SampleViolations:
-        """The same on every rank."""
+    def compute(self) -> dict[str, Tensor]:
+        """The statistics of all violations, the same on every rank."""
+        return violation_statistics(self._samples().pooled())
+
+    def samples(self) -> SampleViolations:
+        """The violations themselves. A collective: every rank calls it."""
+        with self.sync_context(), torch.inference_mode(False):
+            return self._samples()
+
+    def _samples(self) -> SampleViolations:
         index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
         dtype = torch.float64 if self.double else torch.float32
         value = dim_zero_cat(self.value).cpu().to(dtype)
@@ -129,16 +137,16 @@ class Evaluation:
         """
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
-        objective = self.objective.compute().pooled()
+        objective = self.objective.samples().pooled()
         if len(objective):
             shown[f"{stage}/objective"] = objective.double().mean().float()
         for name, metric in self.violations.items():
-            found = metric.compute()
+            found = metric.samples()
             if not len(found.index):
                 continue
             violations[name] = found
-            for statistic, value in violation_statistics(found.pooled()).items():
-                shown[f"{stage}/{name}/{statistic}"] = value
+            statistics = violation_statistics(found.pooled())
+            shown |= {f"{stage}/{name}/{key}": value for key, value in statistics.items()}
         for name, metric_of_task in self.task.items():
             if metric_of_task.update_called:
                 shown[f"{stage}/{name}"] = metric_of_task.compute()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -459,3 +459,12 @@ def connected_zero(module: LightningModule) -> Tensor:
         if parameter.requires_grad:
             total = total + (parameter * 0).sum()
     return total
+
+
+def logs_this_step(trainer: Trainer) -> bool:
+    """Whether a logger takes what this step logs, or the epoch ends and callbacks may read it."""
+    return trainer.is_last_batch or trainer._logger_connector.should_update_logs
+
+
+def shows_progress_bar(trainer: Trainer) -> bool:
+    return bool(getattr(trainer.progress_bar_callback, "is_enabled", False))

@@ -6,15 +6,16 @@ base model that is a folder stays without a name.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import Tensor
 
 from .certificates import certify
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from .module import PointwiseModule
 
 DEFAULT_OPTIMIZERS = ManualOptimization.configure_optimizers
+TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 NOT_HELD_OUT = "train"
-STATISTICS = ("mean", "max", "violated", "cvar95")
+STATISTICS = ["mean", "max", "violated", "cvar95"]
 NONE_YET = (
     "No held-out data were evaluated before the export. Let the fit validate, or export after "
     '`test` with `ModelExport(after="test")`.'
@@ -48,49 +50,68 @@ def write_card(
     base_model: what was fine-tuned, as the task was told.
     usage: Python that loads the folder.
     """
-    name = public_name(base_model)
+    name = type(module).__name__.removesuffix("Module")
     data = ModelCardData(
-        base_model=name,
+        base_model=public_name(base_model),
         library_name=library_name,
         pipeline_tag=pipeline_tag,
         tags=["pl-pointwise", "constrained-fine-tuning"],
+        model_name=name,
+        eval_results=list(_eval_results(module, pipeline_tag)) or None,
     )
-    start = f"Fine-tuned from `{name}`" if name else "Fine-tuned"
-    parts = [
-        f"---\n{data.to_yaml()}\n---",
-        f"# {type(module).__name__.removesuffix('Module')}, fine-tuned under constraints",
-        f"{start} with pl-pointwise {version('pl-pointwise')}: an average objective, subject to "
-        "requirements on its outputs. A violation is how far a requirement is missed; ≤ 0 is "
-        "satisfied.",
-        f"```python\n{usage.strip()}\n```",
-        "## Requirements",
-        *_requirements(module),
-        "## Multipliers",
-        *_multipliers(module),
-        "## Held-out violations",
-        *(list(_held_out(module)) or [NONE_YET]),
-        "## Training",
-        _training(module),
-    ]
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        name=name,
+        version=version("pl-pointwise"),
+        usage=usage.strip(),
+        requirements=_requirements(module),
+        multipliers=list(_multipliers(module)),
+        statistics=STATISTICS,
+        held_out=[_held_out(module, stage) for stage in _held_out_stages(module)],
+        none_yet=NONE_YET,
+        training=_training(module),
+    )
     path = folder / "README.md"
-    ModelCard("\n\n".join(parts) + "\n").save(path)
+    card.save(path)
     return path
 
 
 def public_name(model: str) -> str | None:
-    """A model's name on the hub; None for what is a folder here, or comes with a package."""
+    """Returns a model's name on the hub; None for a folder, or what comes with a package."""
     looks_public = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model)
     return model if looks_public and not Path(model).exists() else None
 
 
-def _requirements(module: PointwiseModule) -> Iterator[str]:
-    rows = []
+def _held_out_stages(module: PointwiseModule) -> list[str]:
+    return [stage for stage in module.evaluated if stage != NOT_HELD_OUT]
+
+
+def _eval_results(module: PointwiseModule, task: str) -> Iterator[EvalResult]:
+    """Yields the finite statistics of the held-out violations, as metadata of the hub."""
+    for stage in _held_out_stages(module):
+        for constraint, found in module.evaluated[stage].items():
+            for name, value in violation_statistics(found.pooled()).items():
+                if math.isfinite(value):
+                    yield EvalResult(
+                        task_type=task,
+                        dataset_type=stage,
+                        dataset_name=f"held-out data ({stage})",
+                        metric_type=name,
+                        metric_name=f"{constraint}/{name}",
+                        metric_value=float(value),
+                    )
+
+
+def _requirements(module: PointwiseModule) -> list[list[str]]:
+    """Returns a line per constraint: its bounds in training and in evaluation, and its method."""
+    lines = []
     for name, constraint in module.constraints.items():
-        judged = module.evaluation_constraints[name]
         formulation = module.formulations.get(name)
         enforced = f"`{formulation!r}`" if formulation is not None else "nothing"
-        rows.append([name, _bounds(constraint), _bounds(judged), enforced])
-    yield _table(["constraint", "in training", "in evaluation", "enforced by"], rows)
+        bounds = [_bounds(each) for each in (constraint, module.evaluation_constraints[name])]
+        lines.append([name, *bounds, enforced])
+    return lines
 
 
 def _bounds(constraint: object) -> str:
@@ -98,54 +119,34 @@ def _bounds(constraint: object) -> str:
     return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
 
-def _multipliers(module: PointwiseModule) -> Iterator[str]:
-    """λ in figures: one number, or the distribution over the training set."""
-    rows = []
+def _multipliers(module: PointwiseModule) -> Iterator[list[str]]:
+    """Yields λ by constraint: one number, or the distribution over the training set."""
     for name, table in module.multipliers.items():
         values = table.detach().double().flatten()
         if table.dim() < 2:
-            rows.append([name, "one per constraint", *[""] * 3, _list(values)])
+            yield [name, "one per constraint", "", "", "", ", ".join(_cells(*values))]
         elif len(values):
             active = (values > 0).double().mean()
             spread = quantiles(values, torch.tensor([0.5, 0.9, 1.0], dtype=values.dtype))
-            shape = f"{table.shape[0]:,} samples × {table.shape[1]}"
-            rows.append([name, shape, *_cells(active, *spread)])
-    if rows:
-        header = ["constraint", "λ", "share above 0", "median", "90th percentile", "largest"]
-        yield _table(header, rows)
-    else:
-        yield "None: no constraint was enforced with multipliers."
+            yield [name, f"{table.shape[0]:,} samples × {table.shape[1]}", *_cells(active, *spread)]
 
 
-def _held_out(module: PointwiseModule) -> Iterator[str]:
-    """Statistics and a certificate for every data set evaluated but the training set."""
-    for stage, by_constraint in module.evaluated.items():
-        if stage == NOT_HELD_OUT:
-            continue
-        rows, statements = [], []
-        for name, found in by_constraint.items():
-            pooled = violation_statistics(found.pooled())
-            rows.append([name, *_cells(*(pooled[key] for key in STATISTICS))])
-            try:
-                statement = certify(found.worst()).statement()
-            except ValueError as error:
-                statement = f"No certificate: {error}"
-            statements.append(f"**{name}**, by the worst element of each sample. {statement}")
-        yield f"### {stage}"
-        yield _table(["constraint", *STATISTICS], rows)
-        metrics = _other_metrics(module, stage)
-        if metrics:
-            yield f"Of the same pass: {metrics}."
-        yield from statements
-        if stage.startswith("val"):
-            yield (
-                "These are validation data, of the last pass before the export. If they chose the "
-                "checkpoint or a hyper-parameter, the statement does not hold."
-            )
+def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
+    """Returns statistics and a certificate of one data set, for the template."""
+    lines, statements = [], []
+    for name, found in module.evaluated[stage].items():
+        pooled = violation_statistics(found.pooled())
+        lines.append([name, *_cells(*(pooled[key] for key in STATISTICS))])
+        try:
+            statements.append((name, certify(found.worst()).statement()))
+        except ValueError as error:
+            statements.append((name, f"No certificate: {error}"))
+    metrics = _other_metrics(module, stage)
+    return {"stage": stage, "lines": lines, "metrics": metrics, "statements": statements}
 
 
 def _other_metrics(module: PointwiseModule, stage: str) -> str:
-    """The objective and the task's own metrics of the last pass over a data set."""
+    """Returns the objective and the task's own metrics of the last pass over a data set."""
     logged = module._trainer.callback_metrics if module._trainer is not None else {}
     found = {
         name.removeprefix(f"{stage}/"): value
@@ -155,7 +156,8 @@ def _other_metrics(module: PointwiseModule, stage: str) -> str:
     return ", ".join(f"{name} {float(value):.4g}" for name, value in found.items())
 
 
-def _training(module: PointwiseModule) -> str:
+def _training(module: PointwiseModule) -> dict[str, str]:
+    """Returns what the training was, by name; a fact that is not known is empty."""
     trainer = module._trainer
     facts = {
         "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
@@ -180,17 +182,8 @@ def _training(module: PointwiseModule) -> str:
         "steps skipped": str(module.skipped_steps),
         "versions": f"torch {torch.__version__}, lightning {version('lightning')}",
     }
-    return "\n".join(f"- {name}: {fact}" for name, fact in facts.items() if fact)
+    return facts
 
 
 def _cells(*values: Tensor) -> list[str]:
     return [f"{float(value):.3g}" for value in values]
-
-
-def _list(values: Tensor) -> str:
-    return ", ".join(_cells(*values))
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -22,7 +22,13 @@ from .data import PADDING, take_rows
 from .errors import DataError
 from .evaluation import Evaluation, SampleViolations, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
-from .manual_optimization import ManualOptimization, connected_zero
+from .manual_optimization import (
+    ManualOptimization,
+    connected_zero,
+    logs_this_step,
+    shows_progress_bar,
+)
+from .metrics import cvar, share_violated
 from .optimizers import Training
 from .step import (
     OBJECTIVE,
@@ -37,6 +43,7 @@ from .step import (
     non_finite_values,
     pack,
     pieces_of,
+    pooled_violations,
     require_names,
     running_statistics,
     stand_in,
@@ -501,14 +508,24 @@ class PointwiseModule(ManualOptimization):
     # Logging and evaluation ---------------------------------------------------------------------
 
     def _log_step(self, measured: Measured) -> None:
-        """``running/…``: this batch's values, taken while the weights move."""
-        shown = running_statistics(measured)
-        by_bar = {
-            key: shown.pop(key) for key in ("objective", "cvar95", "violated") if key in shown
-        }
-        self.log_dict(by_bar, prog_bar=True, logger=False)
-        shown |= {"left_out": float(self.left_out), "skipped_steps": float(self.skipped_steps)}
-        self.log_dict({f"running/{key}": value for key, value in shown.items()})
+        """``running/…``: this batch's values, taken while the weights move.
+
+        For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch;
+        for the progress bar, where there is one, at every step.
+        """
+        if shows_progress_bar(self.trainer):
+            on_bar = {"objective": measured.objective[measured.masks[OBJECTIVE]].mean()}
+            violations = pooled_violations(measured)
+            on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
+            shown = {key: value for key, value in on_bar.items() if not value.isnan()}
+            self.log_dict(shown, prog_bar=True, logger=False)
+        if logs_this_step(self.trainer):
+            statistics = running_statistics(measured)
+            statistics |= {
+                "left_out": float(self.left_out),
+                "skipped_steps": float(self.skipped_steps),
+            }
+            self.log_dict({f"running/{key}": value for key, value in statistics.items()})
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(stages_of("val", self.trainer.val_dataloaders)[dataloader_idx], batch)

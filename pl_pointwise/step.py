@@ -276,7 +276,7 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 
 
 def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
-    """Of a step's samples: objective, statistics of each constraint, and of all constraints."""
+    """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
     mask = measured.masks[OBJECTIVE]
     shown: dict[str, Tensor | float] = {
         "lagrangian": measured.lagrangian,
@@ -284,16 +284,18 @@ def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
     }
     if mask.any():
         shown["objective"] = measured.objective[mask].mean()
-    values = {name: v[measured.masks[name]] for name, v in measured.violations.items()}
-    for name, of_it in values.items():
-        if len(of_it):
-            statistics = violation_statistics(of_it)
+    for name, violation in measured.violations.items():
+        values = violation[measured.masks[name]]
+        if len(values):
+            statistics = violation_statistics(values)
             shown |= {f"{name}/{key}": value for key, value in statistics.items()}
-    pooled = torch.cat(list(values.values())) if values else torch.empty(0)
-    if len(pooled):
-        statistics = violation_statistics(pooled)
-        shown |= {key: statistics[key] for key in ("cvar95", "violated")}
     return shown
+
+
+def pooled_violations(measured: Measured) -> Tensor:
+    """(m,), all violations of a step, of every constraint."""
+    values = [violation[measured.masks[name]] for name, violation in measured.violations.items()]
+    return torch.cat(values) if values else torch.empty(0)
 
 
 def without_samples(

@@ -41,6 +41,9 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".yaml"):
                 assert f"pl_pointwise/{path.relative_to(ROOT).as_posix()}" in names
+    templates = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("pl_pointwise/**/*.jinja")]
+    assert len(templates) == 2
+    assert set(templates) <= set(names)
 
 
 def test_wheel_outside_the_repository_runs(wheel: Path, tmp_path: Path) -> None:

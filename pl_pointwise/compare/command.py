@@ -1,20 +1,15 @@
-"""``pl-pointwise compare``: one configuration × rows × settings × seeds, as tables and pictures.
+"""``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and plots.
 
-A row is a method: its name and what it changes (``runs.py``). A run that is complete and whose
-configuration has not changed since is not run again; one that was interrupted goes on; one that
-failed is a row that says why (``runner.py``).
+A method is a name and what it changes (``runs.py``). A run that is complete and whose configuration
+has not changed since is not run again; one that was interrupted goes on; one that failed is a line
+that says why (``runner.py``).
 
 The output folder then holds
 
     comparison.csv       a line per run, every metric
     comparison.md        the tables: results, gap to training data, certificates, time, memory
     comparison.json      every run with its result, for ``pl-pointwise report``
-    cdf.png              violations, held-out beside train, all seeds
-    cdf_by_method.png    held-out, worst element per sample, first seed, with the DKW band
-    pareto.png           two metrics against each other, with the frontier
-    gap.png              training beside held-out, by violation statistic
-    categories.png       metrics by category, where a task has such
-    costs.png            seconds per epoch and peak memory
+    cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 """
 
@@ -25,24 +20,61 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .plot_data import PARETO, UnknownMetricError, draw
+import numpy as np
+from pandas import DataFrame
+
+from pl_pointwise.configs import overview
+
+from .plots import PARETO, PLOTS, UnknownMetricError, draw, pareto, parse_axis
 from .runner import execute, execute_in_processes, quieten, slurm_array
-from .runs import Comparison, Run
-from .tables import Outcome, tables, write_csv
+from .runs import Comparison, Outcome, Run
+from .tables import costs, metric_names, run_lines, tables, write_csv
 
 NOT_RUN = "not run"
 
 
 def main(args: Sequence[str]) -> None:
-    """The command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
+    """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
+    parser = _parser()
+    known, overrides = parser.parse_known_args(list(args))
+    comparison = Comparison(
+        known.config, known.output, known.methods, known.seeds, known.set, overrides
+    )
+    try:
+        count = len(comparison.runs)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    if known.only is not None:
+        if known.only > count:
+            parser.error(f"--only {known.only}: this comparison has {count} runs.")
+        _run_one(comparison.runs[known.only - 1])
+    elif known.slurm_array:
+        _write_array(comparison)
+    else:
+        try:
+            failed = compare(comparison, known.jobs, known.collect, known.pareto or PARETO)
+        except UnknownMetricError as error:
+            parser.error(str(error))
+        if failed:
+            what = "failed or were not run" if known.collect else "failed"
+            raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="pl-pointwise compare", description=__doc__.split("\n")[0], allow_abbrev=False
+        prog="pl-pointwise compare",
+        description=__doc__.split("\n")[0],
+        epilog=overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "-c", "--config", action="append", required=True, help="base, then overlays; name or path"
     )
     parser.add_argument(
-        "--rows", help="YAML of name: overlay; name or path. Without: the configuration alone"
+        "--methods",
+        "--rows",
+        help="YAML of name: overlay; name or path. Without: the configuration alone",
     )
     parser.add_argument(
         "--set",
@@ -73,30 +105,9 @@ def main(args: Sequence[str]) -> None:
         "--slurm-array", action="store_true", help="write a SLURM job array of what is to be run"
     )
     how.add_argument(
-        "--collect", action="store_true", help="run nothing; tables and pictures of what there is"
+        "--collect", action="store_true", help="run nothing; tables and plots of what there is"
     )
-    known, overrides = parser.parse_known_args(list(args))
-    comparison = Comparison(
-        known.config, known.output, known.rows, known.seeds, known.set, overrides
-    )
-    try:
-        count = len(comparison.runs)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    if known.only is not None:
-        if known.only > count:
-            parser.error(f"--only {known.only}: this comparison has {count} runs.")
-        _run_one(comparison.runs[known.only - 1])
-    elif known.slurm_array:
-        _write_array(comparison)
-    else:
-        try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto or PARETO)
-        except UnknownMetricError as error:
-            parser.error(str(error))
-        if failed:
-            what = "failed or were not run" if known.collect else "failed"
-            raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
+    return parser
 
 
 def compare(
@@ -105,11 +116,11 @@ def compare(
     collect: bool = False,
     axes: Sequence[str] = PARETO,
 ) -> list[str]:
-    """Runs what has not been run, then writes tables and pictures.
+    """Runs what has not been run, then writes tables and plots.
 
     jobs: this many runs at once, in processes of their own; None runs them here, one by one.
     collect: run nothing.
-    axes: the two metrics of the Pareto picture.
+    axes: the two metrics of the Pareto plot.
     Returns: the names of the runs that failed; the table says why.
     """
     quieten()
@@ -118,7 +129,7 @@ def compare(
     if jobs is None or collect:
         for number, run in enumerate(runs, start=1):
             note = "" if number in waiting else " (finished before)"
-            print(f"[{number}/{len(runs)}] {run.row} · seed {run.seed}{note}", flush=True)
+            print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
             if number in waiting and not collect:
                 execute(run)
     else:
@@ -127,13 +138,13 @@ def compare(
         execute_in_processes(comparison, waiting, jobs, lambda text: print(text, flush=True))
     outcomes: list[Outcome] = [(run, run.result() or {"error": NOT_RUN}) for run in runs]
     write_results(outcomes, comparison, axes)
-    return [f"{run.row} (seed {run.seed})" for run, result in outcomes if "error" in result]
+    return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
 def write_results(
     outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] = PARETO
 ) -> None:
-    """The tables, the pictures and ``comparison.json``, into the comparison's folder.
+    """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
 
     Raises:
         UnknownMetricError: ``axes`` names a metric that no run has; the rest is written.
@@ -146,7 +157,7 @@ def write_results(
     (output / "comparison.md").write_text(text, encoding="utf-8")
     runs = [
         {
-            "row": run.row,
+            "method": run.method,
             "seed": run.seed,
             "folder": run.folder.relative_to(output).as_posix(),
             "result": result,
@@ -156,19 +167,46 @@ def write_results(
     record = {"command": comparison.command(), "runs": runs}
     (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
-    done = [outcome for outcome in outcomes if "error" not in outcome[1]]
-    pictures = draw(done, output, axes) if done else []
-    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *pictures])}")
+    draw_plots([outcome for outcome in outcomes if "error" not in outcome[1]], output, axes)
+    drawn = [name for name in PLOTS if (output / name).is_file()]
+    print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
+
+
+def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str]) -> None:
+    """Draws every plot there is something for.
+
+    done: the runs that did not fail.
+
+    Raises:
+        UnknownMetricError: in ``axes``; the other plots are there by then.
+    """
+    if not done:
+        return
+    frame = DataFrame(run_lines(done))
+    violations: dict[str, dict[str, np.ndarray]] = {}
+    worst: dict[str, dict[str, np.ndarray]] = {}
+    for run, _ in done:
+        for name, values in run.violations().items():  # All seeds together.
+            known = violations.setdefault(name, {})
+            known[run.method] = np.append(known.get(run.method, values[:0]), values)
+        for name, values in run.worst().items():  # The first seed: a band is about one model.
+            worst.setdefault(name, {}).setdefault(run.method, values)
+    draw(frame, costs(frame), violations, worst, output)
+    higher: dict[str, bool] = {}
+    for _, result in done:
+        higher |= result.get("higher_is_better", {})
+    chosen = [parse_axis(name, metric_names(done), higher) for name in axes]
+    pareto(frame, chosen, output / "pareto.png")
 
 
 def _run_one(run: Run) -> None:
     quieten()
     if run.finished:
-        print(f"{run.row} · seed {run.seed} (finished before)")
+        print(f"{run.title} (finished before)")
         return
     result = execute(run, own_process=True)
     if "error" in result:
-        raise SystemExit(f"{run.row} (seed {run.seed}) failed: {result['error']}")
+        raise SystemExit(f"{run.title} failed: {result['error']}")
 
 
 def _write_array(comparison: Comparison) -> None:

@@ -40,7 +40,7 @@ from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
 
-from .runs import Comparison, Run
+from .runs import ARRAYS, Comparison, Run
 
 log = logging.getLogger(__name__)
 
@@ -59,46 +59,17 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     result: dict[str, Any] = {"digest": run.digest, "versions": versions()}
     try:
         _open(run)
-        for path, text in run.overlays.items():
-            path.write_text(text)
         checkpoint = _checkpoint(run)
         cli = PointwiseCLI(run.arguments, run=False)
         config = yaml.safe_dump(cli.config_dump, sort_keys=False)
         (run.folder / "config.yaml").write_text(config)
-        timer = EpochTimer()
-        cli.trainer.callbacks.append(timer)  # type: ignore[attr-defined]
-        on_gpu = cli.trainer.strategy.root_device.type == "cuda"
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-        result["fit_seconds"] = time.perf_counter() - started
-        result["epoch_seconds"] = timer.seconds
-        result["host_bytes"] = peak_memory() if own_process else None
-        result["gpu_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else None
-        cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-        metrics = cli.trainer.callback_metrics
-        result["metrics"] = {name: float(value) for name, value in metrics.items()}
-        result["higher_is_better"] = {
-            name: metric.higher_is_better
-            for name, metric in cli.model.evaluation_metrics().items()
-            if metric.higher_is_better is not None
-        }
-        held_out = cli.model.evaluated.get(HELD_OUT, {})
-        result["certificates"] = {name: _certificate(rows) for name, rows in held_out.items()}
+        result |= _fit(cli, checkpoint, own_process)
+        result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
-            pooled = {
-                f"{stage}/{name}": values.numpy()
-                for stage, by_constraint in cli.model.violations.items()
-                for name, values in by_constraint.items()
-            }
-            np.savez(run.folder / "violations.npz", **pooled)
-            worst = {name: rows.worst().numpy() for name, rows in held_out.items()}
-            np.savez(run.folder / "worst.npz", **worst)
             _write(run, result)
             _marker(run).unlink()
     except Exception as error:
-        log.exception("%s, seed %s", run.row, run.seed)
+        log.exception(run.title)
         result["error"] = f"{type(error).__name__}: {error}"
         _write(run, result)
     finally:
@@ -106,14 +77,55 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     return result
 
 
+def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[str, Any]:
+    """Fits, and returns times and memory."""
+    timer = EpochTimer()
+    cli.trainer.callbacks.append(timer)  # type: ignore[attr-defined]
+    on_gpu = cli.trainer.strategy.root_device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    return {
+        "fit_seconds": time.perf_counter() - started,
+        "epoch_seconds": timer.seconds,
+        "host_bytes": peak_memory() if own_process else None,
+        "gpu_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+    }
+
+
+def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
+    """Tests, writes the violations, and returns metrics and certificates."""
+    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    held_out = cli.model.evaluated.get(HELD_OUT, {})
+    if cli.trainer.is_global_zero:
+        pooled = {
+            f"{stage}/{name}": values.numpy()
+            for stage, by_constraint in cli.model.violations.items()
+            for name, values in by_constraint.items()
+        }
+        worst = {name: found.worst().numpy() for name, found in held_out.items()}
+        for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
+            np.savez(run.folder / name, **arrays)
+    return {
+        "metrics": {name: float(v) for name, v in cli.trainer.callback_metrics.items()},
+        "higher_is_better": {
+            name: metric.higher_is_better
+            for name, metric in cli.model.evaluation_metrics().items()
+            if metric.higher_is_better is not None
+        },
+        "certificates": {name: _certificate(found) for name, found in held_out.items()},
+    }
+
+
 def _open(run: Run) -> None:
-    """A folder for the run, without an error of an earlier attempt."""
+    """Makes a folder for the run, without an error of an earlier attempt."""
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "result.json").unlink(missing_ok=True)
 
 
 def _write(run: Run, result: dict[str, Any]) -> None:
-    """Complete or not at all, whenever the process dies."""
+    """Writes the result completely or not at all, whenever the process dies."""
     path = run.folder / "result.json"
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1))
@@ -125,7 +137,7 @@ def _marker(run: Run) -> Path:
 
 
 def _checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint that an unfinished run of this very configuration left behind.
+    """Returns the newest checkpoint that an unfinished run of this very configuration left behind.
 
     Its start is marked by a file, so that checkpoints of an earlier configuration are older.
     """
@@ -138,10 +150,10 @@ def _checkpoint(run: Run) -> Path | None:
     return max((p for p in times if times[p] >= since), key=lambda p: times[p], default=None)
 
 
-def _certificate(rows: SampleViolations) -> dict[str, Any]:
-    """The certificate of a constraint on the held-out data, or why there is none."""
+def _certificate(found: SampleViolations) -> dict[str, Any]:
+    """Returns the certificate of a constraint on the held-out data, or why there is none."""
     try:
-        certificate = certify(rows.worst())
+        certificate = certify(found.worst())
     except ValueError as error:
         return {"error": str(error)}
     return {**certificate.as_dict(), "statement": certificate.statement()}
@@ -169,7 +181,7 @@ class EpochTimer(Callback):
 
 
 def peak_memory() -> int | None:
-    """The most memory this process has held so far, in bytes (resident set); None if unknown."""
+    """Returns the most bytes this process has held so far (resident set); None if unknown."""
     status = Path("/proc/self/status")
     if status.is_file():
         # Not getrusage: there a new process starts from the peak of the one that started it.
@@ -183,7 +195,7 @@ def peak_memory() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what the figures depend on."""
+    """Returns the versions of Python and of what the metrics depend on."""
     packages = ("pl-pointwise", "torch", "lightning", "transformers")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
@@ -217,7 +229,7 @@ def execute_in_processes(
             while waiting or running:
                 while waiting and free:
                     number, slot = waiting.pop(0), free.pop(0)
-                    say(f"[{number}/{len(comparison.runs)}] {_title(comparison, number)}")
+                    say(f"[{number}/{len(comparison.runs)}] {comparison.runs[number - 1].title}")
                     running[_start(comparison, number, jobs, slot)] = (number, slot)
                 time.sleep(0.05)
                 for process in [p for p in running if p.poll() is not None]:
@@ -227,14 +239,9 @@ def execute_in_processes(
                     if process.returncode and run.result() is None:
                         _write(run, {"digest": run.digest, "error": _death(run, process)})
                     ended = "failed" if process.returncode else "done"
-                    say(f"[{number}/{len(comparison.runs)}] {_title(comparison, number)}: {ended}")
+                    say(f"[{number}/{len(comparison.runs)}] {run.title}: {ended}")
         finally:
             _stop(list(running))
-
-
-def _title(comparison: Comparison, number: int) -> str:
-    run = comparison.runs[number - 1]
-    return f"{run.row} · seed {run.seed}"
 
 
 def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> subprocess.Popen[bytes]:
@@ -254,7 +261,7 @@ def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> subproc
 
 
 def _share(jobs: int, slot: int) -> dict[str, str]:
-    """The environment by which a process takes its share of cores and GPUs and no more."""
+    """Returns the environment by which a process takes its share of cores and GPUs and no more."""
     share = {}
     if "OMP_NUM_THREADS" not in os.environ:
         share["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
@@ -268,7 +275,7 @@ def _share(jobs: int, slot: int) -> dict[str, str]:
 
 
 def _death(run: Run, process: subprocess.Popen[bytes]) -> str:
-    """What to say of a process that ended without a word."""
+    """Returns the error of a process that ended without one."""
     code = process.returncode
     how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     hint = " Out of memory, perhaps." if code == -signal.SIGKILL else ""
@@ -317,7 +324,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def slurm_array(comparison: Comparison, numbers: Sequence[int]) -> str:
-    """A batch script for SLURM: a job array with one task for each of the runs ``numbers``.
+    """Returns a batch script for SLURM: a job array with one task for each of the runs ``numbers``.
 
     Partition, GPUs and time limit are ``sbatch``'s options.
     """

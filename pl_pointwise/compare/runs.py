@@ -1,6 +1,6 @@
-"""What a comparison runs: rows × values of its settings × seeds, each run with its own folder.
+"""What a comparison runs: methods × values of its settings × seeds, each run with its own folder.
 
-A rows file is YAML, name → overlay, where an overlay is a mapping merged over the configuration
+A methods file is YAML, name → overlay, where an overlay is a mapping merged over the configuration
 (``model: {init_args: {tolerance: 3}}``), the name or path of another configuration, or a list of
 such. Settings sweep one hyperparameter each, by its dotted path on the command line.
 """
@@ -13,9 +13,8 @@ import itertools
 import json
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,22 +31,24 @@ ARRAYS = ("violations.npz", "worst.npz")
 
 @dataclass(frozen=True)
 class Run:
-    """One row at one seed.
+    """One method at one seed.
 
     It is finished once its folder holds the arrays and a ``result.json`` without an error, of this
     very configuration: ``digest`` tells one configuration from another.
     """
 
-    row: str
+    method: str
     seed: int
     folder: Path
     arguments: list[str]
-    overlays: dict[Path, str]
-    """Files that ``arguments`` name, to be written before."""
     digest: str
 
+    @property
+    def title(self) -> str:
+        return f"{self.method} · seed {self.seed}"
+
     def result(self) -> dict[str, Any] | None:
-        """What the last run of this very configuration came to: its figures, or ``error``."""
+        """Returns what the last run of this very configuration ended in: metrics, or ``error``."""
         path = self.folder / "result.json"
         if not path.is_file():
             return None
@@ -62,11 +63,19 @@ class Run:
 
     def violations(self) -> dict[str, np.ndarray]:
         """Held-out and training violations by ``stage/constraint``, (n,) each."""
-        return _arrays(self.folder / ARRAYS[0])
+        return self._arrays(ARRAYS[0])
 
     def worst(self) -> dict[str, np.ndarray]:
         """The worst held-out violation of every sample by constraint, (samples,) each."""
-        return _arrays(self.folder / ARRAYS[1])
+        return self._arrays(ARRAYS[1])
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        with np.load(self.folder / name) as stored:
+            return dict(stored)
+
+
+Outcome = tuple[Run, Mapping[str, Any]]
+"""A run and its result, as ``result.json`` holds it."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +85,24 @@ class Comparison:
     Args:
         configs: the base, then overlays; names or paths.
         output: the folder for runs and results.
-        rows: the rows file, name or path; None for one row, the configuration as it is.
-        seeds: of every row.
+        methods: the methods file, name or path; None for one method, the configuration as it is.
+        seeds: of every method.
         settings: ``path=value,value,…`` each; several give the product of their values.
         overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
-            train a row that says ``trainer: {max_epochs: 0}``.
+            train a method that says ``trainer: {max_epochs: 0}``.
     """
 
     configs: Sequence[str]
     output: Path
-    rows: str | None = None
+    methods: str | None = None
     seeds: Sequence[int] = (0,)
     settings: Sequence[str] = ()
-    overrides: Sequence[str] = field(default=())
+    overrides: Sequence[str] = ()
 
     def arguments(self) -> list[str]:
-        """The command line that stands for this comparison."""
+        """Returns the command line that stands for this comparison."""
         words = [word for config in self.configs for word in ("--config", config)]
-        words += ["--rows", self.rows] if self.rows is not None else []
+        words += ["--methods", self.methods] if self.methods is not None else []
         words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
         words += [word for setting in self.settings for word in ("--set", setting)]
         return [*words, *self.overrides]
@@ -103,80 +112,69 @@ class Comparison:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Every run, in the rows file's order.
+        """Every run, in the methods file's order.
 
         Raises:
             FileNotFoundError: a configuration that does not exist.
-            ValueError: the rows file is not a mapping of names to overlays, two rows would share a
-                folder, or a setting names what a row's configuration does not have.
+            ValueError: the methods file is not a mapping of names to overlays, two methods would
+                share a folder, or a setting names what a method's configuration does not have.
         """
-        bases = [config_path(config) for config in self.configs]
         swept = product_of(self.settings)
         runs: list[Run] = []
         taken: dict[Path, str] = {}
-        for row, overlay in self._overlays().items():
+        for method, overlay in self._overlays().items():
             for label, options in swept:
-                name = f"{row}, {label}" if label else row
+                name = f"{method}, {label}" if label else method
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
                 if taken.setdefault(below, name) != name:
                     raise ValueError(
-                        f"Rows {taken[below]!r} and {name!r} would share the folder {below}: "
+                        f"Methods {taken[below]!r} and {name!r} would share the folder {below}: "
                         "name one of them otherwise."
                     )
                 for seed in self.seeds:
-                    run = self._run(name, seed, below / f"seed-{seed}", bases, overlay, options)
-                    runs.append(run)
+                    runs.append(self._run(name, seed, below / f"seed-{seed}", overlay, options))
                 if options:
                     _check_options(runs[-1], options)
         return runs
 
     def _overlays(self) -> dict[str, Any]:
-        if self.rows is None:
+        if self.methods is None:
             last = self.configs[-1]
             return {Path(last).stem if Path(last).suffix else last: None}
-        overlays = yaml.safe_load(Path(config_path(self.rows, True)).read_text())
+        overlays = yaml.safe_load(Path(config_path(self.methods, comparison=True)).read_text())
         if not isinstance(overlays, Mapping) or not overlays:
-            raise ValueError(f"{self.rows}: expected a mapping of row names to overlays.")
-        return {str(row): overlay for row, overlay in overlays.items()}
+            raise ValueError(f"{self.methods}: expected a mapping of method names to overlays.")
+        return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
-        self,
-        row: str,
-        seed: int,
-        folder: Path,
-        bases: Sequence[str],
-        overlay: Any,
-        options: Sequence[str],
+        self, method: str, seed: int, folder: Path, overlay: Any, options: Sequence[str]
     ) -> Run:
-        files = list(bases)
-        texts = [Path(file).read_text() for file in files]
-        written: dict[Path, str] = {}
+        configs = [config_path(config) for config in self.configs]
+        texts = [Path(config).read_text() for config in configs]
         untrained: list[str] = []
-        for position, part in enumerate(overlay if isinstance(overlay, list) else [overlay]):
+        for part in overlay if isinstance(overlay, list) else [overlay]:
             if isinstance(part, str):
-                files.append(config_path(part))
-                texts.append(Path(files[-1]).read_text())
+                configs.append(config_path(part))
+                texts.append(Path(configs[-1]).read_text())
             elif isinstance(part, Mapping):
-                path = folder / f"overlay-{position}.yaml"
-                files.append(str(path))
-                written[path] = yaml.safe_dump(dict(part), sort_keys=False)
-                texts.append(written[path])
+                texts.append(yaml.safe_dump(dict(part), sort_keys=False))
+                configs.append(texts[-1])  # The parser takes YAML in place of a path.
                 trainer = part.get("trainer")
                 if isinstance(trainer, Mapping) and "max_epochs" in trainer:
                     unfitted = trainer["max_epochs"] == 0
                     untrained = ["--trainer.max_epochs", "0"] if unfitted else []
             elif part is not None:
-                raise ValueError(f"{self.rows}: row {row!r} holds {part!r}, not an overlay.")
+                raise ValueError(f"{self.methods}: method {method!r} holds {part!r}, no overlay.")
         overrides = [*self.overrides, *untrained, *options]
         digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
-        arguments = [word for file in files for word in ("--config", file)]
+        arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
-        return Run(row, seed, folder, arguments, written, digest)
+        return Run(method, seed, folder, arguments, digest)
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Every combination of the settings' values, as a label and the options that set them.
+    """Returns every combination of the settings' values, as a label and the options that set them.
 
     Raises:
         ValueError: a setting that is not ``path=value,…``, or one path twice.
@@ -212,7 +210,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def split_values(text: str) -> list[str]:
-    """The values between commas; commas within brackets, braces or quotes separate none.
+    """Returns the values between commas; commas within brackets, braces or quotes separate none.
 
     >>> split_values("0.1, [a, b], 'x,y'")
     ['0.1', '[a, b]', "'x,y'"]
@@ -241,21 +239,13 @@ class ParsedCLI(PointwiseCLI):
 def _check_options(run: Run, options: Sequence[str]) -> None:
     """
     Raises:
-        ValueError: the row's configuration does not have what the options set, or not that value.
+        ValueError: the method's configuration does not have what the options set, or not that
+            value.
     """
-    with tempfile.TemporaryDirectory() as folder:  # The run's own folder is not there yet.
-        moved = {str(path): Path(folder) / path.name for path in run.overlays}
-        for path, text in run.overlays.items():
-            moved[str(path)].write_text(text)
-        try:
-            ParsedCLI([str(moved.get(word, word)) for word in run.arguments], run=False)
-        except (argparse.ArgumentError, SystemExit) as error:
-            raise ValueError(
-                f"--set {' '.join(option[2:] for option in options)} does not fit row "
-                f"{run.row!r}; nothing was run. Set what every row has. The parser says:\n{error}"
-            ) from error
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as stored:
-        return {name: stored[name] for name in stored.files}
+    try:
+        ParsedCLI(run.arguments, run=False)
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise ValueError(
+            f"--set {' '.join(option[2:] for option in options)} does not fit method "
+            f"{run.method!r}; nothing was run. Set what every method has. The parser says:\n{error}"
+        ) from error

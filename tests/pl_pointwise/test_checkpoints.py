@@ -31,6 +31,7 @@ from pl_pointwise import (
     PointwiseModule,
     Relaxed,
     Tilted,
+    Training,
 )
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError, TrainingError
@@ -422,8 +423,7 @@ class Notebook(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints={"fit": Constraint(at_most=float(tolerance))},
-            optimization=optimization,
-            gradient_clip_val=2.0,
+            training=Training(from_plain(Optimization, optimization), gradient_clip_val=2.0),
         )
         self.first, self.last = Toy().first, Toy().last
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
-from pl_pointwise import Pointwise
+import pl_pointwise
+from pl_pointwise import Pointwise, configs
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.configs import config_path, packaged_configs, with_config_paths
 
@@ -21,11 +25,87 @@ SMALL += ["--trainer.enable_progress_bar", "false"]
 POINTWISE = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2.0"]
 
 
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two tasks with configurations of every kind, in place of the packaged ones."""
+    for name in (
+        "one/configs/base.yaml",
+        "one/configs/demo.yaml",
+        "one/configs/methods/pointwise.yaml",
+        "one/configs/methods/average.yaml",
+        "one/configs/compare/demo.yaml",
+        "two/configs/base.yaml",
+    ):
+        path = tmp_path / "tasks" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    module = SimpleNamespace(__path__=[str(tmp_path / "tasks")])
+    monkeypatch.setattr(configs.importlib, "import_module", lambda name: module)
+    return tmp_path / "tasks/one/configs"
+
+
+def test_names_are_short_and_a_comparison_looks_among_comparisons_first(packaged) -> None:
+    assert list(packaged_configs()) == [
+        "one",
+        "one/demo",
+        "two",
+        "one/average",
+        "one/pointwise",
+    ]
+    for name, path in (("one", "base"), ("one/demo", "demo"), ("one/average", "methods/average")):
+        assert config_path(name) == str(packaged / f"{path}.yaml")
+    assert config_path("one/demo", comparison=True) == str(packaged / "compare/demo.yaml")
+    assert config_path("one/average", comparison=True) == str(packaged / "methods/average.yaml")
+
+
+def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
+    assert [line.split() for line in configs.overview().splitlines()[2:]] == [
+        ["base", "(--config", "NAME):"],
+        ["one,", "two"],
+        ["variants", "(--config", "TASK/NAME):"],
+        ["one:", "demo"],
+        ["methods", "(--config", "TASK/NAME):"],
+        ["one:", "average,", "pointwise"],
+        ["comparisons", "(compare", "--methods", "TASK/NAME):"],
+        ["one:", "demo"],
+    ]
+
+
 def test_help_lists_packaged_configs_and_compare() -> None:
     command = [str(Path(sys.executable).with_name("pl-pointwise")), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "compare" in text
-    assert all(name in text.replace("\n", " ") for name in packaged_configs())
+    assert configs.overview() in text
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["compar", "--config", "reranker"], "'compare'"),
+        (["fti"], "'fit'"),
+        (["fit", "--config", "reranker/pointwize"], "'reranker/pointwise'"),
+        (["compare", "--config", "rerankr", "--output", "out"], "'reranker'"),
+    ],
+)
+def test_a_typo_is_answered_by_the_nearest_name(command, meant, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_version_is_the_packages(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split() == ["pl-pointwise", pl_pointwise.__version__]
+    assert pl_pointwise.__version__ == version("pl-pointwise")
+
+
+def test_doctests_of_the_names_pass() -> None:
+    failures, tried = doctest.testmod(configs)
+    assert tried > 0
+    assert failures == 0
 
 
 def test_formulation_by_short_name_becomes_an_object() -> None:
@@ -95,11 +175,6 @@ def test_a_file_of_the_working_directory_comes_before_a_packaged_name(
     assert config_path("reranker").endswith("reranker/configs/base.yaml")
     (tmp_path / "reranker").write_text("{}")
     assert config_path("reranker") == "reranker"
-
-
-def test_unknown_config_name_lists_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match="reranker/pointwise"):
-        with_config_paths(["fit", "--config", "rerankr"])
 
 
 def test_config_names_are_resolved_in_every_spelling() -> None:

@@ -162,7 +162,7 @@ def collected(*batches: tuple[Any, Tensor, Tensor], sides: int = 1) -> SampleVio
     metric = ViolationsBySample(sides)
     for index, violation, mask in batches:
         metric.update(torch.tensor(index), violation, mask)
-    return metric.compute()
+    return metric.samples()
 
 
 def test_batches_may_differ_in_their_number_of_columns() -> None:

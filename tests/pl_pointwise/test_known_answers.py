@@ -22,11 +22,11 @@ from pl_pointwise import (
     Constraint,
     CVaR,
     Formulation,
-    Optimization,
     Pointwise,
     PointwiseModule,
     Relaxed,
     Tilted,
+    Training,
 )
 from tests.pl_pointwise.toy import ToyData, trainer
 
@@ -56,7 +56,7 @@ class Linear(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints={"margin": Constraint(at_least=1.0)},
-            optimization=Optimization(),
+            training=Training(),
         )
         self.learning_rate, self.decay_at = learning_rate, decay_at
         self.w = torch.nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))

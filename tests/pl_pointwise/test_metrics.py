@@ -245,7 +245,7 @@ def violations_on_a_rank(rank: int, directory: str) -> None:
         for index, violation in case[rank]:
             mask = torch.ones(violation.shape, dtype=torch.bool)
             evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
-        results.append(vars(evaluation.violations["fit"].compute()))
+        results.append(vars(evaluation.violations["fit"].samples()))
     torch.save(results, f"{directory}/{rank}.pt")
     dist.destroy_process_group()
 

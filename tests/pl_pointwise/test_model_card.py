@@ -1,4 +1,4 @@
-"""The model card of an export holds the figures of the module, and no folder of the machine."""
+"""The model card of an export holds the numbers of the module, and no folder of the machine."""
 
 from __future__ import annotations
 
@@ -96,6 +96,9 @@ def test_held_out_violations_come_with_their_certificate_and_the_training_ones_d
     assert certify(held_out).statement() in text
     assert "### test" in text
     assert "### train" not in text
+    results = {each.metric_name: each for each in card(module, tmp_path).data.eval_results}
+    assert results["fit/cvar95"].metric_value == pytest.approx(float(held_out.max()))
+    assert {each.dataset_type for each in results.values()} <= {"val", "test"}
     assert "Of the same pass: objective" in text
 
 

@@ -236,7 +236,9 @@ def test_resume_takes_the_multipliers_of_the_checkpoint_not_of_the_files(tmp_pat
 def test_folder_is_an_argument_of_a_module() -> None:
     class Folder(PointwiseModule):
         def __init__(self) -> None:
-            super().__init__(formulation=None, constraints={}, multiplier_folder="scratch")
+            super().__init__(
+                formulation=None, constraints={}, training=Training(multiplier_folder="scratch")
+            )
 
     assert Folder().multiplier_folder == "scratch"
     assert Toy().multiplier_folder is None

@@ -217,7 +217,9 @@ class Default(PointwiseModule):
 
     def __init__(self, optimization: Optimization | None = None) -> None:
         super().__init__(
-            formulation=Pointwise(), constraints=CONSTRAINTS, optimization=optimization
+            formulation=Pointwise(),
+            constraints=CONSTRAINTS,
+            training=Training(optimization or Optimization()),
         )
         first, last = initial_weights()
         self.first, self.last = torch.nn.Parameter(first), torch.nn.Parameter(last)
@@ -318,7 +320,7 @@ class CommandModule(Toy):
             self,
             formulation=formulation,
             constraints={"fit": Constraint(at_most=tolerance)},
-            optimization=optimization,
+            training=Training(optimization or Optimization()),
         )
         first, last = initial_weights()
         self.partial = False

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise
-from pl_pointwise.configs import packaged_configs
+from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.formulations import formulation_from
 
 
@@ -35,7 +35,10 @@ def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
             yield from formulations_in(entry)
 
 
-@pytest.mark.parametrize("path", packaged_configs().values(), ids=packaged_configs())
+PACKAGED = [*packaged_configs().values(), *packaged_comparisons().values()]
+
+
+@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: "/".join(path.parts[-4:]))
 def test_formulation_of_a_packaged_configuration_states_every_argument(path: Path) -> None:
     for config in formulations_in(yaml.safe_load(path.read_text())):
         formulation = formulation_from(config)
@@ -46,7 +49,7 @@ def test_formulation_of_a_packaged_configuration_states_every_argument(path: Pat
 def test_some_packaged_configurations_set_a_formulation() -> None:
     found = [
         config["class_path"].rpartition(".")[2]
-        for path in packaged_configs().values()
+        for path in PACKAGED
         for config in formulations_in(yaml.safe_load(path.read_text()))
     ]
     assert {"Penalty", "Average", "Tilted", "CVaR", "Pointwise", "Relaxed"} <= set(found)

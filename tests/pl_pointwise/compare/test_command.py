@@ -1,4 +1,4 @@
-"""A comparison keeps what it has: finished runs stay, changed ones run again, failures are rows."""
+"""A comparison keeps finished runs, runs changed ones again, and says why a run failed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from pl_pointwise import compare
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.compare.plot_data import PICTURES
+from pl_pointwise.compare import command as compare
+from pl_pointwise.compare.plots import PLOTS
 
 BASE = """
 model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
@@ -24,16 +24,16 @@ data: {class_path: tests.pl_pointwise.line_task.LineData}
 trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_checkpointing: false,
   enable_progress_bar: false, enable_model_summary: false}
 """
-ROWS = """
+METHODS = """
 plain: null
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
 
 
-def write_files(folder: Path, rows: str = ROWS) -> list[str]:
+def write_files(folder: Path, methods: str = METHODS) -> list[str]:
     (folder / "base.yaml").write_text(BASE)
-    (folder / "rows.yaml").write_text(rows)
-    return ["--config", str(folder / "base.yaml"), "--rows", str(folder / "rows.yaml")]
+    (folder / "methods.yaml").write_text(methods)
+    return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ def files(tmp_path) -> list[str]:
 
 @pytest.fixture
 def unpainted(monkeypatch) -> None:
-    """Pictures take longer than these runs."""
-    monkeypatch.setattr(compare, "draw", lambda done, output, axes: [])
+    """Plots take longer than these runs."""
+    monkeypatch.setattr(compare, "draw_plots", lambda done, output, axes: None)
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a comparison of two rows at two seeds; one row's name is hostile."""
+    """The folder of a comparison of two methods at two seeds; one's name is hostile."""
     folder = tmp_path_factory.mktemp("compared")
-    rows = ROWS.replace("plain:", "'<script>alert(1)</script> & co':")
-    run(write_files(folder, rows), folder / "out", "--seeds", "0", "1")
+    methods = METHODS.replace("plain:", "'<script>alert(1)</script> & co':")
+    run(write_files(folder, methods), folder / "out", "--seeds", "0", "1")
     return folder / "out"
 
 
@@ -65,9 +65,9 @@ def read(output: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((output / "comparison.csv").open()))
 
 
-def test_a_row_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
-    rows = read(compared)
-    assert [(r["row"], r["seed"]) for r in rows] == [
+def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
+    lines = read(compared)
+    assert [(r["method"], r["seed"]) for r in lines] == [
         ("<script>alert(1)</script> & co", "0"),
         ("<script>alert(1)</script> & co", "1"),
         ("pointwise", "0"),
@@ -75,18 +75,18 @@ def test_a_row_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     ]
     for stage in ("test", "train"):
         for statistic in ("mean", "max", "violated", "cvar95"):
-            assert all(r[f"{stage}/fit/{statistic}"] for r in rows)
-    assert float(rows[2]["train/fit/cvar95"]) < float(rows[0]["train/fit/cvar95"])
-    assert all(float(row["epoch_seconds"]) > 0 for row in rows)
+            assert all(r[f"{stage}/fit/{statistic}"] for r in lines)
+    assert float(lines[2]["train/fit/cvar95"]) < float(lines[0]["train/fit/cvar95"])
+    assert all(float(line["epoch_seconds"]) > 0 for line in lines)
     table = (compared / "comparison.md").read_text()
     assert "±" in table
     for title in ("Results", "The gap", "Certificates", "Time and memory"):
         assert f"## {title}" in table
 
 
-def test_every_picture_there_is_something_for_is_drawn(compared) -> None:
+def test_every_plot_there_is_something_for_is_drawn(compared) -> None:
     drawn = {path.name for path in compared.glob("*.png")}
-    assert drawn == set(PICTURES) - {"categories.png"}  # The task has none.
+    assert drawn == set(PLOTS) - {"categories.png"}  # The task has none.
     for name in drawn:
         assert (compared / name).read_bytes()[:4] == b"\x89PNG"
 
@@ -118,17 +118,17 @@ def test_finished_runs_are_not_run_again_and_changed_ones_are(
     first = run(files, tmp_path / "out")
     executed = []
     real = compare.execute
-    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.row), real(r))[1])
+    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.method), real(r))[1])
     assert run(files, tmp_path / "out") == first
     assert executed == []
-    changed = ROWS.replace("Pointwise}", "Pointwise, init_args: {alpha: 3.0}}")
-    (tmp_path / "rows.yaml").write_text(changed)
+    changed = METHODS.replace("Pointwise}", "Pointwise, init_args: {alpha: 3.0}}")
+    (tmp_path / "methods.yaml").write_text(changed)
     again = run(files, tmp_path / "out")
     assert executed == ["pointwise"]
     assert again[1]["train/fit/mean"] != first[1]["train/fit/mean"]
 
 
-def test_a_sweep_is_a_row_per_value_and_goes_on_where_it_stopped(
+def test_a_sweep_is_a_method_per_value_and_goes_on_where_it_stopped(
     files, tmp_path, monkeypatch, unpainted
 ) -> None:
     path = "model.formulation.init_args.alpha"
@@ -136,7 +136,7 @@ def test_a_sweep_is_a_row_per_value_and_goes_on_where_it_stopped(
     first = run(config, tmp_path / "out", "--set", f"{path}=0.5")
     executed = []
     real = compare.execute
-    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.row), real(r))[1])
+    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.method), real(r))[1])
     rows = run(config, tmp_path / "out", "--set", f"{path}=0.5,5")
     assert executed == ["base, alpha=5"]
     assert rows[0]["train/fit/mean"] == first[0]["train/fit/mean"] != rows[1]["train/fit/mean"]
@@ -149,10 +149,10 @@ def test_a_setting_that_does_not_fit_runs_nothing_and_says_so(files, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
-def test_a_failed_run_is_a_row_that_says_why(files, tmp_path, unpainted) -> None:
-    broken = ROWS + "broken: {model: {init_args: {fail: true}}}\n"
+def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> None:
+    broken = METHODS + "broken: {model: {init_args: {fail: true}}}\n"
     broken += "odd: {model: {init_args: {tolerence: 1}}}\n"
-    (tmp_path / "rows.yaml").write_text(broken)
+    (tmp_path / "methods.yaml").write_text(broken)
     with pytest.raises(SystemExit, match=r"2 runs failed: broken \(seed 0\), odd \(seed 0\)"):
         run(files, tmp_path / "out")
     rows = read(tmp_path / "out")
@@ -161,14 +161,14 @@ def test_a_failed_run_is_a_row_that_says_why(files, tmp_path, unpainted) -> None
     assert "failed: RuntimeError: asked to fail" in (tmp_path / "out/comparison.md").read_text()
     main(["report", str(tmp_path / "out")])
     page = (tmp_path / "out/report.html").read_text()
-    assert "2 of 4 runs have no figures" in page
+    assert "2 of 4 runs have no results" in page
     assert "asked to fail" in page
 
 
 def test_a_run_that_left_part_of_its_files_is_run_again(files, tmp_path, unpainted) -> None:
     first = run(files, tmp_path / "out")
-    for row, name in (("plain", "result.json"), ("pointwise", "worst.npz")):
-        (found,) = (tmp_path / "out/runs" / row).rglob(name)
+    for method, name in (("plain", "result.json"), ("pointwise", "worst.npz")):
+        (found,) = (tmp_path / "out/runs" / method).rglob(name)
         found.unlink()
     again = run(files, tmp_path / "out")
     assert len(list((tmp_path / "out/runs").rglob("*.npz"))) == 4
@@ -177,9 +177,7 @@ def test_a_run_that_left_part_of_its_files_is_run_again(files, tmp_path, unpaint
         assert before["fit_seconds"] != after["fit_seconds"]
 
 
-def test_a_metric_that_does_not_exist_costs_only_the_pareto_picture(
-    files, tmp_path, capsys
-) -> None:
+def test_a_metric_that_does_not_exist_costs_only_the_pareto_plot(files, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         run(files, tmp_path / "out", "--pareto", "test/objective", "test/mrr")
     assert "choose two of test/objective" in capsys.readouterr().err
@@ -188,11 +186,11 @@ def test_a_metric_that_does_not_exist_costs_only_the_pareto_picture(
     assert not (tmp_path / "out/pareto.png").exists()
 
 
-def test_rows_that_are_no_mapping_are_refused(files, tmp_path, capsys) -> None:
-    (tmp_path / "rows.yaml").write_text("[a, b]")
+def test_methods_that_are_no_mapping_are_refused(files, tmp_path, capsys) -> None:
+    (tmp_path / "methods.yaml").write_text("[a, b]")
     with pytest.raises(SystemExit):
         run(files, tmp_path / "out")
-    assert "mapping of row names" in capsys.readouterr().err
+    assert "mapping of method names" in capsys.readouterr().err
 
 
 # The report -------------------------------------------------------------------------------------
@@ -227,7 +225,7 @@ def test_the_report_is_one_page_that_needs_nothing_and_runs_nothing(compared, tm
     main(["report", str(compared), "--output", str(tmp_path / "page.html")])
     page = Page((tmp_path / "page.html").read_text())
     assert page.open == []
-    assert page.tags["img"] == len(PICTURES) - 1
+    assert page.tags["img"] == len(PLOTS) - 1
     assert page.tags["table"] == 4
     assert page.tags["details"] == 2
     assert "script" not in page.tags
@@ -252,7 +250,7 @@ def test_a_hostile_error_is_text_in_the_report(compared, tmp_path) -> None:
     main(["report", str(tmp_path)])
     page = Page((tmp_path / "report.html").read_text())
     assert error in page.text
-    assert "img" not in page.tags  # That folder has no pictures.
+    assert "img" not in page.tags  # That folder has no plots.
     assert "a" not in page.tags
 
 

@@ -1,10 +1,9 @@
-"""A comparison's pictures and tables show what its results hold."""
+"""A comparison's plots and tables show what its results hold."""
 
 from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,30 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.cbook import STEP_LOOKUP_MAP
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from pl_pointwise.certificates import dkw_width
-from pl_pointwise.compare import plot_data as pictures
-from pl_pointwise.compare import plots as figures
-from pl_pointwise.compare import tables
+from pl_pointwise.compare import plots, tables
 from pl_pointwise.compare.plots import Axis, frontier
-from pl_pointwise.compare.runs import Run
+from pl_pointwise.compare.runs import Outcome, Run
 
 FINITE = st.floats(-5, 5, allow_nan=False)
 
 
-def outcome(row: str, seed: int, metrics: dict[str, float], **more: Any) -> tables.Outcome:
-    run = Run(row, seed, Path("nowhere"), [], {}, "")
-    return run, {"metrics": metrics, **more}
+def outcome(method: str, seed: int, metrics: dict[str, float], **more: Any) -> Outcome:
+    return Run(method, seed, Path("nowhere"), [], ""), {"metrics": metrics, **more}
+
+
+def frame(*outcomes: Outcome) -> DataFrame:
+    return DataFrame(tables.run_lines(outcomes))
+
+
+def lines(table: tables.Table) -> list[list[str]]:
+    return table.cells.to_numpy().tolist()
 
 
 def panels(draw: Any, *arguments: Any, folder: Path, monkeypatch: Any) -> list[Axes]:
-    """The panels of what a function drew, which is also a picture that can be read."""
+    """The panels of what a function drew, which is also an image that can be read."""
     drawn: list[Figure] = []
     save = Figure.savefig
 
@@ -42,8 +47,8 @@ def panels(draw: Any, *arguments: Any, folder: Path, monkeypatch: Any) -> list[A
         save(self, *args, **options)
 
     monkeypatch.setattr(Figure, "savefig", remember)
-    draw(*arguments, folder / "picture.png")
-    image = matplotlib.image.imread(folder / "picture.png")
+    draw(*arguments, folder / "plot.png")
+    image = matplotlib.image.imread(folder / "plot.png")
     assert image.shape[0] > 150
     assert image[..., :3].std() > 0.01
     return [panel for panel in drawn[0].axes if panel.get_visible()]
@@ -55,7 +60,7 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
     for far, scale in ((5.0, "linear"), (400.0, "symlog")):
         violations = {"test/fit": {"a": near, "b": np.append(near, far)}}
         (panel,) = panels(
-            figures.violation_cdfs, violations, folder=tmp_path, monkeypatch=monkeypatch
+            plots.violation_cdfs, violations, folder=tmp_path, monkeypatch=monkeypatch
         )
         assert panel.get_xscale() == scale
         assert ("logarithmic beyond ±1" in panel.get_xlabel()) == (scale == "symlog")
@@ -63,9 +68,8 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
         assert low < -1 < far < high
 
 
-@pytest.mark.parametrize("module", [figures, tables], ids=lambda module: module.__name__)
-def test_doctests_pass(module) -> None:
-    failures, tried = doctest.testmod(module)
+def test_doctests_pass() -> None:
+    failures, tried = doctest.testmod(plots)
     assert tried > 0
     assert failures == 0
 
@@ -98,12 +102,9 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     """Each corner of the stairs is no better, in both coordinates, than some point."""
     signs = np.array([-1 if right else 1, -1 if up else 1])
     points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)]) * signs
-    rows = {str(i): ([float(x)], [float(y)]) for i, (x, y) in enumerate(points)}
-    families = {row: (row, "") for row in rows}
+    runs = DataFrame(points, columns=["a", "b"]).assign(method=list("wxyz"))
     axes = (Axis("a", right), Axis("b", up))
-    (panel,) = panels(
-        figures.pareto, rows, families, axes, folder=tmp_path, monkeypatch=monkeypatch
-    )
+    (panel,) = panels(plots.pareto, runs, axes, folder=tmp_path, monkeypatch=monkeypatch)
     (line,) = [line for line in panel.get_lines() if line.get_label() == "frontier"]
     assert sorted(zip(*line.get_data(), strict=True)) == sorted(
         (x * signs[0], y * signs[1]) for x, y in [(0, 3), (1, 1), (3, 0)]
@@ -116,18 +117,21 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     assert panel.get_xlabel() == f"a ({'higher' if right else 'lower'} is better)"
 
 
-def test_rows_of_one_method_share_a_colour_and_carry_their_setting(tmp_path, monkeypatch) -> None:
-    rows = {name: ([1.0, 2.0], [3.0, 5.0]) for name in ("penalty 0.1", "penalty 1", "pointwise")}
-    families = {row: tables.family(row) for row in rows}
-    (panel,) = panels(
-        figures.pareto,
-        rows,
-        families,
-        (Axis("a"), Axis("b")),
-        folder=tmp_path,
-        monkeypatch=monkeypatch,
-    )
+def test_a_family_shares_a_colour_and_each_method_carries_its_setting(
+    tmp_path, monkeypatch
+) -> None:
+    names = ("penalty 0.1", "penalty 1", "pointwise")
+    seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
+    seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
+    axes = (Axis("a"), Axis("b"))
+    (panel,) = panels(plots.pareto, frame(*seeds), axes, folder=tmp_path, monkeypatch=monkeypatch)
     assert [text.get_text() for text in panel.texts] == ["0.1", "1", ""]
+    points = [bars.lines[0] for bars in panel.containers]
+    assert len({point.get_color() for point in points[:2]}) == 1 != points[2].get_color()
+    assert [float(v[0]) for v in points[0].get_data()] == [1.5, 4.0]
+    across, up = panel.containers[0].lines[2]
+    assert np.ptp(across.get_segments()[0][:, 0]) == pytest.approx(2 * math.sqrt(0.5))
+    assert np.ptp(up.get_segments()[0][:, 1]) == pytest.approx(2 * math.sqrt(2))
     (legend,) = panel.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["frontier", "penalty", "pointwise"]
@@ -140,7 +144,7 @@ def test_the_band_of_a_method_is_as_wide_as_its_samples_say(tmp_path, monkeypatc
         "many": generator.normal(size=2000),
         "poisoned": np.array([0.0, math.nan, 1.0]),
     }
-    found = panels(figures.cdf_panels, {"fit": worst}, folder=tmp_path, monkeypatch=monkeypatch)
+    found = panels(plots.cdf_panels, {"fit": worst}, folder=tmp_path, monkeypatch=monkeypatch)
     assert [panel.get_title() for panel in found] == list(worst)
     for panel, values in list(zip(found, worst.values(), strict=True))[:2]:
         (band,) = panel.collections
@@ -154,17 +158,18 @@ def test_the_band_of_a_method_is_as_wide_as_its_samples_say(tmp_path, monkeypatc
 
 
 def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None:
-    """A method that diverges must not look as if all its samples were in the picture."""
+    """A method that diverges must not look as if all its samples were in the plot."""
     values = np.array([-1.0, 0.5, math.inf, math.inf, math.nan])
     (panel,) = panels(
-        figures.violation_cdfs,
+        plots.violation_cdfs,
         {"test/fit": {"diverging": values}},
         folder=tmp_path,
         monkeypatch=monkeypatch,
     )
     (x, y) = panel.get_lines()[0].get_data()
-    assert list(x) == [-1.0, 0.5]
-    assert list(y) == [0.25, 0.5]
+    assert list(x) == [-1.0, -1.0, 0.5, math.inf, math.inf]
+    assert list(y) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert panel.get_xlim()[1] < 1
 
 
 def test_groups_of_categories_are_found_by_what_their_names_share() -> None:
@@ -179,14 +184,21 @@ def test_groups_of_categories_are_found_by_what_their_names_share() -> None:
         "test/tool_call/violated": 0.3,
     }
     done = [outcome("a", 0, metrics), outcome("a", 1, {**metrics, "mc/f1_direct": 0.3})]
-    assert pictures.categories(done) == {
-        "mc/f1": {"a": {"tool call": [0.5, 0.5], "direct": [0.1, 0.3], "cannot answer": [0.7, 0.7]}}
+    (found,) = plots.categories(frame(*done)).items()
+    assert found[0] == "mc/f1"
+    assert found[1].to_dict("list") == {
+        "tool call": [0.5, 0.5],
+        "direct": [0.1, 0.3],
+        "cannot answer": [0.7, 0.7],
     }
+    assert list(found[1].index) == ["a", "a"]
 
 
 def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
-    group = {"mc/f1": {"a": {"x": [0.2, 0.4], "y": [0.5]}, "b": {"x": [0.8], "y": [0.1]}}}
-    (panel,) = panels(figures.category_bars, group, folder=tmp_path, monkeypatch=monkeypatch)
+    group = DataFrame({"x": [0.2, 0.4, 0.8], "y": [0.5, 0.5, 0.1]}, index=["a", "a", "b"])
+    (panel,) = panels(
+        plots.category_bars, {"mc/f1": group}, folder=tmp_path, monkeypatch=monkeypatch
+    )
     heights = [
         bar.get_height() for bars in panel.containers for bar in getattr(bars, "patches", [])
     ]
@@ -196,50 +208,56 @@ def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
 
 
 def test_the_gap_is_train_and_held_out_means_over_seeds(tmp_path, monkeypatch) -> None:
+    names = ("test/fit/cvar95", "train/fit/cvar95")
     done = [
-        outcome("a", seed, {"test/fit/cvar95": 4.0 + seed, "train/fit/cvar95": 1.0 + seed})
+        outcome("a", seed, dict(zip(names, (4.0 + seed, 1.0 + seed), strict=True)))
         for seed in (0, 1)
     ]
-    assert pictures.gaps(done) == {"fit/cvar95": {"a": (1.5, 4.5)}}
-    (panel,) = panels(figures.gaps, pictures.gaps(done), folder=tmp_path, monkeypatch=monkeypatch)
+    gaps = plots.gaps(frame(*done))
+    assert gaps["fit/cvar95"].to_dict("index") == {"a": {"train": 1.5, "held-out": 4.5}}
+    (panel,) = panels(plots.gap_marks, gaps, folder=tmp_path, monkeypatch=monkeypatch)
     assert panel.get_xlabel() == "fit/cvar95"
-    table = tables.gap_table(done)
-    assert table.rows == [["a", "3 ± 0"]]
+    assert [float(marks.get_offsets()[0, 0]) for marks in panel.collections] == [1.5, 4.5]
+    assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
 
 
-def test_costs_are_drawn_with_their_units(tmp_path, monkeypatch) -> None:
-    values = {"seconds per epoch": {"a": [1.0, 3.0]}, "host memory, GiB": {"a": [2.0]}}
-    found = panels(figures.costs, values, folder=tmp_path, monkeypatch=monkeypatch)
-    assert [panel.get_xlabel() for panel in found] == list(values)
-    assert found[0].containers[-1].patches[0].get_width() == 2.0
+def test_costs_are_means_over_the_seeds_that_measured_them(tmp_path, monkeypatch) -> None:
+    def costly(method: str, seed: int, seconds: list[float], gib: float | None) -> Outcome:
+        more = {"epoch_seconds": seconds, "host_bytes": gib and gib * 2**30, "gpu_bytes": None}
+        return outcome(method, seed, {}, **more)
+
+    runs = frame(
+        costly("a", 0, [1.0, 3.0], 2.0),
+        costly("a", 1, [4.0], 4.0),
+        costly("a", 2, [3.0], None),
+        costly("b", 0, [], None),
+    )
+    table = tables.cost_table(runs)
+    assert list(table.cells) == ["method", "seconds per epoch", "host memory, GiB"]
+    assert lines(table) == [["a", "3 ± 1", "3 ± 1.4"]]
+    costs = tables.costs(runs).set_index(runs["method"])
+    found = panels(plots.cost_bars, costs, folder=tmp_path, monkeypatch=monkeypatch)
+    assert [panel.get_xlabel() for panel in found] == ["seconds per epoch", "host memory, GiB"]
+    widths = [[bar.get_width() for bar in panel.patches] for panel in found]
+    assert [width[0] for width in widths] == [3.0, 3.0]
 
 
-def test_time_and_memory_of_a_row_are_means_over_its_seeds() -> None:
-    def costly(seconds: list[float], gib: float | None) -> Mapping[str, Any]:
-        return {"epoch_seconds": seconds, "host_bytes": gib and gib * 2**30, "gpu_bytes": None}
-
-    outcomes = [
-        outcome("a", 0, {}, **costly([1.0, 3.0], 2.0)),
-        outcome("a", 1, {}, **costly([4.0], 4.0)),
-        outcome("b", 0, {}, **costly([], None)),
-    ]
-    table = tables.cost_table(outcomes)
-    assert table.header == ["method", "seconds per epoch", "host memory, GiB"]
-    assert table.rows == [["a", "3 ± 1.4", "3 ± 1.4"]]
-
-
-def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table() -> None:
+def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     """It used to end the comparison: no table, after all its runs."""
-    outcomes = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
-    assert tables.results_table(outcomes).rows == [["a", "nan ± nan"]]
+    done = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
+    done.append(outcome("b", 0, {}))
+    assert lines(tables.results_table(frame(*done), ["test/f1"]))[0] == ["a", "nan ± nan"]
+    tables.write_csv(done, tmp_path / "runs.csv")
+    cells = [line.split(",")[-2] for line in (tmp_path / "runs.csv").read_text().splitlines()]
+    assert cells == ["test/f1", "nan", "1.0", ""]
 
 
 def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> None:
-    metrics = {"test/mrr@10": 0.5, "test/objective": 1.0, "test/fit/cvar95": 2.0}
-    done = [outcome("a", 0, metrics, higher_is_better={"mrr@10": True})]
+    metrics = ["test/mrr@10", "test/objective", "test/fit/cvar95"]
+    known = {"mrr@10": True}
     names = ("test/mrr@10", "test/objective", "test/mrr@10:min", "test/objective:max")
-    found = [pictures._axis(name, done) for name in names]
+    found = [plots.parse_axis(name, metrics, known) for name in names]
     assert [axis.higher_is_better for axis in found] == [True, False, False, True]
-    assert pictures._axis(pictures.PARETO[1], done).name == "test/fit/cvar95"
-    with pytest.raises(ValueError, match=r"--pareto test/mrr: .*test/mrr@10"):
-        pictures._axis("test/mrr", done)
+    assert plots.parse_axis(plots.PARETO[1], metrics, known).name == "test/fit/cvar95"
+    with pytest.raises(plots.UnknownMetricError, match=r"--pareto test/mrr: .*test/mrr@10"):
+        plots.parse_axis("test/mrr", metrics, known)

@@ -1,6 +1,6 @@
-"""Runs are independent: here, in processes of their own or as jobs, the figures are the same.
+"""Runs are independent: here, in processes of their own or as jobs, the results are the same.
 
-What ends a run badly is said in its row; what ends the comparison ends its processes; what was
+What ends a run badly is said in its line; what ends the comparison ends its processes; what was
 interrupted goes on.
 """
 
@@ -43,28 +43,33 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def files(folder: Path, rows: str) -> list[str]:
+def files(folder: Path, methods: str) -> list[str]:
     (folder / "base.yaml").write_text(BASE)
-    (folder / "rows.yaml").write_text(rows)
-    return ["--config", str(folder / "base.yaml"), "--rows", str(folder / "rows.yaml")]
+    (folder / "methods.yaml").write_text(methods)
+    return [
+        "--config",
+        str(folder / "base.yaml"),
+        "--rows",
+        str(folder / "methods.yaml"),
+    ]  # By its old name.
 
 
 def lines(output: Path) -> dict[str, dict[str, str]]:
-    return {row["row"]: row for row in csv.DictReader((output / "comparison.csv").open())}
+    return {line["method"]: line for line in csv.DictReader((output / "comparison.csv").open())}
 
 
-def figures(line: dict[str, str]) -> dict[str, str]:
+def metrics(line: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in line.items() if "/" in name}
 
 
-def test_processes_of_their_own_give_the_same_figures_and_outlive_a_killed_one(tmp_path) -> None:
+def test_processes_of_their_own_give_the_same_results_and_outlive_a_killed_one(tmp_path) -> None:
     common = files(tmp_path, POINTWISE)
     main(["compare", *common, "--output", str(tmp_path / "here")])
-    (tmp_path / "rows.yaml").write_text(KILLED + POINTWISE)
+    (tmp_path / "methods.yaml").write_text(KILLED + POINTWISE)
     with pytest.raises(SystemExit, match=r"1 runs failed: killed \(seed 0\)"):
         main(["compare", *common, "--output", str(tmp_path / "apart"), "--jobs", "2"])
     here, apart = lines(tmp_path / "here"), lines(tmp_path / "apart")
-    assert figures(apart["pointwise"]) == figures(here["pointwise"])
+    assert metrics(apart["pointwise"]) == metrics(here["pointwise"])
     assert here["pointwise"]["host_bytes"] == ""
     assert 2**27 < int(apart["pointwise"]["host_bytes"]) < 2**34
     assert "SIGKILL" in apart["killed"]["error"]
@@ -157,7 +162,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_ends_alike(
     main(["compare", *common, "--output", str(tmp_path / "parts")])
     assert epochs == [0, 1, 2, 2, 3]
     whole, parts = (lines(tmp_path / name)["pointwise"] for name in ("whole", "parts"))
-    assert figures(parts) == figures(whole)
+    assert metrics(parts) == metrics(whole)
 
 
 def test_no_run_goes_on_from_a_checkpoint_of_another_configuration(tmp_path, monkeypatch) -> None:

@@ -19,7 +19,7 @@ model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {toleran
 data: {class_path: tests.pl_pointwise.line_task.LineData}
 trainer: {accelerator: cpu, logger: false}
 """
-ROWS = """
+METHODS = """
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 relaxed:
   model:
@@ -30,13 +30,13 @@ relaxed:
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "rows.yaml").write_text(ROWS)
+    (tmp_path / "methods.yaml").write_text(METHODS)
     return str(tmp_path / "base.yaml")
 
 
-def swept(config: str, *settings: str, rows: bool = True) -> Comparison:
+def swept(config: str, *settings: str, methods: bool = True) -> Comparison:
     folder = Path(config).parent
-    file = str(folder / "rows.yaml") if rows else None
+    file = str(folder / "methods.yaml") if methods else None
     return Comparison([config], folder / "out", file, (0, 1), settings)
 
 
@@ -46,10 +46,10 @@ def test_doctests_of_the_plan_pass() -> None:
     assert failures == 0
 
 
-def test_a_row_without_training_stays_untrained_whatever_holds_for_all(config) -> None:
+def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config) -> None:
     folder = Path(config).parent
     (folder / "longer.yaml").write_text("trainer: {max_epochs: 9}")
-    (folder / "rows.yaml").write_text(
+    (folder / "methods.yaml").write_text(
         "as it is: {trainer: {max_epochs: 0}}\n"
         f"trained: {folder}/longer.yaml\n"
         f"both: [{folder}/longer.yaml, {{trainer: {{max_epochs: 0}}}}]\n"
@@ -57,18 +57,17 @@ def test_a_row_without_training_stays_untrained_whatever_holds_for_all(config) -
         "no trainer: {trainer: null}\n"
     )
     options = ["--trainer.max_epochs", "5"]
-    runs = Comparison([config], folder / "out", str(folder / "rows.yaml"), overrides=options).runs
+    runs = Comparison(
+        [config], folder / "out", str(folder / "methods.yaml"), overrides=options
+    ).runs
     for run, epochs in zip(runs[:4], (0, 5, 0, 5), strict=True):
-        for path, text in run.overlays.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
         assert ParsedCLI(run.arguments, run=False).config["trainer"]["max_epochs"] == epochs
 
 
-def test_settings_give_every_combination_at_every_row_and_seed(config) -> None:
+def test_settings_give_every_combination_at_every_method_and_seed(config) -> None:
     runs = swept(config, "model.formulation.alpha=1,10", "trainer.max_epochs=3,4").runs
     assert len(runs) == 2 * 2 * 2 * 2
-    assert [run.row for run in runs[:8:2]] == [
+    assert [run.method for run in runs[:8:2]] == [
         "pointwise, alpha=1, max_epochs=3",
         "pointwise, alpha=1, max_epochs=4",
         "pointwise, alpha=10, max_epochs=3",
@@ -89,45 +88,40 @@ def test_a_path_may_leave_init_args_out(config, path) -> None:
     runs = swept(config, f"{path}=1e-3,7").runs
     found = []
     for run in runs[::2]:
-        for overlay, text in run.overlays.items():
-            overlay.parent.mkdir(parents=True, exist_ok=True)
-            overlay.write_text(text)
         model = PointwiseCLI(run.arguments, run=False).model
         found.append((type(model.formulations["fit"]).__name__, model.formulations["fit"].alpha))
     assert found == [("Pointwise", 1e-3), ("Pointwise", 7), ("Relaxed", 1e-3), ("Relaxed", 7)]
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"),
+    ("settings", "reason"),
     [
         ("model.formulation.init_args.alhpa=1", "alhpa"),
         ("modle.tolerance=1", "modle"),
         ("model.tolerance=wide", "wide"),
-        ("model.formulation.init_args.beta=1", "pointwise, beta=1"),  # Only the other row has it.
+        (
+            "model.formulation.init_args.beta=1",
+            "pointwise, beta=1",
+        ),  # Only the other method has it.
         ("tolerance=1", "dotted path"),
         ("model.tolerance", "dotted path"),
         ("model.tolerance=1,,2", "a value is missing"),
+        ("model.tolerance=1 model.tolerance=2", "given twice"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused_before_any_run(config, setting, reason) -> None:
-    comparison = swept(config, setting)
+def test_a_setting_that_does_not_fit_is_refused_before_any_run(config, settings, reason) -> None:
+    comparison = swept(config, *settings.split())
     with pytest.raises(ValueError, match=reason):
         _ = comparison.runs
     assert not comparison.output.exists()
 
 
-def test_one_path_twice_is_refused(config) -> None:
-    with pytest.raises(ValueError, match="given twice"):
-        _ = swept(config, "model.tolerance=1", "model.tolerance=2").runs
+def test_without_methods_the_configuration_is_the_method(config) -> None:
+    assert [run.method for run in swept(config, methods=False).runs] == ["base", "base"]
 
 
-def test_without_rows_the_configuration_is_the_row(config) -> None:
-    rows = [run.row for run in swept(config, rows=False).runs]
-    assert rows == ["base", "base"]
-
-
-def test_rows_that_would_share_a_folder_are_refused(config) -> None:
-    Path(config).with_name("rows.yaml").write_text("a b: null\na/b: null\n")
+def test_methods_that_would_share_a_folder_are_refused(config) -> None:
+    Path(config).with_name("methods.yaml").write_text("a b: null\na/b: null\n")
     with pytest.raises(ValueError, match=r"'a b' and 'a/b' would share"):
         _ = swept(config).runs
 
@@ -146,7 +140,7 @@ def test_arguments_of_a_comparison_give_the_same_runs(config) -> None:
     again = Comparison(
         values["--config"],
         Path(*values["--output"]),
-        *values["--rows"],
+        *values["--methods"],
         [int(seed) for seed in values["--seeds"]],
         values["--set"],
     )
@@ -170,9 +164,6 @@ def test_a_documented_comparison_can_be_planned(command, tmp_path, monkeypatch) 
     main(shlex.split(command)[1:])
     (comparison,) = planned
     run = comparison.runs[-1]
-    for path, text in run.overlays.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     config = ParsedCLI(run.arguments, run=False).config
     assert config.model.class_path.endswith("RerankerModule")
     callbacks = config.trainer.callbacks or []
