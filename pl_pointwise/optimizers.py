@@ -71,6 +71,8 @@ class Training:
     multiplier_folder: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
+            self.optimization = Optimization(**self.optimization)
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise ValueError(f"micro_batch_size={self.micro_batch_size}: must be at least 1.")
         if self.primal_steps < 1:

@@ -423,7 +423,7 @@ class Notebook(PointwiseModule):
         super().__init__(
             formulation=formulation,
             constraints={"fit": Constraint(at_most=float(tolerance))},
-            training=Training(from_plain(Optimization, optimization), gradient_clip_val=2.0),
+            training=Training(optimization or Optimization(), gradient_clip_val=2.0),
         )
         self.first, self.last = Toy().first, Toy().last
 

@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pl_pointwise import Average, Constraint, Multipliers, Penalty, Pointwise, PointwiseModule
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Multipliers,
+    Penalty,
+    Pointwise,
+    PointwiseModule,
+    Training,
+)
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
     FORMULATIONS,

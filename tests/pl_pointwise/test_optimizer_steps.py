@@ -26,6 +26,7 @@ from pl_pointwise import (
     Pointwise,
     PointwiseModule,
     Relaxed,
+    Training,
 )
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
