@@ -134,7 +134,7 @@ class Comparison:
         if self.rows is None:
             last = self.configs[-1]
             return {Path(last).stem if Path(last).suffix else last: None}
-        overlays = yaml.safe_load(Path(config_path(self.rows)).read_text())
+        overlays = yaml.safe_load(Path(config_path(self.rows, rows=True)).read_text())
         if not isinstance(overlays, Mapping) or not overlays:
             raise ValueError(f"{self.rows}: expected a mapping of row names to overlays.")
         return {str(row): overlay for row, overlay in overlays.items()}

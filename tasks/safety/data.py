@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +18,13 @@ from pl_pointwise.tasks.common.records import (
     warn_of_shared_prompts,
 )
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
-from pl_pointwise.tasks.language_model.data import Columns, Needs, ResponseDataModule
+from pl_pointwise.tasks.language_model.data import (
+    DEFAULT_PREPARATION,
+    Columns,
+    Needs,
+    Preparation,
+    ResponseDataModule,
+)
 from pl_pointwise.tasks.language_model.generation import Generation
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
@@ -108,8 +113,8 @@ class SafetyDataModule(ResponseDataModule):
     AlpacaEval's instructions. It leaves out what there is none of.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use: a name on the hub, a folder,
-            or ``package:NAME/FOLDER``.
+        model_name: the model whose tokenizer and chat template to use; None takes that of the
+            module it is used with.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         alpaca_path: Alpaca on the hub, or a folder of the same layout.
@@ -130,8 +135,6 @@ class SafetyDataModule(ResponseDataModule):
         categories: of BeaverTails, to train on.
         per_category: so many of each, the held-out ones included.
         held_out_per_category: so many of them are held out.
-        val_fraction: the part of a file's records to hold out; no prompt stands on both sides.
-            Of schema beavertails held_out_per_category counts instead.
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
             the constraint on them need; "generate" also those that the data lack, for training
@@ -139,14 +142,8 @@ class SafetyDataModule(ResponseDataModule):
         generation: how those are generated.
         answers_folder: where they are kept, for this run and later ones; None is
             "unsafe_answers" below the trainer's default_root_dir.
-        chat_template: instead of the tokenizer's own, a template or the path of a .jinja file. A
-            tokenizer that has none gets Alpaca's.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub and "error" for files. Prompts to predict for are never
-            skipped.
-        max_prompt_length: the most tokens of a prompt; longer ones lose their beginning.
-        max_length: the most tokens of prompt and response; a response is never cut.
-        revision: of the tokenizer on the hub.
+        preparation: how records become samples: cutting, skipping, holding out. Its val_fraction
+            does not count for schema beavertails: held_out_per_category does.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -170,7 +167,7 @@ class SafetyDataModule(ResponseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None = None,
         *,
         source: Literal["hub", "files"] = "hub",
         unsafe_schema: UnsafeSchema | None = "beavertails",
@@ -190,16 +187,11 @@ class SafetyDataModule(ResponseDataModule):
         categories: Sequence[str] = PAPER_CATEGORIES,
         per_category: int = 4200,
         held_out_per_category: int = 200,
-        val_fraction: float = 0.05,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take", "generate"] = "leave",
         generation: Generation = PAPER_SAMPLING,
         answers_folder: str | None = None,
-        chat_template: str | None = None,
-        invalid: Literal["error", "skip"] | None = None,
-        max_prompt_length: int = 1024,
-        max_length: int = 2048,
-        revision: str | None = None,
+        preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         num_workers: int = 0,
@@ -208,16 +200,11 @@ class SafetyDataModule(ResponseDataModule):
         super().__init__(
             model_name,
             source=source,
-            val_fraction=val_fraction,
-            invalid=invalid,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            revision=revision,
+            preparation=preparation,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            chat_template=chat_template,
         )
         schemas = ("beavertails", "labelled", "pku", "pku_pairs", None)
         one_of("unsafe_schema", unsafe_schema, schemas, DataError)
@@ -273,7 +260,7 @@ class SafetyDataModule(ResponseDataModule):
 
     def prepare_data(self) -> None:
         """Fill the hub's caches and generate the unsafe answers asked for, once a node."""
-        self._tokenizer()
+        self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
         if stage == "predict":
             return
@@ -318,9 +305,9 @@ class SafetyDataModule(ResponseDataModule):
     def remedy(self, stage: str) -> str:
         """The files that a stage needs."""
         files = {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-        return files.get(stage, "benign_file and unsafe_file, and val_fraction above 0")
+        return files.get(stage, "benign_file and unsafe_file, and preparation.val_fraction above 0")
 
-    def finished(self, name: str) -> list[Record]:
+    def task_records(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
             return self._read(name)
@@ -432,8 +419,8 @@ class SafetyDataModule(ResponseDataModule):
             if "val" in found:
                 sources = [str(self.files[option]) for option in (kind, f"{kind}_val")]
                 warn_of_shared_prompts(found["train"], found["val"], *sources)
-            elif self.val_fraction > 0 and found["train"]:
-                train, held = split_by_prompt(found["train"], self.val_fraction, self.seed)
+            elif (part := self.preparation.val_fraction) > 0 and found["train"]:
+                train, held = split_by_prompt(found["train"], part, self.seed)
                 found = {"train": train, "val": held}
         return found
 
@@ -479,7 +466,7 @@ class SafetyDataModule(ResponseDataModule):
         lacking = set(self._lacking_answers())
         return self._answers.added_to(records, lacking, self._encoder)
 
-    @cached_property
+    @property
     def _answers(self) -> UnsafeAnswers:
         root = Path(self.trainer.default_root_dir) if self.trainer else Path()
         return UnsafeAnswers(
@@ -487,7 +474,7 @@ class SafetyDataModule(ResponseDataModule):
             self.model_name,
             self.revision,
             self.generation,
-            self.max_prompt_length,
+            self.preparation.max_prompt_length,
         )
 
 

@@ -29,7 +29,7 @@ from pl_pointwise.tasks.safety.records import (
     Record,
 )
 from pl_pointwise.tasks.safety.refusals import is_refusal
-from tests.tasks.conftest import build_tokenizer
+from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.safety.conftest import (
     benign_rows,
     judgement_rows,
@@ -43,7 +43,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
     options = {"unsafe_schema": "labelled"} | options
-    return SafetyDataModule(str(folder), source="files", **files, **options)
+    return make_data(SafetyDataModule, folder, files, **options)
 
 
 def roles_of(data: SafetyDataModule, name: str) -> list[list[int]]:
@@ -347,10 +347,10 @@ def test_the_chat_template_can_be_set(language_model_folder, safety_files) -> No
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"invalid": "x"}, "invalid='x'"),
+        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
-        ({"val_fraction": 1.0}, "val_fraction"),
-        ({"max_prompt_length": 2048}, "max_prompt_length=2048"),
+        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
+        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
         ({"per_category": 100}, "held_out_per_category=200, per_category=100"),
         ({"benign_count": 0}, "benign_count=0"),
         ({"categories": []}, "categories is empty"),
