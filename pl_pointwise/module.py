@@ -46,6 +46,9 @@ from .step import (
     widest,
 )
 
+# Not None: jsonargparse would then hand None to a task that has a default of its own.
+DEFAULT_TRAINING = Training()
+
 
 class PointwiseModule(ManualOptimization):
     """Fine-tuning under constraints; a task is a subclass with three methods.
@@ -105,7 +108,7 @@ class PointwiseModule(ManualOptimization):
         formulation: Formulation | dict[str, Formulation] | None,
         constraints: dict[str, Constraint],
         evaluation_constraints: dict[str, Constraint] | None = None,
-        training: Training | None = None,
+        training: Training = DEFAULT_TRAINING,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["constraints", "evaluation_constraints"])
@@ -115,7 +118,7 @@ class PointwiseModule(ManualOptimization):
         self.constraints = dict(constraints)
         self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
         self.formulations = _per_constraint(formulation, self.constraints)
-        training = from_plain(Training, training or Training())
+        training = from_plain(Training, training)
         self.optimization = training.optimization
         self.micro_batch_size = training.micro_batch_size
         self.gradient_clip_val = training.gradient_clip_val
