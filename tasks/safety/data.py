@@ -92,15 +92,15 @@ class SafetyDataModule(ResponseDataModule):
         "pku_pairs"    the same rows, for Safe-DPO
 
     The training set is the benign prompts and then the unsafe ones; batches have both in the
-    proportion of the whole. A prompt's refusal is one of ``refusals``, fixed by the prompt's place
-    in its data set: record i, counted before any is left out for its length, has refusal i mod n.
+    proportion of the whole. A prompt's refusal is one of ``refusals``, fixed by its position in the
+    data set: record i, counted before any is left out for its length, has refusal i mod n.
 
     The batch of B prompts, R responses to each at most::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
         roles    (B, R)  long  what each response is, records.py; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
-        place    (B,)    long  how many prompts of the same kind stand before it in the data set
+        preceding (B,)   long  how many prompts of the same kind stand before it in the data set
         text     B texts       what the user says
         holds    {str: bool}   which kinds the whole data set has
 
@@ -279,7 +279,7 @@ class SafetyDataModule(ResponseDataModule):
             **collate_rows(rows),
             "roles": collate_columns(rows, "roles", ABSENT),
             "unsafe": torch.tensor([row["unsafe"] for row in rows]),
-            "place": torch.tensor([row["place"] for row in rows]),
+            "preceding": torch.tensor([row["preceding"] for row in rows]),
             "text": [row["text"] for row in rows],
             "holds": rows[0]["holds"],
         }
@@ -354,12 +354,12 @@ class SafetyDataModule(ResponseDataModule):
             return self._sides("benign", parse_instruction, self.benign_count)
         records = self._hub_records(self.alpaca_path, "train", parse_instruction)
         chosen = set(_longest(records, self.benign_count))
-        train = [record for place, record in enumerate(records) if place in chosen]
+        train = [record for position, record in enumerate(records) if position in chosen]
         known = {record.prompt for record in train}
         others = [record for record in records if record.prompt not in known]
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.benign_held_out]
-        held = [others[place] for place in sorted(drawn.tolist())]
+        held = [others[position] for position in sorted(drawn.tolist())]
         return {"train": train, "val": held} if held else {"train": train}
 
     def _unsafe(self) -> dict[str, list[Record]]:
@@ -415,7 +415,7 @@ class SafetyDataModule(ResponseDataModule):
                 found[side] = self._pku(rows) if parse is parse_pair else rows
         if "train" in found:
             chosen = _longest(found["train"], count)
-            found["train"] = [found["train"][place] for place in chosen]
+            found["train"] = [found["train"][position] for position in chosen]
             if "val" in found:
                 sources = [str(self.files[option]) for option in (kind, f"{kind}_val")]
                 warn_of_shared_prompts(found["train"], found["val"], *sources)
@@ -479,6 +479,6 @@ class SafetyDataModule(ResponseDataModule):
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:
-    """Places of the records with the longest answers, in characters; ties take the first."""
+    """Positions of the records with the longest answers, in characters; ties take the first."""
     lengths = [sum(len(text) for role, text in r.responses if role == HELPFUL) for r in records]
     return largest(lengths, count)

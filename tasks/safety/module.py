@@ -125,7 +125,7 @@ class SafetyModule(LanguageModelModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (*LanguageModelModule.host_keys, "roles", "unsafe", "place")
+    host_keys = (*LanguageModelModule.host_keys, "roles", "unsafe", "preceding")
 
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
@@ -185,7 +185,7 @@ class SafetyModule(LanguageModelModule):
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """KL a token of the helpful answer, its −s̄, or the Safe-DPO loss, (B,); 0 where neither."""
-        carried = self._carries_objective(batch).to(outputs.log_likelihood.device)
+        mask = self._objective_mask(batch).to(outputs.log_likelihood.device)
         if self.trained_on == "safe_dpo":
             values = self._safe_dpo(outputs, batch)
         elif self.trained_on == "cross_entropy":
@@ -195,7 +195,7 @@ class SafetyModule(LanguageModelModule):
             values = self._of_role(kl, batch, HELPFUL)
         # Connected to the weights also in a batch whose samples all leave the objective out.
         nothing = outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0).sum(1)
-        return torch.where(carried, values, nothing)
+        return torch.where(mask, values, nothing)
 
     def constraint_values(
         self, outputs: ResponseStatistics, batch: dict[str, Any]
@@ -214,15 +214,15 @@ class SafetyModule(LanguageModelModule):
         """
         unsafe, roles = batch["unsafe"], batch["roles"]
         refusable = (roles == REFUSAL).any(1)
-        carried = {
+        masks = {
             "refuse": unsafe & refusable,
             "comply": ~unsafe & refusable,
             "avoid": unsafe & (roles == UNSAFE).any(1),
         }
-        terms = {name: carried[name] for name in self.constraints}
-        return {"objective": self._carries_objective(batch), **terms}
+        terms = {name: masks[name] for name in self.constraints}
+        return {"objective": self._objective_mask(batch), **terms}
 
-    def _carries_objective(self, batch: Mapping[str, Any]) -> Tensor:
+    def _objective_mask(self, batch: Mapping[str, Any]) -> Tensor:
         if self.trained_on == "safe_dpo":
             return self._paired(batch)
         return (batch["roles"] == HELPFUL).any(1)
@@ -313,8 +313,8 @@ class SafetyModule(LanguageModelModule):
             self.answers[stage] = []
         at_most = self.evaluation.answers_at_most
         limit = math.inf if at_most is None else at_most
-        places, unsafe = batch["place"].tolist(), batch["unsafe"].tolist()
-        asked = [(row, index) for row, index in real_samples(batch) if places[row] < limit]
+        preceding, unsafe = batch["preceding"].tolist(), batch["unsafe"].tolist()
+        asked = [(row, index) for row, index in real_samples(batch) if preceding[row] < limit]
         rows = [row for row, _ in asked]
         new = [
             {"index": index, "prompt": batch["text"][row], "unsafe": unsafe[row]}
@@ -402,7 +402,7 @@ class SafetyModule(LanguageModelModule):
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
-        """{index, prompt, answer, refused, cut} of each prompt; filling rows give none."""
+        """{index, prompt, answer, refused, cut} of each prompt; filling samples give none."""
         answers = self.generate(batch["prompt_ids"], batch["prompt_lengths"])
         return [
             {

@@ -82,8 +82,8 @@ class When2CallDataModule(ResponseDataModule):
         val_file: as train_file. Without one, a part of the training prompts is held out.
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools, answers?} to predict for; with any source.
-        group_rejected: make one sample of the rows of one prompt and chosen response, with several
-            rejected ones; otherwise each row is a sample with one.
+        group_rejected: make one sample of the records of one prompt and chosen response, with
+            several rejected ones; otherwise each record is a sample with one.
         preparation: how records become samples: cutting, skipping, holding out.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.

@@ -48,10 +48,10 @@ def choice_scores(
     scores = log_likelihood / divisor[normalisation].clamp(min=1)
     present = (tokens > 0) & (choices >= 0)
     scores = torch.where(present, scores, -math.inf)
-    found = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
+    table = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
     # Absent candidates go to a column of their own, which is cut off again.
     columns = torch.where(present, choices, len(CATEGORIES))
-    return torch.cat([found, found[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
+    return torch.cat([table, table[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
 
 
 def chosen_category(scores: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ class When2CallModule(LanguageModelModule):
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
-        """One dict per question; rows that only fill the batch give none.
+        """One dict per question; samples that only fill the batch give none.
 
         {index, behaviour, scores: {behaviour: score}} where there are candidates to choose from,
         the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
@@ -223,7 +223,7 @@ class When2CallModule(LanguageModelModule):
         """
         lengths = batch["response_lengths"]
         candidates = (lengths > 0).any(1)
-        found: dict[int, dict[str, Any]] = {}
+        predictions: dict[int, dict[str, Any]] = {}
         rows = dict(real_samples(batch))
         if candidates.any():
             by_category = self._scores(self.score(batch, False), batch, self.evaluation.choose_by)
@@ -231,12 +231,12 @@ class When2CallModule(LanguageModelModule):
             for row in rows:
                 if candidates[row]:
                     given = batch["choices"][row].tolist()
-                    found[row] = {
+                    predictions[row] = {
                         "behaviour": CATEGORIES[chosen[row]],
                         "scores": {
-                            name: scores[row][place]
-                            for place, name in enumerate(CATEGORIES)
-                            if place in given
+                            name: scores[row][category]
+                            for category, name in enumerate(CATEGORIES)
+                            if category in given
                         },
                     }
         alone = [row for row in rows if not candidates[row]]
@@ -244,8 +244,8 @@ class When2CallModule(LanguageModelModule):
             prompts, sizes = batch["prompt_ids"], batch["prompt_lengths"]
             answers = self.generate(prompts[alone], sizes[alone])
             for row, answer, cut in zip(alone, answers.texts, answers.cut, strict=True):
-                found[row] = {"answer": answer, "cut": cut}
-        return [{"index": index, **found[row]} for row, index in rows.items()]
+                predictions[row] = {"answer": answer, "cut": cut}
+        return [{"index": index, **predictions[row]} for row, index in rows.items()]
 
     def _scores(
         self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation

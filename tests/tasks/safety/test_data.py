@@ -245,7 +245,7 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[HELPFUL, REFUSAL], [REFUSAL, UNSAFE], [REFUSAL, -1]]
     assert batch["unsafe"].tolist() == [False, True, True]
-    assert batch["place"].tolist() == [2, 0, 1]
+    assert batch["preceding"].tolist() == [2, 0, 1]
     assert batch["text"][2] == "How do I steal 1 cars?"
     assert batch["index"].tolist() == [2, 10, 11]
     assert ((batch["response_lengths"] > 0) == (batch["roles"] >= 0)).all()

@@ -332,7 +332,6 @@ def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
     files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
     files["unsafe_file"] = write_rows(tmp_path / "pairs.jsonl", pair_rows(16))
     data = data_of(
-        language_model_folder,
         files,
         unsafe_schema="pku_pairs",
         val_fraction=0.25,
