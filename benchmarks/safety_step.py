@@ -47,7 +47,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
     from pl_pointwise.tasks.language_model.data import Preparation
     from pl_pointwise.tasks.safety.module import PAPER_TRAINING
-    from pl_pointwise.tasks.safety.records import HELPFUL
+    from pl_pointwise.tasks.safety.records import HELPFUL, Selection
 
     memory, clock = Memory(), Clock()
     half = arguments.batch_size * (arguments.steps + UNTIMED) // 2
@@ -71,7 +71,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             unsafe_schema="labelled",
             benign_file=str(files["benign"]),
             unsafe_file=str(files["unsafe"]),
-            benign_count=None,
+            selection=Selection(benign_count=None),
             preparation=Preparation(max_prompt_length=arguments.max_prompt, val_fraction=0.0),
             batch_size=arguments.batch_size,
         )

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.state import from_plain
 from pl_pointwise.tasks.common.options import one_of
 from pl_pointwise.tasks.common.records import (
     hub_split,
@@ -30,15 +31,13 @@ from pl_pointwise.tasks.language_model.generation import Generation
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
-    CATEGORIES,
     HELPFUL,
-    PAPER_CATEGORIES,
     ROLES,
     UNSAFE,
     AnswerPair,
     Parser,
     Record,
-    check_category,
+    Selection,
     once,
     parse_instruction,
     parse_judgement,
@@ -72,6 +71,9 @@ _PKU = (
     "better_response_id",
     "safer_response_id",
 )
+
+
+DEFAULT_SELECTION = Selection()
 
 
 class SafetyDataModule(ResponseDataModule):
@@ -117,9 +119,6 @@ class SafetyDataModule(ResponseDataModule):
             module it is used with.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
-        alpaca_path: Alpaca on the hub, or a folder of the same layout.
-        beavertails_path: likewise BeaverTails.
-        pku_path: likewise PKU-SafeRLHF-30K.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
         benign_val_file: those held out. Without one, a part of benign_file's prompts is.
         unsafe_file: unsafe records.
@@ -129,12 +128,7 @@ class SafetyDataModule(ResponseDataModule):
             begins with "contrast_", its unsafe ones, are left out. With any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json. With any source.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`; with any source.
-        benign_count: train on so many benign records, those with the longest answers in characters;
-            None on all.
-        benign_held_out: so many others are held out; source hub.
-        categories: of BeaverTails, to train on.
-        per_category: so many of each, the held-out ones included.
-        held_out_per_category: so many of them are held out.
+        selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
             the constraint on them need; "generate" also those that the data lack, for training
@@ -143,7 +137,7 @@ class SafetyDataModule(ResponseDataModule):
         answers_folder: where they are kept, for this run and later ones; None is
             "unsafe_answers" below the trainer's default_root_dir.
         preparation: how records become samples: cutting, skipping, holding out. Its val_fraction
-            does not count for schema beavertails: held_out_per_category does.
+            does not count for schema beavertails: selection.held_out_per_category does.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -171,9 +165,6 @@ class SafetyDataModule(ResponseDataModule):
         *,
         source: Literal["hub", "files"] = "hub",
         unsafe_schema: UnsafeSchema | None = "beavertails",
-        alpaca_path: str = "tatsu-lab/alpaca",
-        beavertails_path: str = "PKU-Alignment/BeaverTails",
-        pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K",
         benign_file: str | None = None,
         benign_val_file: str | None = None,
         unsafe_file: str | None = None,
@@ -182,11 +173,7 @@ class SafetyDataModule(ResponseDataModule):
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
-        benign_count: int | None = 1000,
-        benign_held_out: int = 4000,
-        categories: Sequence[str] = PAPER_CATEGORIES,
-        per_category: int = 4200,
-        held_out_per_category: int = 200,
+        selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take", "generate"] = "leave",
         generation: Generation = PAPER_SAMPLING,
@@ -209,20 +196,6 @@ class SafetyDataModule(ResponseDataModule):
         schemas = ("beavertails", "labelled", "pku", "pku_pairs", None)
         one_of("unsafe_schema", unsafe_schema, schemas, DataError)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
-        if not 0 <= held_out_per_category < per_category:
-            raise DataError(
-                f"held_out_per_category={held_out_per_category}, per_category={per_category}: "
-                "need 0 ≤ held_out_per_category < per_category."
-            )
-        if (benign_count is not None and benign_count < 1) or benign_held_out < 0:
-            raise DataError(
-                f"benign_count={benign_count}, benign_held_out={benign_held_out}: give at least 1 "
-                "record to train on, and no negative number to hold out."
-            )
-        if not categories:
-            raise DataError(f"categories is empty. Give some of: {'; '.join(CATEGORIES)}.")
-        for name in categories:
-            check_category(name, "categories")
         if not refusals or not all(text.strip() for text in refusals):
             raise DataError("refusals: give at least one text, and none that is blank.")
         files = {
@@ -241,16 +214,12 @@ class SafetyDataModule(ResponseDataModule):
         if source == "files" and not given and not any(anywhere):
             raise DataError("source=files: it needs benign_file and unsafe_file.")
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
-        self.alpaca_path, self.beavertails_path = alpaca_path, beavertails_path
-        self.pku_path = pku_path
+        self.selection = from_plain(Selection, selection)
         self.files = files | {
             "over_refusal": over_refusal_file,
             "alpaca_eval": alpaca_eval_file,
             "predict": predict_file,
         }
-        self.benign_count, self.benign_held_out = benign_count, benign_held_out
-        self.categories = list(categories)
-        self.per_category, self.held_out_per_category = per_category, held_out_per_category
         self.refusals = list(refusals)
         self.unsafe_answers = unsafe_answers
         self.generation = generation
@@ -351,14 +320,14 @@ class SafetyDataModule(ResponseDataModule):
     def _benign(self) -> dict[str, list[Record]]:
         """Benign records by side."""
         if self.source == "files":
-            return self._sides("benign", parse_instruction, self.benign_count)
-        records = self._hub_records(self.alpaca_path, "train", parse_instruction)
-        chosen = set(_longest(records, self.benign_count))
+            return self._sides("benign", parse_instruction, self.selection.benign_count)
+        records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
+        chosen = set(_longest(records, self.selection.benign_count))
         train = [record for position, record in enumerate(records) if position in chosen]
         known = {record.prompt for record in train}
         others = [record for record in records if record.prompt not in known]
         generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randperm(len(others), generator=generator)[: self.benign_held_out]
+        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         held = [others[position] for position in sorted(drawn.tolist())]
         return {"train": train, "val": held} if held else {"train": train}
 
@@ -367,7 +336,9 @@ class SafetyDataModule(ResponseDataModule):
         if self.unsafe_schema == "beavertails":
             if self.source == "hub":
                 split = "330k_train"
-                judgements = self._hub_records(self.beavertails_path, split, parse_judgement)
+                judgements = self._hub_records(
+                    self.selection.beavertails_path, split, parse_judgement
+                )
                 return self._by_category(judgements)
             if self.files["unsafe"] is None:
                 return {}
@@ -378,26 +349,29 @@ class SafetyDataModule(ResponseDataModule):
             return self._sides("unsafe", parse_labelled)
         if self.source == "files":
             return self._sides("unsafe", parse_pair)
-        train = self._pku(self._hub_records(self.pku_path, "train", parse_pair))
-        held = self._pku(self._hub_records(self.pku_path, "test", parse_pair))
+        train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
+        held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
         known = {record.prompt for record in train}
         fresh = [record for record in held if record.prompt not in known]
         if len(fresh) < len(held):
             rank_zero_info(
-                f"{self.pku_path}, test: left out {len(held) - len(fresh):,} of {len(held):,} "
-                "records whose prompts are trained on."
+                f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
+                f"{len(held):,} records whose prompts are trained on."
             )
         return {"train": train, "val": fresh}
 
     def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
-        found = unanimous(judgements, self.categories)
+        found = unanimous(judgements, self.selection.categories)
         for name, records in found.items():
-            if len(records) < self.per_category:
+            if len(records) < self.selection.per_category:
                 rank_zero_warn(
                     f"{name}: {len(records):,} answers have more than two annotators who all agree "
-                    f"about it, fewer than per_category={self.per_category:,}. All are taken."
+                    f"about it, fewer than per_category={self.selection.per_category:,}. All are "
+                    "taken."
                 )
-        train, held = per_category(found, self.per_category, self.held_out_per_category, self.seed)
+        train, held = per_category(
+            found, self.selection.per_category, self.selection.held_out_per_category, self.seed
+        )
         return {"train": train, "val": held} if held else {"train": train}
 
     def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
@@ -434,10 +408,10 @@ class SafetyDataModule(ResponseDataModule):
             if path is not None:
                 records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
             elif self.source == "hub" and self.unsafe_schema == "beavertails":
-                pairs = self._hub_records(self.pku_path, "test", parse_pair)
+                pairs = self._hub_records(self.selection.pku_path, "test", parse_pair)
                 records = once(unsafe_prompts(pairs))
             if records and "train" in self._records:
-                source = path or f"{self.pku_path}, test"
+                source = path or f"{self.selection.pku_path}, test"
                 warn_of_shared_prompts(self._records["train"], records, "the training set", source)
         elif path is not None:
             records = self._from_file(name, path, parse_prompt)

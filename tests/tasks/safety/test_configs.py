@@ -118,9 +118,10 @@ def test_the_papers_settings_are_those_of_the_base(tiny) -> None:
     """METHOD: r 64, α 128 on q, k, v, o; 5e-4 cosine, 10 % warm-up, wd .01, batch 32, clip 1."""
     config = yaml.safe_load((FOLDER / "base.yaml").read_text())
     data, model = config["data"]["init_args"], config["model"]["init_args"]
+    chosen = data["selection"]
     assert data["batch_size"] == 32
-    assert (data["per_category"], data["held_out_per_category"]) == (4200, 200)
-    assert (data["benign_count"], data["benign_held_out"]) == (1000, 4000)
+    assert tuple(chosen[name] for name in ("per_category", "held_out_per_category")) == (4200, 200)
+    assert tuple(chosen[name] for name in ("benign_count", "benign_held_out")) == (1000, 4000)
     assert model["training"]["gradient_clip_val"] == 1
     module = PointwiseCLI(["--config", "safety", *tiny], run=False).model
     assert (module.lora.r, module.lora.lora_alpha, module.lora.lora_dropout) == (64, 128, 0.05)

@@ -27,6 +27,7 @@ from pl_pointwise.tasks.safety.records import (
     REFUSAL,
     UNSAFE,
     Record,
+    Selection,
 )
 from pl_pointwise.tasks.safety.refusals import is_refusal
 from tests.tasks.conftest import build_tokenizer, make_data
@@ -84,11 +85,13 @@ def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data = SafetyDataModule(
         str(language_model_folder),
-        **hub_folder(tmp_path),
-        benign_count=10,
-        benign_held_out=5,
-        per_category=8,
-        held_out_per_category=2,
+        selection=Selection(
+            **hub_folder(tmp_path),
+            benign_count=10,
+            benign_held_out=5,
+            per_category=8,
+            held_out_per_category=2,
+        ),
     )
     data.prepare_data()
     data.setup("test")
@@ -112,10 +115,9 @@ def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data = SafetyDataModule(
         str(language_model_folder),
-        **hub_folder(tmp_path),
         unsafe_schema="pku",
         unsafe_answers="take",
-        benign_count=10,
+        selection=Selection(**hub_folder(tmp_path), benign_count=10),
     )
     data.setup("test")
     assert list(data.datasets) == ["val", "test", "train"]  # no second set of the same prompts
@@ -157,7 +159,7 @@ def test_the_longest_answers_are_trained_on_and_others_held_out(
         "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
         "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(4)),
     }
-    data = module(language_model_folder, files, val_fraction=0, benign_count=6)
+    data = module(language_model_folder, files, val_fraction=0, selection=Selection(benign_count=6))
     data.setup("fit")
     taken = [r for r in data.datasets["train"].records if not r.unsafe]
     rows = benign_rows(20)
@@ -351,9 +353,9 @@ def test_the_chat_template_can_be_set(language_model_folder, safety_files) -> No
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
         ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
         ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
-        ({"per_category": 100}, "held_out_per_category=200, per_category=100"),
-        ({"benign_count": 0}, "benign_count=0"),
-        ({"categories": []}, "categories is empty"),
+        ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
+        ({"selection": {"benign_count": 0}}, "benign_count=0"),
+        ({"selection": {"categories": []}}, "categories is empty"),
         ({"refusals": []}, "refusals"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
@@ -365,7 +367,7 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
 
 def test_a_category_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(DataError, match="'theft'") as caught:
-        SafetyDataModule("no-such-model", categories=["theft"])
+        Selection(categories=["theft"])
     assert all(name in str(caught.value) for name in CATEGORIES)
 
 
