@@ -28,6 +28,7 @@ from rounds import DEVICE, Clock, Memory, floor_seconds, parser, read_rows, run
 from torch import Tensor
 
 from pl_pointwise.tasks import When2CallDataModule
+from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
 CONTESTANTS = (("harness", "ours"), ("harness-bf16", "ours-bf16"))
@@ -56,7 +57,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             arguments.folder,
             source="files",
             mcq_file=str(records),
-            max_prompt_length=arguments.max_prompt,
+            preparation=Preparation(max_prompt_length=arguments.max_prompt),
             eval_batch_size=arguments.batch_size,
         )
         data.setup("test")

@@ -20,6 +20,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def main() -> None:
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Median seconds a step, the floor of all steps' mean, and memory."""
     from pl_pointwise import Pointwise
-    from pl_pointwise.tasks import SafetyDataModule, SafetyModule
-    from pl_pointwise.tasks.safety.records import HELPFUL
+    from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
+    from pl_pointwise.tasks.language_model.data import Preparation
+    from pl_pointwise.tasks.safety.module import PAPER_TRAINING
+    from pl_pointwise.tasks.safety.records import HELPFUL, Selection
 
     memory, clock = Memory(), Clock()
     half = arguments.batch_size * (arguments.steps + UNTIMED) // 2
@@ -59,20 +62,17 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             module_class = plain_module(SafetyModule, apart=name == "plain-apart")
         cached = name == "ours-cached"
         module = module_class(
-            arguments.folder,
+            Policy(arguments.folder, reference_cache="memory" if cached else None),
             formulation=Pointwise(alpha=10.0, dual_lr=0.1),
-            reference_cache="memory" if cached else None,
-            micro_batch_size=arguments.micro_batch,
+            training=replace(PAPER_TRAINING, micro_batch_size=arguments.micro_batch),
         )
         data = SafetyDataModule(
-            arguments.folder,
             source="files",
             unsafe_schema="labelled",
             benign_file=str(files["benign"]),
             unsafe_file=str(files["unsafe"]),
-            benign_count=None,
-            val_fraction=0.0,
-            max_prompt_length=arguments.max_prompt,
+            selection=Selection(benign_count=None),
+            preparation=Preparation(max_prompt_length=arguments.max_prompt, val_fraction=0.0),
             batch_size=arguments.batch_size,
         )
         trainer = lightning_trainer(Path(folder), clock, max_epochs=2 if cached else 1)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,26 +136,25 @@ def run_ours(
 ) -> tuple[Memory, list[tuple[int, list[int]]]]:
     """When2CallModule under Lightning: pointwise constraints with KL, or SimPO."""
     from pl_pointwise import Pointwise
-    from pl_pointwise.tasks import When2CallDataModule, When2CallModule
+    from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
+    from pl_pointwise.tasks.language_model.data import Preparation
+    from pl_pointwise.tasks.when2call.module import PAPER_TRAINING
 
     memory = Memory()
     records = folder / "records.jsonl"
     records.write_text("\n".join(json.dumps(row) for row in rows))
     cached, simpo = name.endswith("cached"), name == "ours-simpo"
     module = When2CallModule(
-        arguments.folder,
+        Policy(arguments.folder, reference_cache="memory" if cached else None),
         formulation=None if simpo else Pointwise(alpha=10.0, dual_lr=0.1),
         objective="simpo" if simpo else "kl",
         rejected_tolerance=-6.0,
-        reference_cache="memory" if cached else None,
-        micro_batch_size=arguments.micro_batch,
+        training=replace(PAPER_TRAINING, micro_batch_size=arguments.micro_batch),
     )
     data = When2CallDataModule(
-        arguments.folder,
         source="files",
         train_file=str(records),
-        val_fraction=0.0,
-        max_prompt_length=arguments.max_prompt,
+        preparation=Preparation(max_prompt_length=arguments.max_prompt, val_fraction=0.0),
         batch_size=arguments.batch_size,
     )
     lightning_trainer(folder, clock, max_epochs=2 if cached else 1).fit(module, data)

@@ -1,10 +1,10 @@
-"""Time and memory of a When2Call training step: the plain path against the fast ones.
+"""Time and memory of a When2Call training step: the plain method against the fast ones.
 
-    python benchmarks/when2call_step.py MODEL RECORDS --path shared_prompt --cache
+    python benchmarks/when2call_step.py MODEL RECORDS --method shared_prompt --cache
 
 MODEL is the folder of a causal language model whose chat template takes tools (MiniMind2-Small),
-RECORDS a JSONL of the schema of nvidia/When2Call's train_pref. One run measures one path, so that
-its peak of memory is its own; without --path every path runs, each in its own process.
+RECORDS a JSONL of the schema of nvidia/When2Call's train_pref. One run measures one method, so that
+its peak of memory is its own; without --method every method runs, each in its own process.
 
 A step is what a pointwise constraint needs: forward of prompt, chosen and rejected response,
 KL to the reference, both mean log-likelihoods, backward, and an AdamW step on LoRA of rank 8.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-PATHS = (["plain"], ["chunked"], ["shared_prompt"], ["shared_prompt", "--cache"])
+METHODS = (["plain"], ["chunked"], ["shared_prompt"], ["shared_prompt", "--cache"])
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("records", type=Path)
-    parser.add_argument("--path", choices=("plain", "chunked", "shared_prompt"))
+    parser.add_argument("--method", choices=("plain", "chunked", "shared_prompt"))
     parser.add_argument("--cache", action="store_true", help="the reference's hidden states kept")
     parser.add_argument("--steps", type=int, default=8, help="timed, after one that is not")
     parser.add_argument("--batch-size", type=int, default=4)
@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     arguments = parser.parse_args()
-    if arguments.path is None:
-        for path in PATHS:
-            subprocess.run([sys.executable, *sys.argv, "--path", *path], check=True)
+    if arguments.method is None:
+        for method in METHODS:
+            subprocess.run([sys.executable, *sys.argv, "--method", *method], check=True)
         return
     print(json.dumps(measure(arguments)))
 
@@ -72,7 +72,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.cache:
         low = arguments.precision == "bf16-mixed"
         cache = ReferenceCache(model, dtype=torch.bfloat16 if low else torch.float32)
-    scorer = ResponseScorer(model, path=arguments.path, cache=cache)
+    scorer = ResponseScorer(model, method=arguments.method, cache=cache)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-5)
 
     batches = []
@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     tokens = sum(int(batch["prompt_lengths"].sum()) for batch in batches[1:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {
-        "path": arguments.path + ("+cache" if arguments.cache else ""),
+        "method": arguments.method + ("+cache" if arguments.cache else ""),
         "seconds_per_step": round(mean, 3),
         "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
         # of all threads: on a busy machine, with --threads 1, the figure to compare

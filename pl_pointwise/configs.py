@@ -75,9 +75,9 @@ def with_config_paths(args: Any) -> Any:
     for position, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if position and args[position - 1] in OPTIONS:
-            resolved.append(config_path(argument))
+            resolved.append(config_path(argument, args[position - 1] == "--rows"))
         elif option in OPTIONS and equals:
-            resolved.append(f"{option}={config_path(value)}")
+            resolved.append(f"{option}={config_path(value, option == '--rows')}")
         else:
             resolved.append(argument)
     return resolved

@@ -54,6 +54,9 @@ from .step import (
     without_samples,
 )
 
+# Not None: jsonargparse would then hand None to a task that has a default of its own.
+DEFAULT_TRAINING = Training()
+
 
 class PointwiseModule(ManualOptimization):
     """Fine-tuning under constraints; a task is a subclass with three methods.
@@ -113,7 +116,7 @@ class PointwiseModule(ManualOptimization):
         formulation: Formulation | dict[str, Formulation] | None,
         constraints: dict[str, Constraint],
         evaluation_constraints: dict[str, Constraint] | None = None,
-        training: Training | None = None,
+        training: Training = DEFAULT_TRAINING,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["constraints", "evaluation_constraints"])
@@ -123,7 +126,7 @@ class PointwiseModule(ManualOptimization):
         self.constraints = dict(constraints)
         self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
         self.formulations = formulations_from(formulation, self.constraints)
-        training = from_plain(Training, training or Training())
+        training = from_plain(Training, training)
         self.optimization = training.optimization
         self.micro_batch_size = training.micro_batch_size
         self.gradient_clip_val = training.gradient_clip_val

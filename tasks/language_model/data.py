@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from transformers import PreTrainedTokenizerBase
-
+from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
@@ -28,11 +27,54 @@ Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
 
 
+@dataclass
+class Preparation:
+    """How records become samples, and which are held out.
+
+    Args:
+        revision: of the tokenizer on the hub; None takes the module's.
+        chat_template: instead of the tokenizer's own, a template or the path of a .jinja file; None
+            takes the module's.
+        max_prompt_length: the most tokens of a prompt; longer ones lose their beginning.
+        max_length: the most tokens of prompt and response; a response is never cut.
+        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
+            many. None is "skip" for the hub and "error" for files. Records to predict for are never
+            skipped.
+        val_fraction: the part of a file's records to hold out; no prompt stands on both sides.
+
+    Raises:
+        DataError: a value out of its range.
+    """
+
+    revision: str | None = None
+    chat_template: str | None = None
+    max_prompt_length: int = 1024
+    max_length: int = 2048
+    invalid: Literal["error", "skip"] | None = None
+    val_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        one_of("invalid", self.invalid, ("error", "skip", None), DataError)
+        if not 0 <= self.val_fraction < 1:
+            raise DataError(f"val_fraction={self.val_fraction}: give a number from 0 to below 1.")
+        if not 1 <= self.max_prompt_length < self.max_length:
+            raise DataError(
+                f"max_prompt_length={self.max_prompt_length}, max_length={self.max_length}: "
+                "need 1 ≤ max_prompt_length < max_length."
+            )
+
+
+DEFAULT_PREPARATION = Preparation()
+
+
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`finished`, :meth:`encoded`,
-    :meth:`remedy` and ``collate``. Its docstring has the arguments.
+    A subclass sets the class attributes and defines :meth:`task_records`, :meth:`encoded`,
+    :meth:`remedy` and :meth:`collate`. Its docstring has the arguments.
+
+    Model, revision and chat template are those of the module it is used with. A data module used
+    alone is given them.
     """
 
     needs: ClassVar[Needs]
@@ -45,19 +87,14 @@ class ResponseDataModule(PointwiseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None,
         *,
         source: Literal["hub", "files"],
-        val_fraction: float,
-        invalid: Literal["error", "skip"] | None,
-        max_prompt_length: int,
-        max_length: int,
-        revision: str | None,
+        preparation: Preparation,
         batch_size: int,
         eval_batch_size: int | None,
         num_workers: int,
         seed: int,
-        chat_template: str | None = None,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -66,25 +103,48 @@ class ResponseDataModule(PointwiseDataModule):
             seed=seed,
         )
         one_of("source", source, ("hub", "files"), DataError)
-        one_of("invalid", invalid, ("error", "skip", None), DataError)
-        if not 0 <= val_fraction < 1:
-            raise DataError(f"val_fraction={val_fraction}: give a number from 0 to below 1.")
-        if not 1 <= max_prompt_length < max_length:
-            raise DataError(
-                f"max_prompt_length={max_prompt_length}, max_length={max_length}: "
-                "need 1 ≤ max_prompt_length < max_length."
-            )
-        self.model_name, self.revision, self.chat_template = model_name, revision, chat_template
-        self.source = source
-        self.val_fraction = val_fraction
+        preparation = from_plain(Preparation, preparation)
+        self.given_name, self.preparation, self.source = model_name, preparation, source
+        invalid = preparation.invalid
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
-        self.max_prompt_length, self.max_length = max_prompt_length, max_length
         self._records: dict[str, list[Any]] = {}
+        self._encoder: ConversationEncoder
+        self._encoded_for: tuple[Any, ...] | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The model whose tokenizer it is.
+
+        Raises:
+            DataError: neither this nor the module has one, or they differ.
+        """
+        name = self.shared_option("model_name", self.given_name)
+        if name is None:
+            raise DataError(
+                f"{type(self).__name__}: which model's tokenizer? Use it with a module, whose "
+                "policy.model_name it takes, or give it model_name."
+            )
+        return str(name)
+
+    @property
+    def revision(self) -> str | None:
+        """Of the tokenizer on the hub, likewise."""
+        return self.shared_option("revision", self.preparation.revision)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Instead of the tokenizer's own, likewise."""
+        return self.shared_option("chat_template", self.preparation.chat_template)
 
     # A task's own ---------------------------------------------------------------------------------
 
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the chat template has to show tools."""
+        return False
+
     @abstractmethod
-    def finished(self, name: str) -> Sequence[Any]:
+    def task_records(self, name: str) -> Sequence[Any]:
         """The records of a data set; none where its source has none."""
 
     @abstractmethod
@@ -99,6 +159,7 @@ class ResponseDataModule(PointwiseDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Read, split and tokenise what ``stage`` needs and is not there yet."""
+        self._take_model()
         for each in self.needs if stage is None else [stage]:
             for name in self.needs[each]:
                 self._add(name)
@@ -125,13 +186,13 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
             return
-        records = self.finished(name)
+        records = self.task_records(name)
         if records:
             self.datasets[name] = self.encoded(
                 name,
                 records,
-                max_prompt_length=self.max_prompt_length,
-                max_length=self.max_length,
+                max_prompt_length=self.preparation.max_prompt_length,
+                max_length=self.preparation.max_length,
                 skip_invalid=self._skips(name),
             )
 
@@ -148,14 +209,18 @@ class ResponseDataModule(PointwiseDataModule):
         """The records of a split; ``source`` is its name, for messages."""
         return records_of(numbered(rows, source), source, parse, self.skip_invalid)
 
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(
+    def _take_model(self) -> None:
+        """Encodes for the model it is used with now; data sets of another model are dropped."""
+        model = (self.model_name, self.revision, self.chat_template)
+        if model == self._encoded_for:
+            return
+        tokenizer = load_tokenizer(
             self.model_name,
             revision=self.revision,
             chat_template=self.chat_template,
             default_template=self.default_template,
         )
-
-    @cached_property
-    def _encoder(self) -> ConversationEncoder:
-        return ConversationEncoder(self._tokenizer())
+        self._encoder = ConversationEncoder(tokenizer, tools=self.needs_tools)
+        if self._encoded_for is not None:
+            self.datasets = {}
+        self._encoded_for = model

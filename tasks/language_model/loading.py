@@ -9,7 +9,8 @@ chat template loses the tools.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -35,20 +36,29 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 @dataclass
 class Lora:
-    """Low-rank adapters: W + (alpha / r)·B·A beside chosen linear layers W.
+    """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
+
+    The options are PEFT's, of the same names, and are handed to its LoraConfig as they are.
 
     Args:
         r: rank of B·A.
-        alpha: scale, divided by r.
-        dropout: on the adapters' input.
-        target_modules: names of the layers, by their endings; None takes PEFT's default for the
-            architecture (for Llama the query and value projections).
+        lora_alpha: scale, divided by r.
+        lora_dropout: on the adapters' input.
+        target_modules: names of the layers, by their endings; "all-linear" for every linear layer
+            but the vocabulary's, another text for a regular expression; None takes PEFT's default
+            for the architecture (for Llama the query and value projections).
+        modules_to_save: names of layers that are trained as a whole.
+        use_rslora: divide the scale by √r instead of r.
+        use_dora: train the norms of the columns of W as well.
     """
 
     r: int = 8
-    alpha: float = 16
-    dropout: float = 0.05
-    target_modules: list[str] | None = None
+    lora_alpha: int = 16
+    lora_dropout: float = 0.05
+    target_modules: list[str] | str | None = None
+    modules_to_save: list[str] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
 
 
 def load_language_model(
@@ -119,13 +129,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     Raises:
         ValueError: nothing in the model can take them; names what could.
     """
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-    )
+    config = LoraConfig(task_type="CAUSAL_LM", **asdict(lora))
     kind = model.config.model_type
     try:
         adapted = get_peft_model(model, config)
@@ -152,24 +156,23 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def merged_weights(model: PeftModel) -> dict[str, Tensor]:
-    """The weights of the model without its adapters, which are added to it: W + (alpha / r)·B·A.
+    """The weights of the model without its adapters, which are merged into it.
 
-    By the names of the model they were added to, in its dtype, on the CPU; the model itself stays
-    as it is, as merging in place and back would round its weights.
+    By the names of the model they were added to, in its dtype, on the CPU. The model itself stays
+    as it is, as merging in place and back would round its weights: each layer is merged in a copy.
     """
-    base = model.get_base_model()
+    base, adapter = model.get_base_model(), model.active_adapter
     layers = {name: part for name, part in base.named_modules() if isinstance(part, LoraLayer)}
     merged = {}
     for name, weight in base.state_dict().items():
-        layer, _, rest = name.partition(".base_layer.")
-        if name != layer and layer in layers:
-            if rest == "weight":
-                adapter = model.active_adapter
-                delta = layers[layer].get_delta_weight(adapter)
-                weight = (weight.float() + delta.float()).to(weight.dtype)
-            merged[f"{layer}.{rest}"] = weight.cpu()
-        elif not any(name.startswith(f"{adapted}.") for adapted in layers):
-            merged[name] = weight.cpu()
+        if any(name.startswith(f"{layer}.") for layer in layers) or ".original_module." in name:
+            continue
+        merged[name.replace(f".modules_to_save.{adapter}.", ".")] = weight.cpu()
+    for name, layer in layers.items():
+        layer = deepcopy(layer)
+        layer.merge(adapter_names=[adapter])  # type: ignore[operator]
+        for key, weight in layer.get_base_layer().state_dict().items():
+            merged[f"{name}.{key}"] = weight.cpu()
     return merged
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,21 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import PointwiseModule
+from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PADDING
 from pl_pointwise.model_card import write_card
 
 from .conversations import ConversationEncoder
 from .generation import Answers, Generation, generate_answers
-from .loading import (
-    Attention,
-    Dtype,
-    Lora,
-    load_language_model,
-    load_tokenizer,
-    merged_weights,
-)
+from .loading import Lora, load_language_model, load_tokenizer, merged_weights
+from .policy import Policy
 from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
-from .scoring import ResponseScorer, ResponseStatistics, ScoringPath
+from .scoring import ResponseScorer, ResponseStatistics
 
 USAGE = """
 from {package} import {kind}
@@ -47,85 +42,76 @@ class LanguageModelModule(PointwiseModule):
 
     A subclass calls :meth:`load_policy` in ``__init__``, after the base class's, and scores with
     :meth:`score`. Batches are those of batch.py.
+
+    Attributes:
+        policy: as it was given.
+        lora, generation: the policy's, or the task's where it has "default".
+        model_name, revision, chat_template: the policy's, which the data module takes over.
     """
 
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
 
-    default_template: str | None = None
+    default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
+    default_lora: ClassVar[Lora]
+    """The task's adapters."""
+    default_generation: ClassVar[Generation] = Generation()
+    """How the task answers prompts."""
 
-    def load_policy(
-        self,
-        model_name: str,
-        *,
-        lora: Lora | Mapping[str, Any],
-        dtype: Dtype,
-        attention: Attention | None,
-        quantize_4bit: bool,
-        gradient_checkpointing: bool,
-        revision: str | None,
-        scoring_path: ScoringPath | Literal["auto"],
-        reference_cache: str | None,
-        generation: Generation | Mapping[str, Any],
-        chat_template: str | None = None,
-        merge_on_export: bool = False,
-    ) -> None:
-        """Load the model; the arguments are :class:`SafetyModule`'s."""
-        if merge_on_export and quantize_4bit:
-            raise ValueError(
-                "merge_on_export: adapters cannot be merged into weights of 4 bits without loss. "
-                "Set quantize_4bit or merge_on_export to false."
-            )
-        self.model_name, self.revision = model_name, revision
-        self.chat_template, self.merge_on_export = chat_template, merge_on_export
-        # Mappings are from a checkpoint's hyperparameters.
-        self.lora = Lora(**lora) if isinstance(lora, Mapping) else lora
-        generation = Generation(**generation) if isinstance(generation, Mapping) else generation
-        self.generation = generation
-        self.scoring_path, self.reference_cache = scoring_path, reference_cache
+    def load_policy(self, policy: Policy | Mapping[str, Any]) -> None:
+        """Load the model; a mapping is from a checkpoint's hyperparameters.
+
+        Raises:
+            TypeError: no policy, but perhaps the model's name.
+        """
+        policy = from_plain(Policy, policy)
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy={policy!r}: give Policy(model_name=…).")
+        self.policy = policy
+        self.lora = policy.lora if isinstance(policy.lora, Lora) else self.default_lora
+        self.generation = self.default_generation
+        if isinstance(policy.generation, Generation):
+            self.generation = policy.generation
+        self.model_name, self.revision = policy.model_name, policy.revision
+        self.chat_template = policy.chat_template
         with torch.random.fork_rng(devices=[]):
             # New adapters depend on the run's seed alone, not on what was drawn before.
             torch.default_generator.manual_seed(torch.initial_seed())
             model = load_language_model(
-                model_name,
+                policy.model_name,
                 lora=self.lora,
-                dtype=dtype,
-                attention=attention,
-                quantize_4bit=quantize_4bit,
-                gradient_checkpointing=gradient_checkpointing,
-                revision=revision,
+                dtype=policy.dtype,
+                attention=policy.attention,
+                quantize_4bit=policy.quantize_4bit,
+                gradient_checkpointing=policy.gradient_checkpointing,
+                revision=policy.revision,
             )
         assert isinstance(model, PeftModel)
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
-        self.scorer = ResponseScorer(model, scoring_path)
+        self.scorer = ResponseScorer(model, policy.scoring_method)
         self._encoder: ConversationEncoder | None = None
+        self.register_state_dict_post_hook(_drop_frozen_base)
 
     def on_fit_start(self) -> None:
-        """Once a fit: training mode, the comparison of scoring paths, the reference's cache."""
+        """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
         super().on_fit_start()
         self.train()
-        self.scorer.path = self.scoring_path
-        if self.reference_cache is None or self.scorer.cache is not None:
+        self.scorer.method = self.policy.scoring_method
+        kept_in = self.policy.reference_cache
+        if kept_in is None or self.scorer.cache is not None:
             return
         problem = caching_problem(self.model)
         if problem:
             rank_zero_warn(problem)
             return
-        folder = None if self.reference_cache == "memory" else self.reference_cache
-        self.scorer.cache = ReferenceCache(self.model, folder)
+        self.scorer.cache = ReferenceCache(self.model, None if kept_in == "memory" else kept_in)
 
     def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
         """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
         return self.scorer(batch, reference)
 
-    # Checkpoints: what is trained, and nothing of the frozen base ---------------------------------
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        kept = self._kept()
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {name: state[name] for name in state if name in kept}
+    # The state: what is trained, and nothing of the frozen base -----------------------------------
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -135,19 +121,19 @@ class LanguageModelModule(PointwiseModule):
         Raises:
             RuntimeError: with ``strict``, an adapter weight that is missing, or one too many.
         """
-        found = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = sorted(self._kept().intersection(found.missing_keys))
+        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = sorted(self._trained_names().intersection(keys.missing_keys))
         problems = [f"missing {name}" for name in missing]
-        problems += [f"unexpected {name}" for name in found.unexpected_keys]
+        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
         if strict and problems:
             raise RuntimeError(
                 f"The checkpoint does not fit this model's adapters: {', '.join(problems[:4])}"
                 f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
                 "the model and the lora settings it was trained with."
             )
-        return found
+        return keys
 
-    def _kept(self) -> set[str]:
+    def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         prefix = "model."
@@ -180,15 +166,15 @@ class LanguageModelModule(PointwiseModule):
     def generate(
         self, prompt_ids: Tensor, prompt_lengths: Tensor, *, reference: bool = False
     ) -> Answers:
-        """An answer to each prompt, generated as ``generation`` says; see generation.py.
+        """An answer to each prompt, generated as the policy says; see generation.py.
 
         Args:
             prompt_ids: padded on the right, (B, P).
             prompt_lengths: (B,).
             reference: let the reference answer, the model with its adapters off.
         """
-        rows = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        prompts = [ids[:length] for ids, length in rows]
+        padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
+        prompts = [ids[:length] for ids, length in padded]
         return generate_answers(
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
@@ -201,27 +187,36 @@ class LanguageModelModule(PointwiseModule):
         """
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        if self.merge_on_export:
+        whole = self.policy.merge_on_export
+        if whole:
             base_of(self.model).save_pretrained(path, state_dict=merged_weights(self.model))
         else:
             self.model.active_peft_config.revision = self.revision  # of the base
             self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
+        package = "transformers" if whole else "peft"
+        kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
         write_card(
             self,
             path,
-            library_name="transformers" if self.merge_on_export else "peft",
+            library_name=package,
             pipeline_tag="text-generation",
             base_model=self.model_name,
-            usage=USAGE.format(
-                package="transformers" if self.merge_on_export else "peft",
-                kind="AutoModelForCausalLM" if self.merge_on_export else "AutoPeftModelForCausalLM",
-            ),
+            usage=USAGE.format(package=package, kind=kind),
         )
         return path
 
 
-def real_rows(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(row, index) of the rows of a batch that do not only fill it."""
+def _drop_frozen_base(
+    module: LanguageModelModule, state: dict[str, Any], prefix: str, metadata: Any
+) -> None:
+    """Leaves what is trained in the state: a hook, which no method of a subclass can replace."""
+    names = {prefix + name for name in module._trained_names()}
+    for name in [name for name in state if name.startswith(prefix) and name not in names]:
+        del state[name]
+
+
+def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(position in the batch, index) of the samples of a batch that do not only fill it."""
     pairs = enumerate(batch["index"].tolist())
     return [(row, index) for row, index in pairs if index != PADDING]

@@ -3,8 +3,8 @@
 Given a batch of prompts and several responses to each (batch.py),
 :class:`ResponseScorer`
 computes, teacher-forced and in float32, each response's log-likelihood and the divergence
-KL(π_θ ‖ π_ref) at its positions, differentiable in the policy. It knows three ways, which differ in
-cost and in nothing else:
+KL(π_θ ‖ π_ref) at its positions, differentiable in the policy. It knows three scoring
+methods, which differ in cost and in nothing else:
 
     plain          a whole sequence for each pair, all its logits; any model
     chunked        a whole sequence for each pair, logits only where a response is predicted and
@@ -50,7 +50,7 @@ from .vocabulary import (
 
 log = logging.getLogger(__name__)
 
-ScoringPath = Literal["shared_prompt", "chunked", "plain"]
+ScoringMethod = Literal["shared_prompt", "chunked", "plain"]
 
 
 @dataclass(frozen=True)
@@ -78,28 +78,28 @@ class ResponseScorer:
 
     Args:
         model: a causal language model of transformers; with adapters if a reference is wanted.
-        path: "auto" compares on the first batch (see :meth:`choose_path`); a name is taken as it
-            is.
-        cache: the reference's hidden states for later epochs; not used by the plain path.
+        method: "auto" compares on the first batch (see :meth:`choose_method`); a name is taken as
+            it is.
+        cache: the reference's hidden states for later epochs; not used by the plain method.
         chunk_elements: the most logits to hold at a time.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        path: ScoringPath | Literal["auto"] = "auto",
+        method: ScoringMethod | Literal["auto"] = "auto",
         cache: ReferenceCache | None = None,
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
-        if path not in ("auto", *get_args(ScoringPath)):
+        if method not in ("auto", *get_args(ScoringMethod)):
             raise ValueError(
-                f'path must be "auto" or one of {get_args(ScoringPath)}, got "{path}".'
+                f'method must be "auto" or one of {get_args(ScoringMethod)}, got "{method}".'
             )
         self.model = model
-        self.path = path
+        self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
-        if path == "shared_prompt":
+        if method == "shared_prompt":
             install(base_of(model))
 
     def __call__(
@@ -113,16 +113,16 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
-        if self.path == "auto":
-            self.choose_path(batch)
+        if self.method == "auto":
+            self.choose_method(batch)
         wanted = _wanted(pairs, reference)
-        if self.path == "plain":
+        if self.method == "plain":
             tokens = self._plain(pairs, wanted)
         else:
             tokens = self._chunked(pairs, wanted)
         return _summed(pairs, wanted, *tokens)
 
-    def choose_path(self, batch: Mapping[str, Any]) -> ScoringPath:
+    def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """Compare the fast ways with the plain one on a batch, keep the fastest that agrees.
 
         Two samples of the batch are enough, the longest and another; values only, without
@@ -137,49 +137,49 @@ class ResponseScorer:
             exact = torch.autocast(device, enabled=False)
             with evaluation_mode(self.model), torch.no_grad(), exact:
                 plain = self._plain_singly(Pairs.of(probe), reference)
-                chosen: ScoringPath = "plain"
-                for path in ("shared_prompt", "chunked"):
-                    problem = self._try(path, probe, reference, plain)
+                chosen: ScoringMethod = "plain"
+                for method in ("shared_prompt", "chunked"):
+                    problem = self._try(method, probe, reference, plain)
                     if problem is None:
-                        chosen = path
+                        chosen = method
                         break
-                    log.warning('The "%s" path is not used: %s.', path, problem)
-        except BaseException:  # the plain path failed, so nothing was found out
-            self.path = "auto"
+                    log.warning('The scoring method "%s" is not used: %s.', method, problem)
+        except BaseException:  # the plain method failed, so nothing was found out
+            self.method = "auto"
             raise
         finally:
             self.cache = cache
-        self.path = chosen
-        log.info('Response log-likelihoods are computed by the "%s" path.', chosen)
+        self.method = chosen
+        log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
 
     def _try(
         self,
-        path: ScoringPath,
+        method: ScoringMethod,
         probe: dict[str, Tensor],
         reference: bool,
         plain: ResponseStatistics,
     ) -> str | None:
-        """Why a path cannot be used here, or None if it gives what the plain one gave."""
+        """Why a method cannot be used here, or None if it gives what the plain one gave."""
         base = base_of(self.model)
         if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
             return "the adapter is a learned prompt, which only the whole model puts in front"
         try:
-            if path == "shared_prompt":
+            if method == "shared_prompt":
                 if getattr(base, "_is_stateful", False):
                     return f"{type(base).__name__} has recurrent layers"
                 install(base)
-            self.path = path
+            self.method = method
             fast = self(probe, reference)
             problem = _disagreement(fast, plain, _tolerance(self.model))
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
-        if problem and path == "shared_prompt":
+        if problem and method == "shared_prompt":
             uninstall(base)
         return problem
 
     def _plain_singly(self, pairs: Pairs, reference: bool) -> ResponseStatistics:
-        """Statistics by the plain path, one pair at a time: logits of several may be gigabytes."""
+        """The same for one pair at a time, as the logits of several may be gigabytes."""
         pieces = []
         for place in pairs.places:
             pair = pairs.only({place})
@@ -232,7 +232,7 @@ class ResponseScorer:
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
         decoder = decoder_of(base_of(self.model))
-        if self.path == "chunked":
+        if self.method == "chunked":
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
@@ -315,7 +315,7 @@ def _summed(
 def _probe(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Two samples with two responses each: the longest of the batch and another.
 
-    What the batch lacks is made up, so that a path which lets samples or responses see each other
+    What the batch lacks is made up, so that a method which lets samples or responses see each other
     cannot pass: the same prompt cut in half, the first response read backwards.
     """
     prompts, responses = batch["prompt_lengths"].cpu(), batch["response_lengths"].cpu()
@@ -363,7 +363,8 @@ def _disagreement(
         error = ((value - expected).abs() / (1 + expected.abs()))[finite]
         if not (error <= tolerance).all():  # so that NaN does not pass
             return (
-                f"its {name.replace('_', ' ')} differs from the plain path's by {error.max():.1e}, "
-                f"relative to 1 + |value|; {tolerance:.0e} is what rounding explains"
+                f"its {name.replace('_', ' ')} differs from the plain method's by "
+                f"{error.max():.1e}, relative to 1 + |value|; {tolerance:.0e} is what rounding "
+                "explains"
             )
     return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import (
     hub_split,
@@ -18,21 +18,25 @@ from pl_pointwise.tasks.common.records import (
     warn_of_shared_prompts,
 )
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
-from pl_pointwise.tasks.language_model.data import Columns, Needs, ResponseDataModule
+from pl_pointwise.tasks.language_model.data import (
+    DEFAULT_PREPARATION,
+    Columns,
+    Needs,
+    Preparation,
+    ResponseDataModule,
+)
 from pl_pointwise.tasks.language_model.generation import Generation
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
-    CATEGORIES,
     HELPFUL,
-    PAPER_CATEGORIES,
     ROLES,
     UNSAFE,
     AnswerPair,
     Parser,
     Record,
-    check_category,
+    Selection,
     once,
     parse_instruction,
     parse_judgement,
@@ -68,6 +72,9 @@ _PKU = (
 )
 
 
+DEFAULT_SELECTION = Selection()
+
+
 class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
@@ -86,15 +93,15 @@ class SafetyDataModule(ResponseDataModule):
         "pku_pairs"    the same rows, for Safe-DPO
 
     The training set is the benign prompts and then the unsafe ones; batches have both in the
-    proportion of the whole. A prompt's refusal is one of ``refusals``, fixed by the prompt's place
-    in its data set: record i, counted before any is left out for its length, has refusal i mod n.
+    proportion of the whole. A prompt's refusal is one of ``refusals``, fixed by its position in the
+    data set: record i, counted before any is left out for its length, has refusal i mod n.
 
     The batch of B prompts, R responses to each at most::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
         roles    (B, R)  long  what each response is, records.py; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
-        place    (B,)    long  how many prompts of the same kind stand before it in the data set
+        preceding (B,)   long  how many prompts of the same kind stand before it in the data set
         text     B texts       what the user says
         holds    {str: bool}   which kinds the whole data set has
 
@@ -107,13 +114,10 @@ class SafetyDataModule(ResponseDataModule):
     AlpacaEval's instructions. It leaves out what there is none of.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use: a name on the hub, a folder,
-            or ``package:NAME/FOLDER``.
+        model_name: the model whose tokenizer and chat template to use; None takes that of the
+            module it is used with.
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
-        alpaca_path: Alpaca on the hub, or a folder of the same layout.
-        beavertails_path: likewise BeaverTails.
-        pku_path: likewise PKU-SafeRLHF-30K.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
         benign_val_file: those held out. Without one, a part of benign_file's prompts is.
         unsafe_file: unsafe records.
@@ -123,14 +127,7 @@ class SafetyDataModule(ResponseDataModule):
             begins with ``contrast_``, its unsafe ones, are left out. With any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json. With any source.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`; with any source.
-        benign_count: train on so many benign records, those with the longest answers in characters;
-            None on all.
-        benign_held_out: so many others are held out; source hub.
-        categories: of BeaverTails, to train on.
-        per_category: so many of each, the held-out ones included.
-        held_out_per_category: so many of them are held out.
-        val_fraction: the part of a file's records to hold out; no prompt stands on both sides.
-            Of schema beavertails held_out_per_category counts instead.
+        selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
         unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
             the constraint on them need; "generate" also those that the data lack, for training
@@ -138,14 +135,8 @@ class SafetyDataModule(ResponseDataModule):
         generation: how those are generated.
         answers_folder: where they are kept, for this run and later ones; None is
             "unsafe_answers" below the trainer's default_root_dir.
-        chat_template: instead of the tokenizer's own, a template or the path of a .jinja file. A
-            tokenizer that has none gets Alpaca's.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub and "error" for files. Prompts to predict for are never
-            skipped.
-        max_prompt_length: the most tokens of a prompt; longer ones lose their beginning.
-        max_length: the most tokens of prompt and response; a response is never cut.
-        revision: of the tokenizer on the hub.
+        preparation: how records become samples: cutting, skipping, holding out. Its val_fraction
+            does not count for schema beavertails: selection.held_out_per_category does.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -169,13 +160,10 @@ class SafetyDataModule(ResponseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None = None,
         *,
         source: Literal["hub", "files"] = "hub",
         unsafe_schema: UnsafeSchema | None = "beavertails",
-        alpaca_path: str = "tatsu-lab/alpaca",
-        beavertails_path: str = "PKU-Alignment/BeaverTails",
-        pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K",
         benign_file: str | None = None,
         benign_val_file: str | None = None,
         unsafe_file: str | None = None,
@@ -184,21 +172,12 @@ class SafetyDataModule(ResponseDataModule):
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
-        benign_count: int | None = 1000,
-        benign_held_out: int = 4000,
-        categories: Sequence[str] = PAPER_CATEGORIES,
-        per_category: int = 4200,
-        held_out_per_category: int = 200,
-        val_fraction: float = 0.05,
+        selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         unsafe_answers: Literal["leave", "take", "generate"] = "leave",
         generation: Generation = PAPER_SAMPLING,
         answers_folder: str | None = None,
-        chat_template: str | None = None,
-        invalid: Literal["error", "skip"] | None = None,
-        max_prompt_length: int = 1024,
-        max_length: int = 2048,
-        revision: str | None = None,
+        preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         num_workers: int = 0,
@@ -207,34 +186,15 @@ class SafetyDataModule(ResponseDataModule):
         super().__init__(
             model_name,
             source=source,
-            val_fraction=val_fraction,
-            invalid=invalid,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            revision=revision,
+            preparation=preparation,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
             seed=seed,
-            chat_template=chat_template,
         )
         schemas = ("beavertails", "labelled", "pku", "pku_pairs", None)
         one_of("unsafe_schema", unsafe_schema, schemas, DataError)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
-        if not 0 <= held_out_per_category < per_category:
-            raise DataError(
-                f"held_out_per_category={held_out_per_category}, per_category={per_category}: "
-                "need 0 ≤ held_out_per_category < per_category."
-            )
-        if (benign_count is not None and benign_count < 1) or benign_held_out < 0:
-            raise DataError(
-                f"benign_count={benign_count}, benign_held_out={benign_held_out}: give at least 1 "
-                "record to train on, and no negative number to hold out."
-            )
-        if not categories:
-            raise DataError(f"categories is empty. Give some of: {'; '.join(CATEGORIES)}.")
-        for name in categories:
-            check_category(name, "categories")
         if not refusals or not all(text.strip() for text in refusals):
             raise DataError("refusals: give at least one text, and none that is blank.")
         files = {
@@ -253,16 +213,12 @@ class SafetyDataModule(ResponseDataModule):
         if source == "files" and not given and not any(anywhere):
             raise DataError("source=files: it needs benign_file and unsafe_file.")
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
-        self.alpaca_path, self.beavertails_path = alpaca_path, beavertails_path
-        self.pku_path = pku_path
+        self.selection = from_plain(Selection, selection)
         self.files = files | {
             "over_refusal": over_refusal_file,
             "alpaca_eval": alpaca_eval_file,
             "predict": predict_file,
         }
-        self.benign_count, self.benign_held_out = benign_count, benign_held_out
-        self.categories = list(categories)
-        self.per_category, self.held_out_per_category = per_category, held_out_per_category
         self.refusals = list(refusals)
         self.unsafe_answers = unsafe_answers
         self.generation = generation
@@ -272,7 +228,7 @@ class SafetyDataModule(ResponseDataModule):
 
     def prepare_data(self) -> None:
         """Fill the hub's caches and generate the unsafe answers asked for, once a node."""
-        self._tokenizer()
+        self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
         if stage == "predict":
             return
@@ -291,7 +247,7 @@ class SafetyDataModule(ResponseDataModule):
             **collate_rows(rows),
             "roles": collate_columns(rows, "roles", ABSENT),
             "unsafe": torch.tensor([row["unsafe"] for row in rows]),
-            "place": torch.tensor([row["place"] for row in rows]),
+            "preceding": torch.tensor([row["preceding"] for row in rows]),
             "text": [row["text"] for row in rows],
             "holds": rows[0]["holds"],
         }
@@ -317,9 +273,9 @@ class SafetyDataModule(ResponseDataModule):
     def remedy(self, stage: str) -> str:
         """The files that a stage needs."""
         files = {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-        return files.get(stage, "benign_file and unsafe_file, and val_fraction above 0")
+        return files.get(stage, "benign_file and unsafe_file, and preparation.val_fraction above 0")
 
-    def finished(self, name: str) -> list[Record]:
+    def task_records(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
             return self._read(name)
@@ -363,15 +319,15 @@ class SafetyDataModule(ResponseDataModule):
     def _benign(self) -> dict[str, list[Record]]:
         """Benign records by side."""
         if self.source == "files":
-            return self._sides("benign", parse_instruction, self.benign_count)
-        records = self._hub_records(self.alpaca_path, "train", parse_instruction)
-        chosen = set(_longest(records, self.benign_count))
-        train = [record for place, record in enumerate(records) if place in chosen]
+            return self._sides("benign", parse_instruction, self.selection.benign_count)
+        records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
+        chosen = set(_longest(records, self.selection.benign_count))
+        train = [record for position, record in enumerate(records) if position in chosen]
         known = {record.prompt for record in train}
         others = [record for record in records if record.prompt not in known]
         generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randperm(len(others), generator=generator)[: self.benign_held_out]
-        held = [others[place] for place in sorted(drawn.tolist())]
+        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
+        held = [others[position] for position in sorted(drawn.tolist())]
         return {"train": train, "val": held} if held else {"train": train}
 
     def _unsafe(self) -> dict[str, list[Record]]:
@@ -379,7 +335,9 @@ class SafetyDataModule(ResponseDataModule):
         if self.unsafe_schema == "beavertails":
             if self.source == "hub":
                 split = "330k_train"
-                judgements = self._hub_records(self.beavertails_path, split, parse_judgement)
+                judgements = self._hub_records(
+                    self.selection.beavertails_path, split, parse_judgement
+                )
                 return self._by_category(judgements)
             if self.files["unsafe"] is None:
                 return {}
@@ -390,26 +348,29 @@ class SafetyDataModule(ResponseDataModule):
             return self._sides("unsafe", parse_labelled)
         if self.source == "files":
             return self._sides("unsafe", parse_pair)
-        train = self._pku(self._hub_records(self.pku_path, "train", parse_pair))
-        held = self._pku(self._hub_records(self.pku_path, "test", parse_pair))
+        train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
+        held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
         known = {record.prompt for record in train}
         fresh = [record for record in held if record.prompt not in known]
         if len(fresh) < len(held):
             rank_zero_info(
-                f"{self.pku_path}, test: left out {len(held) - len(fresh):,} of {len(held):,} "
-                "records whose prompts are trained on."
+                f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
+                f"{len(held):,} records whose prompts are trained on."
             )
         return {"train": train, "val": fresh}
 
     def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
-        found = unanimous(judgements, self.categories)
+        found = unanimous(judgements, self.selection.categories)
         for name, records in found.items():
-            if len(records) < self.per_category:
+            if len(records) < self.selection.per_category:
                 rank_zero_warn(
                     f"{name}: {len(records):,} answers have more than two annotators who all agree "
-                    f"about it, fewer than per_category={self.per_category:,}. All are taken."
+                    f"about it, fewer than per_category={self.selection.per_category:,}. All are "
+                    "taken."
                 )
-        train, held = per_category(found, self.per_category, self.held_out_per_category, self.seed)
+        train, held = per_category(
+            found, self.selection.per_category, self.selection.held_out_per_category, self.seed
+        )
         return {"train": train, "val": held} if held else {"train": train}
 
     def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
@@ -427,12 +388,12 @@ class SafetyDataModule(ResponseDataModule):
                 found[side] = self._pku(rows) if parse is parse_pair else rows
         if "train" in found:
             chosen = _longest(found["train"], count)
-            found["train"] = [found["train"][place] for place in chosen]
+            found["train"] = [found["train"][position] for position in chosen]
             if "val" in found:
                 sources = [str(self.files[option]) for option in (kind, f"{kind}_val")]
                 warn_of_shared_prompts(found["train"], found["val"], *sources)
-            elif self.val_fraction > 0 and found["train"]:
-                train, held = split_by_prompt(found["train"], self.val_fraction, self.seed)
+            elif (part := self.preparation.val_fraction) > 0 and found["train"]:
+                train, held = split_by_prompt(found["train"], part, self.seed)
                 found = {"train": train, "val": held}
         return found
 
@@ -446,10 +407,10 @@ class SafetyDataModule(ResponseDataModule):
             if path is not None:
                 records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
             elif self.source == "hub" and self.unsafe_schema == "beavertails":
-                pairs = self._hub_records(self.pku_path, "test", parse_pair)
+                pairs = self._hub_records(self.selection.pku_path, "test", parse_pair)
                 records = once(unsafe_prompts(pairs))
             if records and "train" in self._records:
-                source = path or f"{self.pku_path}, test"
+                source = path or f"{self.selection.pku_path}, test"
                 warn_of_shared_prompts(self._records["train"], records, "the training set", source)
         elif path is not None:
             records = self._from_file(name, path, parse_prompt)
@@ -478,7 +439,7 @@ class SafetyDataModule(ResponseDataModule):
         lacking = set(self._lacking_answers())
         return self._answers.added_to(records, lacking, self._encoder)
 
-    @cached_property
+    @property
     def _answers(self) -> UnsafeAnswers:
         root = Path(self.trainer.default_root_dir) if self.trainer else Path()
         return UnsafeAnswers(
@@ -486,11 +447,11 @@ class SafetyDataModule(ResponseDataModule):
             self.model_name,
             self.revision,
             self.generation,
-            self.max_prompt_length,
+            self.preparation.max_prompt_length,
         )
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:
-    """Places of the records with the longest answers, in characters; ties take the first."""
+    """Positions of the records with the longest answers, in characters; ties take the first."""
     lengths = [sum(len(text) for role, text in r.responses if role == HELPFUL) for r in records]
     return largest(lengths, count)

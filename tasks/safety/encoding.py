@@ -29,23 +29,24 @@ Write a response that appropriately completes the request.
 class SafetyDataset(EncodedResponses[Record]):
     """Prompts and responses as token ids, with what each is.
 
-    Row i is {"prompt": (P,), "responses": R arrays (T,), "roles": what each response is,
-    "columns": the most responses of a row, "unsafe": bool, "text": what the user says, "place": how
-    many rows of the same kind stand before, "holds": which kinds the data set has}.
+    Sample i is {"prompt": (P,), "responses": R arrays (T,), "roles": what each response is,
+    "columns": the most responses of a sample, "unsafe": bool, "text": what the user says,
+    "preceding": how many samples of the same kind stand before, "holds": which kinds the data set
+    has}.
 
     Arguments and errors are those of
     :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
     """
 
     @cached_property
-    def places(self) -> list[int]:
-        """Of each row, how many of its kind stand before it."""
+    def preceding(self) -> list[int]:
+        """Of each sample, how many of its kind stand before it."""
         seen: Counter[int] = Counter()
-        places = []
+        counts = []
         for kind in self.strata:
-            places.append(seen[kind])
+            counts.append(seen[kind])
             seen[kind] += 1
-        return places
+        return counts
 
     @cached_property
     def holds(self) -> dict[str, bool]:
@@ -65,7 +66,7 @@ class SafetyDataset(EncodedResponses[Record]):
 
     @cached_property
     def strata(self) -> list[int]:
-        """1 for an unsafe prompt, 0 for a benign one, of each row."""
+        """1 for an unsafe prompt, 0 for a benign one, of each sample."""
         return [int(record.unsafe) for record in self.records]
 
     @cached_property
@@ -80,6 +81,6 @@ class SafetyDataset(EncodedResponses[Record]):
             "roles": record.roles,
             "unsafe": record.unsafe,
             "text": record.text,
-            "place": self.places[position],
+            "preceding": self.preceding[position],
             "holds": self.holds,
         }

@@ -8,6 +8,7 @@ what it is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -224,6 +225,51 @@ def parse_prompt(row: Any, where: str) -> Record:
     text = text_field(field(row, name, where), name, where)
     category = row.get("type")
     return Record(text, isinstance(category, str) and category.startswith("contrast_"), (), where)
+
+
+@dataclass
+class Selection:
+    """The data sets on the hub, and how many records are taken of which kind.
+
+    Args:
+        alpaca_path: Alpaca on the hub, or a folder of the same layout.
+        beavertails_path: likewise BeaverTails.
+        pku_path: likewise PKU-SafeRLHF-30K.
+        benign_count: train on so many benign records, those with the longest answers in characters;
+            None on all.
+        benign_held_out: so many others are held out; source hub.
+        categories: of BeaverTails, to train on.
+        per_category: so many of each, the held-out ones included.
+        held_out_per_category: so many of them are held out.
+
+    Raises:
+        DataError: a value out of its range.
+    """
+
+    alpaca_path: str = "tatsu-lab/alpaca"
+    beavertails_path: str = "PKU-Alignment/BeaverTails"
+    pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K"
+    benign_count: int | None = 1000
+    benign_held_out: int = 4000
+    categories: list[str] = dataclasses.field(default_factory=lambda: list(PAPER_CATEGORIES))
+    per_category: int = 4200
+    held_out_per_category: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out_per_category < self.per_category:
+            raise DataError(
+                f"held_out_per_category={self.held_out_per_category}, per_category="
+                f"{self.per_category}: need 0 ≤ held_out_per_category < per_category."
+            )
+        if (self.benign_count is not None and self.benign_count < 1) or self.benign_held_out < 0:
+            raise DataError(
+                f"benign_count={self.benign_count}, benign_held_out={self.benign_held_out}: give "
+                "at least 1 record to train on, and no negative number to hold out."
+            )
+        if not self.categories:
+            raise DataError(f"categories is empty. Give some of: {'; '.join(CATEGORIES)}.")
+        for name in self.categories:
+            check_category(name, "categories")
 
 
 def check_category(name: str, where: str) -> None:

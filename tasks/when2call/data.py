@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,8 +11,13 @@ import torch
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import hub_split, split_by_prompt, warn_of_shared_prompts
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
-from pl_pointwise.tasks.language_model.data import Columns, Needs, ResponseDataModule
+from pl_pointwise.tasks.language_model.data import (
+    DEFAULT_PREPARATION,
+    Columns,
+    Needs,
+    Preparation,
+    ResponseDataModule,
+)
 
 from .encoding import Kind, ResponseDataset
 from .records import (
@@ -67,8 +71,8 @@ class When2CallDataModule(ResponseDataModule):
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
 
     Args:
-        model_name: the model whose tokenizer and chat template to use: a name on the hub, a folder,
-            or ``package:NAME/FOLDER``.
+        model_name: the model whose tokenizer and chat template to use; None takes that of the
+            module it is used with.
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
         schema: of the preference records, "when2call" as above or "pairs": {input, chosen,
@@ -77,15 +81,9 @@ class When2CallDataModule(ResponseDataModule):
         val_file: as train_file. Without one, a part of the training prompts is held out.
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools, answers?} to predict for; with any source.
-        val_fraction: the part of the training records to hold out; no prompt stands on both sides.
-        group_rejected: make one sample of the rows of one prompt and chosen response, with several
-            rejected ones; otherwise each row is a sample with one.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub and "error" for files. Records for prediction are never
-            skipped.
-        max_prompt_length: the most tokens of a prompt; longer ones lose their beginning.
-        max_length: the most tokens of prompt and response; a response is never cut.
-        revision: of the tokenizer on the hub.
+        group_rejected: make one sample of the records of one prompt and chosen response, with
+            several rejected ones; otherwise each record is a sample with one.
+        preparation: how records become samples: cutting, skipping, holding out.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -110,7 +108,7 @@ class When2CallDataModule(ResponseDataModule):
 
     def __init__(
         self,
-        model_name: str,
+        model_name: str | None = None,
         *,
         source: Literal["hub", "files"] = "hub",
         hub_path: str = "nvidia/When2Call",
@@ -119,12 +117,8 @@ class When2CallDataModule(ResponseDataModule):
         val_file: str | None = None,
         mcq_file: str | None = None,
         predict_file: str | None = None,
-        val_fraction: float = 0.05,
         group_rejected: bool = False,
-        invalid: Literal["error", "skip"] | None = None,
-        max_prompt_length: int = 1024,
-        max_length: int = 2048,
-        revision: str | None = None,
+        preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         num_workers: int = 0,
@@ -133,11 +127,7 @@ class When2CallDataModule(ResponseDataModule):
         super().__init__(
             model_name,
             source=source,
-            val_fraction=val_fraction,
-            invalid=invalid,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            revision=revision,
+            preparation=preparation,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,
@@ -160,7 +150,7 @@ class When2CallDataModule(ResponseDataModule):
 
     def prepare_data(self) -> None:
         """Fill the hub's caches, once a node."""
-        self._tokenizer()
+        self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub" and stage != "predict":
             self._hub("train")
@@ -195,7 +185,12 @@ class When2CallDataModule(ResponseDataModule):
             texts[name] = answer
         return texts
 
-    def finished(self, name: str) -> list[Record]:
+    @property
+    def needs_tools(self) -> bool:
+        """Of all but plain pairs."""
+        return self.schema == "when2call"
+
+    def task_records(self, name: str) -> list[Record]:
         """The records of a data set, of several rejected answers one sample where asked for."""
         if name not in self._records:
             self._records |= self._read(name)
@@ -209,7 +204,7 @@ class When2CallDataModule(ResponseDataModule):
     def remedy(self, stage: str) -> str:
         """The file that a stage needs."""
         options = {"fit": "train_file", "test": "mcq_file", "predict": "predict_file"}
-        return options.get(stage, "val_file, or val_fraction above 0")
+        return options.get(stage, "val_file, or preparation.val_fraction above 0")
 
     def _read(self, name: str) -> dict[str, list[Record]]:
         """The records of ``name`` and of whatever has to be read along with it."""
@@ -235,8 +230,8 @@ class When2CallDataModule(ResponseDataModule):
             warn_of_shared_prompts(
                 read["train"], read["val"], str(self.files["train"]), str(self.files["val"])
             )
-        elif "train" in read and self.val_fraction > 0:
-            train, held = split_by_prompt(read["train"], self.val_fraction, self.seed)
+        elif "train" in read and self.preparation.val_fraction > 0:
+            train, held = split_by_prompt(read["train"], self.preparation.val_fraction, self.seed)
             read = {"train": train, "val": held}
         if self.group_rejected:
             read = {side: grouped(records) for side, records in read.items()}
@@ -249,7 +244,3 @@ class When2CallDataModule(ResponseDataModule):
 
     def _hub_records(self, name: str, parse: Parser) -> list[Record]:
         return self._from_hub(self._hub(name), f"{self.hub_path}, {name}", parse)
-
-    @cached_property
-    def _encoder(self) -> ConversationEncoder:
-        return ConversationEncoder(self._tokenizer(), tools=self.schema == "when2call")

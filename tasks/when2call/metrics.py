@@ -1,4 +1,4 @@
-"""The When2Call table: functions of a confusion matrix first, accumulating twins after.
+"""The When2Call table: which behaviour the model chooses, and how often that is right.
 
 Categories are positions in :data:`~.when2call.records.CATEGORIES`; ``direct``, an answer made up
 where a tool, a question or a refusal was due, is 0, never the right choice in published data.
@@ -15,13 +15,13 @@ Among equal scores the first category is chosen; NaN scores below every number.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
 from .records import CATEGORIES
 
@@ -48,10 +48,10 @@ def choice_scores(
     scores = log_likelihood / divisor[normalisation].clamp(min=1)
     present = (tokens > 0) & (choices >= 0)
     scores = torch.where(present, scores, -math.inf)
-    found = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
+    table = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
     # Absent candidates go to a column of their own, which is cut off again.
     columns = torch.where(present, choices, len(CATEGORIES))
-    return torch.cat([found, found[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
+    return torch.cat([table, table[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
 
 
 def chosen_category(scores: Tensor) -> Tensor:
@@ -61,111 +61,20 @@ def chosen_category(scores: Tensor) -> Tensor:
     return (numbers == largest).long().argmax(dim=1)
 
 
-def confusion(gold: Tensor, predicted: Tensor) -> Tensor:
-    """(B,), (B,) → (4, 4) long: rows of gold, columns of predictions."""
-    size = len(CATEGORIES)
-    return torch.bincount(gold * size + predicted, minlength=size**2).view(size, size)
-
-
-def f1_scores(matrix: Tensor) -> Tensor:
-    """2·TP / (2·TP + FP + FN) of each category, (4,) float32; 0 where neither occurs."""
-    hits = matrix.diagonal().float()
-    return 2 * hits / (matrix.sum(0) + matrix.sum(1)).clamp(min=1)
-
-
-def macro_f1(matrix: Tensor) -> Tensor:
+class MacroF1(MulticlassF1Score):
     """The mean F1 over the categories that occur as gold; NaN of nothing.
 
     The published data never have ``direct`` as gold, so it is a mean over three, whatever is
-    predicted. sklearn's default would count ``direct`` in as soon as it is predicted once.
+    predicted. torchmetrics' own macro average, as sklearn's, would count ``direct`` in as soon as
+    it is predicted once.
     """
-    return f1_scores(matrix)[matrix.sum(1) > 0].mean()
-
-
-def accuracy(matrix: Tensor) -> Tensor:
-    """The share chosen rightly; NaN of nothing."""
-    return matrix.diagonal().sum() / matrix.sum()
-
-
-def hallucination_rate(matrix: Tensor) -> Tensor:
-    """The share for which ``direct`` is chosen; NaN of nothing."""
-    return matrix[:, DIRECT].sum() / matrix.sum()
-
-
-def tool_hallucination_rate(matrix: Tensor) -> Tensor:
-    """The share for which a tool is called, of a matrix of questions without any tool.
-
-    Of those whose right choice is ``cannot_answer``; NaN where there is none.
-    """
-    return matrix[CANNOT_ANSWER, TOOL_CALL] / matrix[CANNOT_ANSWER].sum()
-
-
-class ConfusionMetric(Metric):
-    """A figure of the confusion matrix of everything seen, over all ranks."""
-
-    full_state_update = False
-    higher_is_better = True
-    matrix: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        size = len(CATEGORIES)
-        empty = torch.zeros(size, size, dtype=torch.long)
-        self.add_state("matrix", default=empty, dist_reduce_fx="sum")
-
-    def update(self, gold: Tensor, predicted: Tensor) -> None:
-        """Add a batch: categories (B,), (B,)."""
-        self.matrix += confusion(gold, predicted)
-
-    @abstractmethod
-    def figure(self, matrix: Tensor) -> Tensor:
-        """The figure, from counts (4, 4), right by chosen category."""
+        super().__init__(num_classes=len(CATEGORIES), average="none")
 
     def compute(self) -> Tensor:
-        return self.figure(self.matrix)
-
-
-class CategoryF1(ConfusionMetric):
-    """:func:`f1_scores` of one category, a position in CATEGORIES."""
-
-    def __init__(self, category: int) -> None:
-        super().__init__()
-        self.category = category
-
-    def figure(self, matrix: Tensor) -> Tensor:
-        return f1_scores(matrix)[self.category]
-
-
-class MacroF1(ConfusionMetric):
-    """:func:`macro_f1`."""
-
-    def figure(self, matrix: Tensor) -> Tensor:
-        return macro_f1(matrix)
-
-
-class Accuracy(ConfusionMetric):
-    """:func:`accuracy`."""
-
-    def figure(self, matrix: Tensor) -> Tensor:
-        return accuracy(matrix)
-
-
-class HallucinationRate(ConfusionMetric):
-    """:func:`hallucination_rate`."""
-
-    higher_is_better = False
-
-    def figure(self, matrix: Tensor) -> Tensor:
-        return hallucination_rate(matrix)
-
-
-class ToolHallucinationRate(ConfusionMetric):
-    """:func:`tool_hallucination_rate`; update it with questions without tools only."""
-
-    higher_is_better = False
-
-    def figure(self, matrix: Tensor) -> Tensor:
-        return tool_hallucination_rate(matrix)
+        occurs = self.tp + self.fn > 0
+        return super().compute()[occurs].mean()
 
 
 NORMALISATIONS: dict[str, Normalisation] = {
@@ -176,14 +85,16 @@ NORMALISATIONS: dict[str, Normalisation] = {
 """By which normalisation each accuracy chooses."""
 
 
-def choice_metrics() -> dict[str, ConfusionMetric]:
-    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
-    metrics: dict[str, ConfusionMetric] = {name: Accuracy() for name in NORMALISATIONS}
+def choice_metrics() -> dict[str, Metric]:
+    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`.
+
+    A rate is a mean of zeros and ones; F1 is 0 where a category is neither gold nor chosen.
+    """
+    metrics: dict[str, Metric] = {name: MeanMetric() for name in NORMALISATIONS}
     metrics["macro_f1"] = MacroF1()
-    for place, name in enumerate(CATEGORIES):
-        metrics[f"f1_{name}"] = CategoryF1(place)
-    metrics["hallucination"] = HallucinationRate()
-    metrics["tool_hallucination"] = ToolHallucinationRate()
+    metrics |= {f"f1_{name}": BinaryF1Score() for name in CATEGORIES}
+    metrics["hallucination"] = MeanMetric()
+    metrics["tool_hallucination"] = MeanMetric()
     return metrics
 
 
@@ -194,18 +105,18 @@ def update_choice_metrics(
     gold: Tensor,
     has_tools: Tensor,
 ) -> None:
-    """Add a batch: predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
+    """Adds a batch: predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
 
-    The accuracies choose by their own normalisation, everything else by ``choose_by``.
+    The accuracies choose by their own normalisation, everything else by ``choose_by``:
+    ``hallucination`` is the share for which ``direct`` is chosen, ``tool_hallucination`` the share
+    for which a tool is called, of questions without any tool that ``cannot_answer`` is right for.
     """
-    for name, metric in metrics.items():
-        if name not in CHOICE_METRICS:
-            continue
-        chosen = predicted[NORMALISATIONS.get(name, choose_by)]
-        if name == "tool_hallucination":
-            metric.update(gold[~has_tools], chosen[~has_tools])
-        else:
-            metric.update(gold, chosen)
-
-
-CHOICE_METRICS = frozenset(choice_metrics())
+    for name, normalisation in NORMALISATIONS.items():
+        metrics[name].update((predicted[normalisation] == gold).float())
+    chosen = predicted[choose_by]
+    metrics["macro_f1"].update(chosen, gold)
+    for category, name in enumerate(CATEGORIES):
+        metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())
+    metrics["hallucination"].update((chosen == DIRECT).float())
+    unanswerable = ~has_tools & (gold == CANNOT_ANSWER)
+    metrics["tool_hallucination"].update((chosen == TOOL_CALL)[unanswerable].float())

@@ -16,18 +16,19 @@ chosen one and the others are rejected, so violations are measured there as well
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from pl_pointwise import Constraint, Formulation, Optimization
+from pl_pointwise import Constraint, Formulation, Optimization, Training
+from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
-from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.loading import Attention, Dtype, Lora
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_rows
-from pl_pointwise.tasks.language_model.scoring import ResponseStatistics, ScoringPath
+from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
+from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .metrics import (
     NORMALISATIONS,
@@ -47,10 +48,34 @@ from .objectives import (
 )
 from .records import CATEGORIES
 
-PAPER_LORA = Lora(r=8, alpha=16, dropout=0.05)
 PAPER_LOSSES = PreferenceLosses()
-GREEDY = Generation()
-PAPER_OPTIMIZATION = Optimization(learning_rate=5e-5, weight_decay=0.0, schedule="cosine")
+PAPER_TRAINING = Training(
+    optimization=Optimization(learning_rate=5e-5, weight_decay=0.0, schedule="cosine")
+)
+
+
+@dataclass
+class When2CallEvaluation:
+    """What `validate` and `test` measure. Give all methods that are compared the same.
+
+    Args:
+        chosen_tolerance: ε_win that violations are measured against; None takes that of training.
+        rejected_tolerance: likewise ε_lose.
+        ratio_tolerance: likewise ε of the ratio.
+        choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
+            hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
+    """
+
+    chosen_tolerance: float | None = None
+    rejected_tolerance: float | None = None
+    ratio_tolerance: float | None = None
+    choose_by: Normalisation = "characters"
+
+    def __post_init__(self) -> None:
+        one_of("choose_by", self.choose_by, tuple(NORMALISATIONS.values()))
+
+
+DEFAULT_EVALUATION = When2CallEvaluation()
 
 
 class When2CallModule(LanguageModelModule):
@@ -60,7 +85,8 @@ class When2CallModule(LanguageModelModule):
     shows tools. To evaluate a model as it is, run `test` without `fit`.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
+            answers questions that come without candidates, by default with the likeliest tokens.
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
@@ -69,35 +95,12 @@ class When2CallModule(LanguageModelModule):
             a token; −6 costs a fraction of that.
         ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
         constrain: "likelihood" for the constraints chosen and rejected, "ratio" for the one.
-        chosen_evaluation_tolerance: ε_win that violations in validation and test are measured
-            against; None takes `chosen_tolerance`. Give all methods that are compared the same.
-        rejected_evaluation_tolerance: likewise ε_lose.
-        ratio_evaluation_tolerance: likewise ε of the ratio.
         objective: "kl" to stay close to the reference, or the baselines "dpo", "simpo", "cpo" and
             "cal_dpo" (with formulation None).
         losses: hyper-parameters of the preference losses.
-        choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
-            hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
-        lora: the adapters.
-        dtype: of the base's weights; "auto" is that of the files.
-        attention: attention implementation; None leaves the choice to transformers.
-        quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
-        gradient_checkpointing: compute layers again in the backward pass, for less memory.
-        revision: of the model on the hub.
-        scoring_path: "auto" takes the fastest way to log-likelihoods that agrees with the plain one
-            on the first batch of a fit; a name takes that way: "shared_prompt", "chunked", "plain".
-        reference_cache: None computes the reference in every step; "memory" keeps its hidden states
-            at response positions for later epochs (2 bytes × hidden size a token); a folder keeps
-            them on disk, for later runs too.
-        generation: how `predict` answers questions that come without candidates.
-        optimization: optimizer and schedule; by default the paper's, AdamW at 5e-5 with a cosine
+        evaluation: tolerances of the evaluation, and how a behaviour is chosen.
+        training: how it is trained; by default as in the paper, AdamW at 5e-5 with a cosine
             schedule, no warm-up and no weight decay.
-        micro_batch_size: prompts per forward and backward pass; None takes the whole batch.
-        gradient_clip_val: largest norm of the gradient, or None.
-        primal_steps: steps of the weights per dual step.
-        order: "simultaneous" or "dual_first".
-        multiplier_folder: keep multipliers in files there, mapped into memory; None keeps them in
-            memory.
     """
 
     host_keys = (
@@ -108,83 +111,44 @@ class When2CallModule(LanguageModelModule):
         "gold",
     )
 
+    default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
+
     def __init__(
         self,
-        model_name: str,
+        policy: Policy,
         formulation: Formulation | dict[str, Formulation] | None = None,
         chosen_tolerance: float = -2.0,
         rejected_tolerance: float = -20.0,
         ratio_tolerance: float = 0.0,
         constrain: Literal["likelihood", "ratio"] = "likelihood",
-        chosen_evaluation_tolerance: float | None = None,
-        rejected_evaluation_tolerance: float | None = None,
-        ratio_evaluation_tolerance: float | None = None,
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
-        choose_by: Normalisation = "characters",
-        lora: Lora = PAPER_LORA,
-        dtype: Dtype = "auto",
-        attention: Attention | None = None,
-        quantize_4bit: bool = False,
-        gradient_checkpointing: bool = False,
-        revision: str | None = None,
-        scoring_path: ScoringPath | Literal["auto"] = "auto",
-        reference_cache: str | None = None,
-        generation: Generation = GREEDY,
-        optimization: Optimization = PAPER_OPTIMIZATION,
-        micro_batch_size: int | None = None,
-        gradient_clip_val: float | None = None,
-        primal_steps: int = 1,
-        order: Literal["simultaneous", "dual_first"] = "simultaneous",
-        multiplier_folder: str | None = None,
+        evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
+        training: Training = PAPER_TRAINING,
     ) -> None:
-        def judged(own: float | None, trained: float) -> float:
-            return trained if own is None else own
-
-        chosen = judged(chosen_evaluation_tolerance, chosen_tolerance)
-        rejected = judged(rejected_evaluation_tolerance, rejected_tolerance)
-        ratio = judged(ratio_evaluation_tolerance, ratio_tolerance)
         one_of("constrain", constrain, ("likelihood", "ratio"))
-        by_likelihood = constrain == "likelihood"
+        one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
+        evaluation = from_plain(When2CallEvaluation, evaluation)
+        own = {
+            "chosen": chosen_tolerance,
+            "rejected": rejected_tolerance,
+            "ratio": ratio_tolerance,
+        }
+        names = ("chosen", "rejected") if constrain == "likelihood" else ("ratio",)
         super().__init__(
             formulation=formulation,
-            constraints={
-                "chosen": Constraint(at_least=chosen_tolerance),
-                "rejected": Constraint(at_most=rejected_tolerance),
-            }
-            if by_likelihood
-            else {"ratio": Constraint(at_least=ratio_tolerance)},
+            constraints={name: _bound(name, own[name]) for name in names},
             evaluation_constraints={
-                "chosen": Constraint(at_least=chosen),
-                "rejected": Constraint(at_most=rejected),
-            }
-            if by_likelihood
-            else {"ratio": Constraint(at_least=ratio)},
-            optimization=optimization,
-            micro_batch_size=micro_batch_size,
-            gradient_clip_val=gradient_clip_val,
-            primal_steps=primal_steps,
-            order=order,
-            multiplier_folder=multiplier_folder,
+                name: _bound(name, tolerance)
+                for name in names
+                if (tolerance := getattr(evaluation, f"{name}_tolerance")) is not None
+            },
+            training=training,
         )
-        one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
-        one_of("choose_by", choose_by, tuple(NORMALISATIONS.values()))
         self.trained_on: Objective = objective
-        # A mapping is from a checkpoint's hyperparameters.
-        self.losses = PreferenceLosses(**losses) if isinstance(losses, Mapping) else losses
-        self.choose_by: Normalisation = choose_by
-        self.load_policy(
-            model_name,
-            lora=lora,
-            dtype=dtype,
-            attention=attention,
-            quantize_4bit=quantize_4bit,
-            gradient_checkpointing=gradient_checkpointing,
-            revision=revision,
-            scoring_path=scoring_path,
-            reference_cache=reference_cache,
-            generation=generation,
-        )
+        self.losses = from_plain(PreferenceLosses, losses)
+        self.evaluation = evaluation
+        self.load_policy(policy)
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
         """Statistics of every response; with the reference where the objective needs it.
@@ -232,7 +196,7 @@ class When2CallModule(LanguageModelModule):
         real: Tensor,
         stage: str,
     ) -> None:
-        """Add a batch; `real` is false for rows that only fill it."""
+        """Adds a batch; real: bool (B,), False for samples that only fill it."""
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratios(outputs) > 0)[pairs].float())
         if outputs.kl is not None and outputs.reference_log_likelihood is not None:
@@ -246,12 +210,12 @@ class When2CallModule(LanguageModelModule):
             for normalisation in NORMALISATIONS.values()
         }
         gold, has_tools = (batch[name].to(real.device)[real] for name in ("gold", "has_tools"))
-        update_choice_metrics(metrics, predicted, self.choose_by, gold, has_tools)
+        update_choice_metrics(metrics, predicted, self.evaluation.choose_by, gold, has_tools)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
-        """One dict per question; rows that only fill the batch give none.
+        """One dict per question; samples that only fill the batch give none.
 
         {index, behaviour, scores: {behaviour: score}} where there are candidates to choose from,
         the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
@@ -259,20 +223,20 @@ class When2CallModule(LanguageModelModule):
         """
         lengths = batch["response_lengths"]
         candidates = (lengths > 0).any(1)
-        found: dict[int, dict[str, Any]] = {}
-        rows = dict(real_rows(batch))
+        predictions: dict[int, dict[str, Any]] = {}
+        rows = dict(real_samples(batch))
         if candidates.any():
-            by_category = self._scores(self.score(batch, False), batch, self.choose_by)
+            by_category = self._scores(self.score(batch, False), batch, self.evaluation.choose_by)
             chosen, scores = chosen_category(by_category).tolist(), by_category.tolist()
             for row in rows:
                 if candidates[row]:
                     given = batch["choices"][row].tolist()
-                    found[row] = {
+                    predictions[row] = {
                         "behaviour": CATEGORIES[chosen[row]],
                         "scores": {
-                            name: scores[row][place]
-                            for place, name in enumerate(CATEGORIES)
-                            if place in given
+                            name: scores[row][category]
+                            for category, name in enumerate(CATEGORIES)
+                            if category in given
                         },
                     }
         alone = [row for row in rows if not candidates[row]]
@@ -280,8 +244,8 @@ class When2CallModule(LanguageModelModule):
             prompts, sizes = batch["prompt_ids"], batch["prompt_lengths"]
             answers = self.generate(prompts[alone], sizes[alone])
             for row, answer, cut in zip(alone, answers.texts, answers.cut, strict=True):
-                found[row] = {"answer": answer, "cut": cut}
-        return [{"index": index, **found[row]} for row, index in rows.items()]
+                predictions[row] = {"answer": answer, "cut": cut}
+        return [{"index": index, **predictions[row]} for row, index in rows.items()]
 
     def _scores(
         self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation
@@ -292,3 +256,10 @@ class When2CallModule(LanguageModelModule):
         return choice_scores(
             outputs.log_likelihood, outputs.lengths, characters, choices, normalisation
         )
+
+
+def _bound(constraint: str, tolerance: float) -> Constraint:
+    """The constraint of a name: rejected responses have an upper bound, the others a lower one."""
+    if constraint == "rejected":
+        return Constraint(at_most=tolerance)
+    return Constraint(at_least=tolerance)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from pl_pointwise import Optimization, Pointwise
-from pl_pointwise.tasks import SafetyDataModule, SafetyModule
-from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise import Optimization, Pointwise, Training
+from pl_pointwise.tasks import Generation, Lora, Policy, SafetyDataModule, SafetyModule
+from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from tests.programs.task_ranks import main
 
 
 def build(model: str, files: dict[str, str], ranks: int) -> tuple[SafetyModule, SafetyDataModule]:
     """Batches of two prompts over all ranks, and generated answers in the test."""
     module = SafetyModule(
-        model,
+        Policy(
+            model,
+            lora=Lora(lora_dropout=0.0),
+            generation=Generation(max_new_tokens=4, sample=True),
+        ),
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),
         comply_tolerance=-6.5,
-        lora=Lora(dropout=0.0),
-        optimization=Optimization(learning_rate=1e-3),
-        answer_in=["test"],
-        generation=Generation(max_new_tokens=4, sample=True),
+        evaluation=SafetyEvaluation(answer_in=["test"]),
+        training=Training(Optimization(learning_rate=1e-3), gradient_clip_val=1.0),
     )
     data = SafetyDataModule(
-        model,
         source="files",
         unsafe_schema="labelled",
         batch_size=2 // ranks,

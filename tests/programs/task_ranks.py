@@ -26,7 +26,7 @@ Build = Callable[[str, dict[str, str], int], tuple[PointwiseModule, LightningDat
 
 
 def fit(build: Build, model: str, files: dict[str, str], root: Path, ranks: int) -> dict[str, Any]:
-    """Multipliers, adapters and evaluation figures after two epochs."""
+    """Multipliers, adapters and evaluation metrics after two epochs."""
     torch.set_num_threads(1)
     seed_everything(0)
     module, data = build(model, files, ranks)
@@ -48,7 +48,7 @@ def fit(build: Build, model: str, files: dict[str, str], root: Path, ranks: int)
     return {
         "multipliers": {name: module.multipliers[name] for name in module.constraints},
         "adapters": trained,
-        "figures": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
 
 
@@ -62,7 +62,7 @@ def main(build: Build) -> None:
 def two_and_one(
     script: ModuleType, model: Path, files: dict[str, str], folders: tuple[Path, Path]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The figures of two ranks and of one, whose weights and multipliers have to agree."""
+    """The metrics of two ranks and of one, whose weights and multipliers have to agree."""
     arguments = [str(model), json.dumps(files), str(folders[0])]
     run_on_ranks(2, script.__name__, arguments, folders[0])
     first, second = (torch.load(folders[0] / f"rank{rank}.pt") for rank in range(2))
@@ -77,5 +77,5 @@ def two_and_one(
         assert multipliers.max() > 0
         torch.testing.assert_close(first["multipliers"][name], multipliers, atol=1e-3, rtol=1e-3)
         assert torch.equal(first["multipliers"][name], second["multipliers"][name])
-    assert first["figures"].keys() == alone["figures"].keys()
-    return first["figures"], alone["figures"]
+    assert first["metrics"].keys() == alone["metrics"].keys()
+    return first["metrics"], alone["metrics"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pl_pointwise import Optimization, Pointwise
-from pl_pointwise.tasks import When2CallDataModule, When2CallModule
-from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise import Optimization, Pointwise, Training
+from pl_pointwise.tasks import Lora, Policy, When2CallDataModule, When2CallModule
 from tests.programs.task_ranks import main
 
 
@@ -13,15 +12,11 @@ def build(
 ) -> tuple[When2CallModule, When2CallDataModule]:
     """Batches of four prompts over all ranks, the reference cached."""
     module = When2CallModule(
-        model,
+        Policy(model, lora=Lora(lora_dropout=0.0), reference_cache="memory"),
         formulation=Pointwise(alpha=1.0, dual_lr=0.5),
-        lora=Lora(dropout=0.0),
-        optimization=Optimization(learning_rate=1e-3),
-        reference_cache="memory",
+        training=Training(Optimization(learning_rate=1e-3)),
     )
-    data = When2CallDataModule(
-        model, source="files", group_rejected=True, batch_size=4 // ranks, **files
-    )
+    data = When2CallDataModule(source="files", group_rejected=True, batch_size=4 // ranks, **files)
     return module, data
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -26,6 +28,11 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
+
+from pl_pointwise import Training, tasks
+from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.policy import Policy
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -119,6 +126,105 @@ def adapt(model: PreTrainedModel, seed: int = 1, **options: Any) -> PeftModel:
     adapted = get_peft_model(model, config)
     assert isinstance(adapted, PeftModel)
     return adapted
+
+
+def overlays(task: str) -> list[str]:
+    """The names of a task's packaged configurations over its base, without what `--rows` takes."""
+    (root,) = tasks.__path__
+    files = sorted((Path(root) / task / "configs").rglob("*.yaml"))
+    stems = [path.stem for path in files if path.parent.name != "compare"]
+    return [f"{task}/{stem}" for stem in stems if stem != "base"]
+
+
+def _taken(kind: type, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of a dataclass, which are removed."""
+    return {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
+
+
+def make_module(kind: Any, folder: Path, training: Training, moved: bool, **options: Any) -> Any:
+    """A language task's module; options of policy and training are told apart by their names.
+
+    moved: whether its adapters are away from their zero start.
+    """
+    policy = Policy(str(folder), **_taken(Policy, options))
+    training = replace(training, **_taken(Training, options))
+    module = kind(policy, training=training, **options)
+    if moved:
+        move_adapters(module)
+    return module
+
+
+def make_data(kind: Any, folder: Path | None, files: dict[str, Any], **options: Any) -> Any:
+    """A language task's data module over files; options of Preparation are told apart."""
+    preparation = Preparation(**_taken(Preparation, options))
+    name = None if folder is None else str(folder)
+    return kind(name, source="files", preparation=preparation, **files, **options)
+
+
+def quiet_trainer(root: Path, **options: Any) -> Trainer:
+    """A trainer on the CPU that says and keeps nothing."""
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
+    return Trainer(**quiet | options)
+
+
+def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
+    """Puts trained weights away from their start, so that policy and reference differ."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.requires_grad:
+                weight.normal_(0, 0.2)
+
+
+def random_batch(
+    prompt_lengths: Sequence[int], response_lengths: Sequence[Sequence[int]], seed: int = 0
+) -> dict[str, Any]:
+    """A batch of random tokens of these lengths; see language_model/batch.py."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(3, 90, (length,), generator=generator).tolist()
+
+    prompts = [ids(length) for length in prompt_lengths]
+    responses = [[ids(length) for length in lengths] for lengths in response_lengths]
+    batch: dict[str, Any] = collate_responses(prompts, responses)
+    batch["index"] = torch.arange(len(prompts))
+    return batch
+
+
+def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:
+    """s, s̄, s_ref and mean KL of one response, by the model alone, in float64 from its logits."""
+    prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
+    response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
+    ids = torch.cat([prompt, response])[None]
+    with torch.no_grad():
+        policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        with module.model.disable_adapter():
+            other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    s, ref = (p.gather(1, response[:, None]).sum().item() for p in (policy, other))
+    kl = (policy.exp() * (policy - other)).sum(-1).mean().item()
+    return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
+
+
+def step_against_gradient(module: Any, batch: dict[str, Any]) -> tuple[Any, Any, float, float]:
+    """A small step down the objective's gradient: outputs and mean objective, before and after.
+
+    The mean is over the samples that carry the objective.
+    """
+    carries = module.membership(batch).get("objective", torch.ones(len(batch["index"])).bool())
+    trained = [p for p in module.parameters() if p.requires_grad]
+    before = module(batch)
+    loss = module.objective(before, batch)[carries].mean()
+    loss.backward()
+    size = max(p.grad.abs().max().item() for p in trained if p.grad is not None)
+    assert size > 1e-6
+    with torch.no_grad():
+        for weight in trained:
+            if weight.grad is not None:
+                weight -= 1e-3 / size * weight.grad
+        after = module(batch)
+        return before, after, loss.item(), module.objective(after, batch)[carries].mean().item()
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) 
         torch.manual_seed(0)
         model = load_language_model(
             str(language_model_folder),
-            lora=Lora(dropout=0.0),
+            lora=Lora(lora_dropout=0.0),
             gradient_checkpointing=checkpointing,
         ).train()
         base = model.get_base_model()  # Renamed in newer versions of transformers.

@@ -113,33 +113,33 @@ def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistic
     )
 
 
-@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+@pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
 @pytest.mark.parametrize("architecture", [*REQUIRED, "phi3", "gemma2", "granite", "cohere"])
 def test_fast_equals_plain(
-    architecture: str, path: str, make_model: Make, make_adapted: Adapt
+    architecture: str, method: str, make_model: Make, make_adapted: Adapt
 ) -> None:
     """Values to 1e-5, gradients to 1e-4, with windows shorter than the prompt and soft-capping."""
     model = make_adapted(make_model(architecture)).train()
     batch = make_batch()
-    expected = ResponseScorer(model, path="plain")(batch)
+    expected = ResponseScorer(model, method="plain")(batch)
     expected_gradients = gradients(model, loss_of(expected))
 
-    actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(batch)
+    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch)
     assert_same_values(actual, expected)
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 
 
-@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+@pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
 @pytest.mark.parametrize("architecture", REQUIRED)
 def test_statistics_equal_float64_brute_force(
-    architecture: str, path: str, make_model: Make, make_adapted: Adapt
+    architecture: str, method: str, make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model(architecture)).train()
     batch = make_batch()
     expected = brute_force(model, batch)
     assert (expected.kl[expected.present] > 1e-3).all()
     with torch.no_grad():
-        actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(batch)
+        actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch)
     for name, value in vars(expected).items():
         torch.testing.assert_close(
             getattr(actual, name).double(), value.double(), rtol=1e-5, atol=1e-5
@@ -149,7 +149,7 @@ def test_statistics_equal_float64_brute_force(
 def test_a_float64_model_is_computed_in_float64(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama")).double()
     expected = brute_force(model, make_batch())
-    actual = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)(make_batch())
+    actual = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)(make_batch())
     assert_same_values(actual, expected, tolerance=1e-12)
 
 
@@ -165,7 +165,7 @@ def test_windows_reach_back_by_position(
     answer = torch.randint(3, VOCABULARY, (8,), generator=generator).tolist()
     other = torch.randint(3, VOCABULARY, (13,), generator=generator).tolist()
     batch = collate_responses([prompt], [[answer, other, answer]])
-    statistics = ResponseScorer(model, path="shared_prompt")(batch)
+    statistics = ResponseScorer(model, method="shared_prompt")(batch)
     first, second, third = statistics.log_likelihood[0].tolist()
     assert first == pytest.approx(third, abs=1e-5)
     assert abs(first - second) > 0.1
@@ -173,8 +173,8 @@ def test_windows_reach_back_by_position(
 
 def test_eager_attention_shares_prompts_too(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("gemma3", attention="eager"))
-    expected = ResponseScorer(model, path="plain")(make_batch())
-    actual = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)(make_batch())
+    expected = ResponseScorer(model, method="plain")(make_batch())
+    actual = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)(make_batch())
     assert_same_values(actual, expected)
 
 
@@ -184,28 +184,28 @@ def test_gradient_checkpointing_changes_nothing(
 ) -> None:
     """The layers run again during the backward pass, when the layout is no longer in use."""
     model = make_adapted(make_model(architecture)).train()
-    scorer = ResponseScorer(model, path="shared_prompt", chunk_elements=CHUNK)
+    scorer = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)
     expected = gradients(model, loss_of(scorer(make_batch())))
     prepare_for_training(model.get_base_model(), None, gradient_checkpointing=True)
     assert_same_gradients(gradients(model, loss_of(scorer(make_batch()))), expected)
 
 
-@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+@pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
 def test_an_adapted_head_is_the_references_own(
-    path: str, make_model: Make, make_adapted: Adapt
+    method: str, make_model: Make, make_adapted: Adapt
 ) -> None:
     targets = ["q_proj", "lm_head"]
     model = make_adapted(make_model("gemma3", tie_word_embeddings=False), target_modules=targets)
-    expected = ResponseScorer(model, path="plain")(make_batch())
+    expected = ResponseScorer(model, method="plain")(make_batch())
     expected_gradients = gradients(model, loss_of(expected))
-    actual = ResponseScorer(model, path=path, chunk_elements=CHUNK)(make_batch())
+    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(make_batch())
     assert_same_values(actual, expected)
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 
 
-@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
-def test_rows_of_a_batch_are_a_batch(path: str, make_model: Make, make_adapted: Adapt) -> None:
-    scorer = ResponseScorer(make_adapted(make_model("mistral")).eval(), path=path)
+@pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
+def test_rows_of_a_batch_are_a_batch(method: str, make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("mistral")).eval(), method=method)
     batch = make_batch()
     whole = scorer(batch)
     for rows in (torch.tensor([2, 0]), torch.tensor([1])):
@@ -216,9 +216,9 @@ def test_rows_of_a_batch_are_a_batch(path: str, make_model: Make, make_adapted: 
         )
 
 
-@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
-def test_padding_is_never_read(path: str, make_model: Make, make_adapted: Adapt) -> None:
-    scorer = ResponseScorer(make_adapted(make_model("llama")).eval(), path=path)
+@pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
+def test_padding_is_never_read(method: str, make_model: Make, make_adapted: Adapt) -> None:
+    scorer = ResponseScorer(make_adapted(make_model("llama")).eval(), method=method)
     batch = make_batch()
     clean = scorer(batch)
     width = torch.arange(batch["prompt_ids"].shape[1])
@@ -228,12 +228,12 @@ def test_padding_is_never_read(path: str, make_model: Make, make_adapted: Adapt)
     assert_same_values(scorer(batch), clean, tolerance=0)
 
 
-@pytest.mark.parametrize("path", ["plain", "chunked", "shared_prompt"])
+@pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
 def test_the_reference_is_computed_where_it_is_asked_for(
-    path: str, make_model: Make, make_adapted: Adapt
+    method: str, make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model("llama"))
-    scorer = ResponseScorer(model, path=path, chunk_elements=CHUNK)
+    scorer = ResponseScorer(model, method=method, chunk_elements=CHUNK)
     batch = make_batch()
     everything = scorer(batch)
     asked = torch.tensor([[False, True, False], [False] * 3, [True, False, True]])
@@ -269,14 +269,14 @@ def test_adapters_off_leaves_the_model_as_it_was(make_model: Make, make_adapted:
 
 def test_the_reference_has_no_dropout(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama", attention_dropout=0.4), lora_dropout=0.5).train()
-    scorer = ResponseScorer(model, path="shared_prompt")
+    scorer = ResponseScorer(model, method="shared_prompt")
     first, second = scorer(make_batch()), scorer(make_batch())
     assert (first.log_likelihood - second.log_likelihood).abs().max() > 1e-3
     assert torch.equal(first.reference_log_likelihood, second.reference_log_likelihood)
 
 
 def test_no_reference_without_adapters(make_model: Make) -> None:
-    scorer = ResponseScorer(make_model("llama"), path="shared_prompt")
+    scorer = ResponseScorer(make_model("llama"), method="shared_prompt")
     assert scorer(make_batch(), reference=False).kl is None
     with pytest.raises(ValueError, match="no adapters"):
         scorer(make_batch())
@@ -286,19 +286,19 @@ def test_no_reference_that_moves(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama"))
     model.get_base_model().model.norm.weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"would move.*norm\.weight"):
-        ResponseScorer(model, path="chunked")(make_batch())
+        ResponseScorer(model, method="chunked")(make_batch())
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("path", ["chunked", "shared_prompt"])
+@pytest.mark.parametrize("method", ["chunked", "shared_prompt"])
 def test_cached_equals_uncached(
-    path: str, on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
+    method: str, on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model("gemma3")).train()
-    plain = ResponseScorer(model, path=path, chunk_elements=CHUNK)(make_batch())
+    plain = ResponseScorer(model, method=method, chunk_elements=CHUNK)(make_batch())
     expected = gradients(model, loss_of(plain))
     cache = ReferenceCache(model, tmp_path if on_disk else None, dtype=torch.float32)
-    scorer = ResponseScorer(model, path=path, cache=cache, chunk_elements=CHUNK)
+    scorer = ResponseScorer(model, method=method, cache=cache, chunk_elements=CHUNK)
     rows = torch.tensor([2, 0])
     scorer({name: tensor[rows] for name, tensor in make_batch().items()})
     assert (cache.hits, cache.misses) == (0, 5)
@@ -314,7 +314,7 @@ def test_a_cached_reference_is_not_computed_again(
     make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_adapted(make_model("llama"))
-    scorer = ResponseScorer(model, path="shared_prompt", cache=ReferenceCache(model))
+    scorer = ResponseScorer(model, method="shared_prompt", cache=ReferenceCache(model))
     scorer(make_batch())
     monkeypatch.setattr(model, "disable_adapter", lambda: pytest.fail("the reference ran again"))
     scorer(make_batch())
@@ -326,10 +326,10 @@ def test_what_validation_put_in_the_cache_serves_training(
 ) -> None:
     """Lightning validates in inference mode, whose tensors autograd refuses."""
     model = make_adapted(make_model("llama")).train()
-    expected = gradients(model, loss_of(ResponseScorer(model, path="plain")(make_batch())))
+    expected = gradients(model, loss_of(ResponseScorer(model, method="plain")(make_batch())))
     scorer = ResponseScorer(
         model,
-        path="shared_prompt",
+        method="shared_prompt",
         cache=ReferenceCache(model, dtype=dtype),
         chunk_elements=CHUNK,
     )
@@ -344,9 +344,9 @@ def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
     make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model("llama")).eval()
-    exact = ResponseScorer(model, path="shared_prompt")(make_batch())
+    exact = ResponseScorer(model, method="shared_prompt")(make_batch())
     scorer = ResponseScorer(
-        model, path="shared_prompt", cache=ReferenceCache(model, dtype=torch.bfloat16)
+        model, method="shared_prompt", cache=ReferenceCache(model, dtype=torch.bfloat16)
     )
     first, later = scorer(make_batch()), scorer(make_batch())
     torch.testing.assert_close(first.kl, exact.kl, rtol=1e-2, atol=1e-3)
@@ -359,16 +359,16 @@ def test_cache_on_disk_serves_later_runs_of_the_same_model_only(
 ) -> None:
     ResponseScorer(
         first := make_adapted(make_model("llama")),
-        path="shared_prompt",
+        method="shared_prompt",
         cache=ReferenceCache(first, tmp_path, dtype=torch.float32),
     )(make_batch())
 
     # other adapters, other targets: the reference is the same
     later = make_adapted(make_model("llama"), seed=9, target_modules=["q_proj"])
     cache = ReferenceCache(later, tmp_path, dtype=torch.float32)
-    values = ResponseScorer(later, path="shared_prompt", cache=cache)(make_batch())
+    values = ResponseScorer(later, method="shared_prompt", cache=cache)(make_batch())
     assert (cache.hits, cache.misses) == (6, 0)
-    expected = ResponseScorer(later, path="plain")(make_batch())
+    expected = ResponseScorer(later, method="plain")(make_batch())
     assert_same_values(values, expected)
 
     model = make_model("llama")
@@ -376,16 +376,16 @@ def test_cache_on_disk_serves_later_runs_of_the_same_model_only(
         model.model.layers[2].mlp.up_proj.weight[3, 4] += 1e-3
     other = make_adapted(model)
     cache = ReferenceCache(other, tmp_path, dtype=torch.float32)
-    values = ResponseScorer(other, path="shared_prompt", cache=cache)(make_batch())
+    values = ResponseScorer(other, method="shared_prompt", cache=cache)(make_batch())
     assert (cache.hits, cache.misses) == (0, 6)
-    assert_same_values(values, ResponseScorer(other, path="plain")(make_batch()))
+    assert_same_values(values, ResponseScorer(other, method="plain")(make_batch()))
 
 
 def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt) -> None:
     """As it does when a record or the chat template is changed."""
     model = make_adapted(make_model("llama"))
     cache = ReferenceCache(model, dtype=torch.float32)
-    scorer = ResponseScorer(model, path="shared_prompt", cache=cache)
+    scorer = ResponseScorer(model, method="shared_prompt", cache=cache)
     scorer(make_batch())
     batch = make_batch()
     batch["prompt_ids"][0, 0] += 1
@@ -393,7 +393,7 @@ def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt
     cache.hits = cache.misses = 0
     values = scorer(batch)
     assert (cache.hits, cache.misses) == (3, 3)
-    assert_same_values(values, ResponseScorer(model, path="plain")(batch))
+    assert_same_values(values, ResponseScorer(model, method="plain")(batch))
 
 
 def test_a_damaged_file_is_computed_again(
@@ -401,7 +401,7 @@ def test_a_damaged_file_is_computed_again(
 ) -> None:
     model = make_adapted(make_model("llama"))
     cache = ReferenceCache(model, tmp_path, dtype=torch.float32)
-    scorer = ResponseScorer(model, path="shared_prompt", cache=cache)
+    scorer = ResponseScorer(model, method="shared_prompt", cache=cache)
     expected = scorer(make_batch())
     damaged = sorted(tmp_path.rglob("*.safetensors"))[0]
     damaged.write_bytes(damaged.read_bytes()[:20])
@@ -460,10 +460,10 @@ def test_filling_rows_changes_nothing(
     """Also below windows, whose masks are filled as well; in float64 values agree to 1e-10,
     gradients to 1e-10 of their norm."""
     model = make_adapted(make_model(architecture)).double().train()
-    filled = ResponseScorer(model, path="shared_prompt", chunk_elements=chunk)(make_batch())
+    filled = ResponseScorer(model, method="shared_prompt", chunk_elements=chunk)(make_batch())
     actual = gradients(model, loss_of(filled))
     unfilled(monkeypatch)
-    expected = ResponseScorer(model, path="shared_prompt", chunk_elements=chunk)(make_batch())
+    expected = ResponseScorer(model, method="shared_prompt", chunk_elements=chunk)(make_batch())
     assert_same_values(filled, expected, tolerance=1e-10)
     for name, gradient in gradients(model, loss_of(expected)).items():
         assert gradient.norm() > 1e-4
@@ -475,7 +475,7 @@ def test_rows_of_many_lengths_reach_the_layers_in_few_sizes(
 ) -> None:
     """Every new size costs memory that stays: a process grew by 37 MiB a step."""
     model = make_adapted(make_model("llama")).eval()
-    scorer = ResponseScorer(model, path="shared_prompt")
+    scorer = ResponseScorer(model, method="shared_prompt")
     base = model.get_base_model()
     rows, heads, attended = set(), set(), set()
     base.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: rows.add(args[0].shape[1]))
@@ -512,14 +512,17 @@ def test_the_shared_prompt_is_taken_where_it_agrees(
     model = make_adapted(make_model(architecture), lora_dropout=0.5).train()
     scorer = ResponseScorer(model)
     state = torch.get_rng_state()
-    assert scorer.choose_path(make_batch()) == "shared_prompt"
+    assert scorer.choose_method(make_batch()) == "shared_prompt"
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize(
     ("architecture", "reason"),
-    [("bloom", "does not use the attention interface"), ("lfm2", "differs from the plain path's")],
+    [
+        ("bloom", "does not use the attention interface"),
+        ("lfm2", "differs from the plain method's"),
+    ],
 )
 def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
     architecture: str,
@@ -533,11 +536,11 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
     scorer = ResponseScorer(model, chunk_elements=CHUNK)
     with caplog.at_level(logging.INFO, responses_module.__name__):
         actual = scorer(make_batch())
-    assert scorer.path == "chunked"
+    assert scorer.method == "chunked"
     assert reason in logged(caplog)
-    assert 'computed by the "chunked" path' in logged(caplog)
+    assert 'computed by the scoring method "chunked"' in logged(caplog)
     assert model.config._attn_implementation == attention
-    assert_same_values(actual, ResponseScorer(model, path="plain")(make_batch()))
+    assert_same_values(actual, ResponseScorer(model, method="plain")(make_batch()))
 
 
 def test_attention_that_takes_no_mask_is_refused_by_name(
@@ -546,7 +549,7 @@ def test_attention_that_takes_no_mask_is_refused_by_name(
     model = make_adapted(make_model("llama"))
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
-        ResponseScorer(model, path="shared_prompt")
+        ResponseScorer(model, method="shared_prompt")
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [0], [1]])
@@ -563,8 +566,8 @@ def test_samples_that_see_each_other_are_noticed(
     scorer = ResponseScorer(make_adapted(make_model("llama")))
     batch = {name: tensor[torch.tensor(rows)] for name, tensor in make_batch().items()}
     scorer(batch)
-    assert scorer.path == "chunked"
-    assert "differs from the plain path's" in logged(caplog)
+    assert scorer.method == "chunked"
+    assert "differs from the plain method's" in logged(caplog)
 
 
 def test_the_comparison_holds_one_sequences_logits_at_a_time(
@@ -575,7 +578,7 @@ def test_the_comparison_holds_one_sequences_logits_at_a_time(
     shapes = []
     head = model.get_base_model().lm_head
     head.register_forward_hook(lambda _, args, logits: shapes.append(logits.shape[:2]))
-    ResponseScorer(model, chunk_elements=CHUNK).choose_path(make_batch())
+    ResponseScorer(model, chunk_elements=CHUNK).choose_method(make_batch())
     longest = max(PROMPTS) + max(map(max, RESPONSES))
     assert len(shapes) > 8
     assert all(count == 1 and tokens < longest for count, tokens in shapes)
@@ -591,8 +594,8 @@ def test_a_head_that_is_not_the_models_own_is_noticed(
     monkeypatch.setattr(VocabularyHead, "__call__", lambda self, h: 1.01 * original(self, h))
     scorer = ResponseScorer(make_adapted(make_model("llama")))
     scorer(make_batch())
-    assert scorer.path == "plain"
-    assert "differs from the plain path's" in logged(caplog)
+    assert scorer.method == "plain"
+    assert "differs from the plain method's" in logged(caplog)
 
 
 def test_a_failed_comparison_decides_nothing(make_model: Make, make_adapted: Adapt) -> None:
@@ -601,14 +604,14 @@ def test_a_failed_comparison_decides_nothing(make_model: Make, make_adapted: Ada
     batch["prompt_ids"][2, 0] = VOCABULARY  # no such token
     with pytest.raises(IndexError):
         scorer(batch)
-    assert scorer.path == "auto"
+    assert scorer.method == "auto"
     scorer(make_batch())
-    assert scorer.path == "shared_prompt"
+    assert scorer.method == "shared_prompt"
 
 
-def test_an_unknown_path_is_refused(make_model: Make) -> None:
-    with pytest.raises(ValueError, match="path must be"):
-        ResponseScorer(make_model("llama"), path="fastest")
+def test_an_unknown_method_is_refused(make_model: Make) -> None:
+    with pytest.raises(ValueError, match="method must be"):
+        ResponseScorer(make_model("llama"), method="fastest")
 
 
 def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> None:
@@ -617,7 +620,7 @@ def test_generation_is_what_it_was_after_sharing_prompts(make_model: Make) -> No
     mask = torch.ones_like(ids)
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": mask}
     before = model.generate(ids, **options)
-    ResponseScorer(model, path="shared_prompt")(make_batch(), reference=False)
+    ResponseScorer(model, method="shared_prompt")(make_batch(), reference=False)
     assert torch.equal(model.generate(ids, **options), before)
 
 
@@ -654,12 +657,12 @@ def test_logits_are_summed_in_float32_in_a_half_precision_run(
 
 def test_a_bfloat16_run_stays_near_float32(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama"))
-    expected = ResponseScorer(model, path="plain")(make_batch())
+    expected = ResponseScorer(model, method="plain")(make_batch())
     scorer = ResponseScorer(model, chunk_elements=CHUNK)
     with torch.autocast("cpu", torch.bfloat16):
         actual = scorer(make_batch())
         loss_of(actual).backward()
-    assert scorer.path == "shared_prompt"
+    assert scorer.method == "shared_prompt"
     assert actual.kl.dtype == actual.log_likelihood.dtype == torch.float32
     torch.testing.assert_close(actual.kl, expected.kl, rtol=0.1, atol=0.02)
     torch.testing.assert_close(
@@ -670,7 +673,7 @@ def test_a_bfloat16_run_stays_near_float32(make_model: Make, make_adapted: Adapt
 
 def test_a_bfloat16_model_passes_the_comparison(make_model: Make, make_adapted: Adapt) -> None:
     scorer = ResponseScorer(make_adapted(make_model("mistral").bfloat16()))
-    assert scorer.choose_path(make_batch()) == "shared_prompt"
+    assert scorer.choose_method(make_batch()) == "shared_prompt"
 
 
 # The batch

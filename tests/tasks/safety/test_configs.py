@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import csv
 import json
-from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-import pl_pointwise
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.configs import packaged_configs
+from pl_pointwise.tasks import safety
+from tests.tasks.conftest import overlays
 from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
 
-CONFIGS = {n: p for n, p in packaged_configs().items() if n.partition("/")[0] == "safety"}
-ROWS = [name for name in CONFIGS if name.endswith(("table", "rows"))]
-OVERLAYS = [name for name in CONFIGS if name not in ROWS and "/" in name]
-METHODS = [
-    name
-    for name in OVERLAYS
-    if (yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"].get("formulation"))
-]
+FOLDER = Path(safety.__file__).parent / "configs"
+ROWS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
+OVERLAYS = overlays("safety")
 
 
 def words(options: dict[str, str]) -> list[str]:
@@ -37,11 +31,11 @@ def words(options: dict[str, str]) -> list[str]:
 def tiny(language_model_folder, safety_files, tmp_path) -> list[str]:
     """Arguments that put a tiny model, local records and a short run in place."""
     model = str(language_model_folder)
-    init = {"model.init_args.model_name": model, "data.init_args.model_name": model}
+    init = {"model.init_args.policy.model_name": model}
     init |= {"data.init_args.source": "files", "data.init_args.batch_size": "8"}
     init |= {f"data.init_args.{name}": path for name, path in safety_files.items()}
     init |= {"data.init_args.unsafe_schema": "labelled"}
-    init |= {"model.init_args.generation.max_new_tokens": "4"}
+    init |= {"model.init_args.policy.generation.max_new_tokens": "4"}
     init |= {"data.init_args.generation.max_new_tokens": "4"}
     init |= {"data.init_args.answers_folder": str(tmp_path / "answers")}
     init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
@@ -55,10 +49,14 @@ def adapted(tiny, safety_files, tmp_path):
     """By the configuration: the arguments, with the data that it is about."""
 
     def arguments(name: str) -> list[str]:
-        if name.startswith("safety/pku"):
+        if "pku" in name:
             pairs = write_rows(tmp_path / "pairs.jsonl", pair_rows(24))
-            schema = [] if name.endswith("rows") else ["--data.init_args.unsafe_schema", "pku"]
-            files = {"unsafe_file": pairs, "unsafe_val_file": "null", "val_fraction": "0.25"}
+            schema = [] if name == "pku" else ["--data.init_args.unsafe_schema", "pku"]
+            files = {
+                "unsafe_file": pairs,
+                "unsafe_val_file": "null",
+                "preparation.val_fraction": "0.25",
+            }
             options = words({f"data.init_args.{k}": v for k, v in files.items()})
             place = tiny.index("--data.init_args.unsafe_schema")
             return tiny[:place] + tiny[place + 2 :] + options + schema
@@ -78,15 +76,24 @@ def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
-    base = {"safety/pku_rows": ["safety/pku"], "safety/local_table": ["safety/local"]}.get(name, [])
+    base = [] if name == "table" else [f"safety/{name}"]
     output = tmp_path / "results"
     arguments = [word for each in ("safety", *base) for word in ("--config", each)]
-    arguments += ["--rows", name, *adapted(name), "--model.init_args.answer_in", "[]"]
-    arguments += ["--model.init_args.optimization.warmup_ratio", "0"]  # else one step is of no size
+    arguments += [
+        "--rows",
+        f"safety/{name}",
+        *adapted(name),
+        "--model.init_args.evaluation.answer_in",
+        "[]",
+    ]
+    arguments += [
+        "--model.init_args.training.optimization.warmup_ratio",
+        "0",
+    ]  # else one step is of no size
     main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(yaml.safe_load(CONFIGS[name].read_text()))
+    assert len(rows) == len(yaml.safe_load((FOLDER / "compare" / f"{name}.yaml").read_text()))
     constraints = ["avoid"] if "pku" in name else ["refuse", "comply"]
     for row in rows:
         assert row["error"] == ""
@@ -95,14 +102,6 @@ def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
         assert float(row["test/kl"]) >= -1e-5
     changed = {row["test/kl"] for row in rows[1:]}
     assert len(changed) > 1
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_overlay_states_every_argument_of_its_formulation(name) -> None:
-    """LightningCLI merges init_args, so an argument left out would keep another method's value."""
-    config = yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"]["formulation"]
-    kind = getattr(pl_pointwise, config["class_path"].rpartition(".")[2])
-    assert set(config["init_args"]) == set(signature(kind).parameters)
 
 
 def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
@@ -117,24 +116,25 @@ def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
 
 def test_the_papers_settings_are_those_of_the_base(tiny) -> None:
     """METHOD: r 64, α 128 on q, k, v, o; 5e-4 cosine, 10 % warm-up, wd .01, batch 32, clip 1."""
-    config = yaml.safe_load(CONFIGS["safety"].read_text())
+    config = yaml.safe_load((FOLDER / "base.yaml").read_text())
     data, model = config["data"]["init_args"], config["model"]["init_args"]
+    chosen = data["selection"]
     assert data["batch_size"] == 32
-    assert (data["per_category"], data["held_out_per_category"]) == (4200, 200)
-    assert (data["benign_count"], data["benign_held_out"]) == (1000, 4000)
-    assert model["gradient_clip_val"] == 1
+    assert tuple(chosen[name] for name in ("per_category", "held_out_per_category")) == (4200, 200)
+    assert tuple(chosen[name] for name in ("benign_count", "benign_held_out")) == (1000, 4000)
+    assert model["training"]["gradient_clip_val"] == 1
     module = PointwiseCLI(["--config", "safety", *tiny], run=False).model
-    assert (module.lora.r, module.lora.alpha, module.lora.dropout) == (64, 128, 0.05)
+    assert (module.lora.r, module.lora.lora_alpha, module.lora.lora_dropout) == (64, 128, 0.05)
     assert module.lora.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"]
     chosen = module.optimization
     assert (chosen.learning_rate, chosen.weight_decay) == (5e-4, 0.01)
     assert (chosen.schedule, chosen.warmup_ratio) == ("cosine", 0.1)
     spoken = module.generation
     assert (spoken.sample, spoken.temperature, spoken.top_k) == (True, 1.0, 50)
-    assert config["model"]["init_args"]["generation"]["max_new_tokens"] == 512
+    assert config["model"]["init_args"]["policy"]["generation"]["max_new_tokens"] == 512
 
 
-def test_the_path_of_the_docs_from_warm_start_to_predictions(
+def test_the_commands_of_the_docs_from_warm_start_to_predictions(
     tiny, safety_files, tmp_path, capsys
 ) -> None:
     """The commands of docs/safety.md, one after the other."""
@@ -147,7 +147,7 @@ def test_the_path_of_the_docs_from_warm_start_to_predictions(
 
     run = tmp_path / "run"
     base = ["--config", "safety", "--config", "safety/pointwise", *tiny]
-    base += ["--model.init_args.model_name", model, "--data.init_args.model_name", model]
+    base += ["--model.init_args.policy.model_name", model]
     base += ["--trainer.default_root_dir", str(run)]
     base[base.index("--trainer.enable_checkpointing") + 1] = "true"
     main(["fit", *base, "--trainer.max_epochs", "1"])

@@ -27,9 +27,10 @@ from pl_pointwise.tasks.safety.records import (
     REFUSAL,
     UNSAFE,
     Record,
+    Selection,
 )
 from pl_pointwise.tasks.safety.refusals import is_refusal
-from tests.tasks.conftest import build_tokenizer
+from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.safety.conftest import (
     benign_rows,
     judgement_rows,
@@ -43,7 +44,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
     options = {"unsafe_schema": "labelled"} | options
-    return SafetyDataModule(str(folder), source="files", **files, **options)
+    return make_data(SafetyDataModule, folder, files, **options)
 
 
 def roles_of(data: SafetyDataModule, name: str) -> list[list[int]]:
@@ -84,11 +85,13 @@ def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data = SafetyDataModule(
         str(language_model_folder),
-        **hub_folder(tmp_path),
-        benign_count=10,
-        benign_held_out=5,
-        per_category=8,
-        held_out_per_category=2,
+        selection=Selection(
+            **hub_folder(tmp_path),
+            benign_count=10,
+            benign_held_out=5,
+            per_category=8,
+            held_out_per_category=2,
+        ),
     )
     data.prepare_data()
     data.setup("test")
@@ -112,10 +115,9 @@ def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data = SafetyDataModule(
         str(language_model_folder),
-        **hub_folder(tmp_path),
         unsafe_schema="pku",
         unsafe_answers="take",
-        benign_count=10,
+        selection=Selection(**hub_folder(tmp_path), benign_count=10),
     )
     data.setup("test")
     assert list(data.datasets) == ["val", "test", "train"]  # no second set of the same prompts
@@ -157,7 +159,7 @@ def test_the_longest_answers_are_trained_on_and_others_held_out(
         "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
         "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(4)),
     }
-    data = module(language_model_folder, files, val_fraction=0, benign_count=6)
+    data = module(language_model_folder, files, val_fraction=0, selection=Selection(benign_count=6))
     data.setup("fit")
     taken = [r for r in data.datasets["train"].records if not r.unsafe]
     rows = benign_rows(20)
@@ -245,7 +247,7 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[HELPFUL, REFUSAL], [REFUSAL, UNSAFE], [REFUSAL, -1]]
     assert batch["unsafe"].tolist() == [False, True, True]
-    assert batch["place"].tolist() == [2, 0, 1]
+    assert batch["preceding"].tolist() == [2, 0, 1]
     assert batch["text"][2] == "How do I steal 1 cars?"
     assert batch["index"].tolist() == [2, 10, 11]
     assert ((batch["response_lengths"] > 0) == (batch["roles"] >= 0)).all()
@@ -347,13 +349,13 @@ def test_the_chat_template_can_be_set(language_model_folder, safety_files) -> No
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"invalid": "x"}, "invalid='x'"),
+        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
-        ({"val_fraction": 1.0}, "val_fraction"),
-        ({"max_prompt_length": 2048}, "max_prompt_length=2048"),
-        ({"per_category": 100}, "held_out_per_category=200, per_category=100"),
-        ({"benign_count": 0}, "benign_count=0"),
-        ({"categories": []}, "categories is empty"),
+        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
+        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
+        ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
+        ({"selection": {"benign_count": 0}}, "benign_count=0"),
+        ({"selection": {"categories": []}}, "categories is empty"),
         ({"refusals": []}, "refusals"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
@@ -365,7 +367,7 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
 
 def test_a_category_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(DataError, match="'theft'") as caught:
-        SafetyDataModule("no-such-model", categories=["theft"])
+        Selection(categories=["theft"])
     assert all(name in str(caught.value) for name in CATEGORIES)
 
 

@@ -9,25 +9,33 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
-from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.safety.cost_model import CostModel
+from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, SAFE, UNSAFE
+from tests.tasks.conftest import (
+    make_data,
+    make_module,
+    quiet_trainer,
+    random_batch,
+    response_by_hand,
+    step_against_gradient,
+)
 from tests.tasks.safety.conftest import pair_rows, write_rows
 
-ADAPTERS = Lora(r=4, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 LARGE = Lora(
     r=8,
-    alpha=16,
-    dropout=0.0,
+    lora_alpha=16,
+    lora_dropout=0.0,
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 SHORT = Generation(max_new_tokens=5)
@@ -36,63 +44,28 @@ ROLES = [[HELPFUL, REFUSAL, -1], [REFUSAL, UNSAFE, -1], [SAFE, UNSAFE, REFUSAL],
 
 def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
     """A module on the tiny Llama, its adapters away from their zero start."""
-    module = SafetyModule(str(folder), **{"lora": ADAPTERS, "generation": SHORT} | options)
-    if moved:
-        torch.manual_seed(3)
-        with torch.no_grad():
-            for weight in module.parameters():
-                if weight.requires_grad:
-                    weight.normal_(0, 0.2)
-    return module
+    options = {"lora": ADAPTERS, "generation": SHORT} | options
+    return make_module(SafetyModule, folder, PAPER_TRAINING, moved, **options)
 
 
-def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3), seed: int = 0) -> dict[str, Any]:
+def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     """A benign prompt, an unsafe one, a pair of an unsafe one, an unsafe one with its refusal."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(3, 90, (length,), generator=generator).tolist()
-
-    prompts = [ids(length) for length in (5, 9, 7, 6)]
-    lengths = ((6, 4), (4, 8), (7, 5, 4), (4,))
-    responses = [[ids(n) for n in each] for each in lengths]
-    batch: dict[str, Any] = collate_responses(
-        [prompts[row] for row in rows], [responses[row] for row in rows]
-    )
-    columns = batch["response_lengths"].shape[1]
+    prompts, responses = (5, 9, 7, 6), ((6, 4), (4, 8), (7, 5, 4), (4,))
+    batch = random_batch([prompts[row] for row in rows], [responses[row] for row in rows])
     batch["index"] = torch.tensor(rows)
-    batch["roles"] = torch.tensor(ROLES)[list(rows), :columns]
+    batch["roles"] = torch.tensor(ROLES)[list(rows), : batch["response_lengths"].shape[1]]
     batch["unsafe"] = torch.tensor([row > 0 for row in rows])
     batch["holds"] = {"unsafe": True, "benign": True, "answers": True}
     return batch
 
 
-def trainer(root: Path, **options: Any) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
-    return Trainer(**quiet | options)
-
-
-def data_of(folder: Path, files: dict[str, str], **options: Any) -> SafetyDataModule:
+def data_of(files: dict[str, str], **options: Any) -> SafetyDataModule:
+    """Data for whatever model they are used with."""
     options = {"unsafe_schema": "labelled", "batch_size": 4, "refusals": ["I'm sorry."]} | options
-    return SafetyDataModule(str(folder), source="files", **files, **options)
+    return make_data(SafetyDataModule, None, files, **options)
 
 
 # Terms --------------------------------------------------------------------------------------------
-
-
-def by_hand(module: SafetyModule, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:
-    """s, s̄, s_ref and mean KL of one response, by the model alone, in float64 from its logits."""
-    prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
-    response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
-    ids = torch.cat([prompt, response])[None]
-    with torch.no_grad():
-        policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-        with module.model.disable_adapter():
-            other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-    s, ref = (p.gather(1, response[:, None]).sum().item() for p in (policy, other))
-    kl = (policy.exp() * (policy - other)).sum(-1).mean().item()
-    return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
 
 
 def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
@@ -105,11 +78,12 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
     assert members["objective"].tolist() == [True, False, False, False]
     assert members["comply"].tolist() == [True, False, False, False]
     assert members["refuse"].tolist() == [False, True, True, True]
-    answer = by_hand(module, batch, 0, 0)
+    answer = response_by_hand(module, batch, 0, 0)
     assert answer["kl"] > 1e-3  # guards the comparison: policy and reference do differ
     assert objective[0].item() == pytest.approx(answer["kl"], rel=1e-4)
     refusals = [
-        by_hand(module, batch, row, column)["mean"] for row, column in enumerate((1, 0, 2, 0))
+        response_by_hand(module, batch, row, column)["mean"]
+        for row, column in enumerate((1, 0, 2, 0))
     ]
     assert values["comply"][0].item() == pytest.approx(refusals[0], rel=1e-5)
     assert values["refuse"][1:].tolist() == pytest.approx(refusals[1:], rel=1e-5)
@@ -137,7 +111,7 @@ def test_the_constraint_on_unsafe_answers_bounds_them_and_nothing_else(
     assert list(module.constraints) == ["avoid"]
     assert module.constraints["avoid"].at_most == -6
     assert module.membership(batch)["avoid"].tolist() == [False, True, True, False]
-    expected = [by_hand(module, batch, row, 1)["mean"] for row in (1, 2)]
+    expected = [response_by_hand(module, batch, row, 1)["mean"] for row in (1, 2)]
     assert values["avoid"][1:3].tolist() == pytest.approx(expected, rel=1e-5)
 
 
@@ -147,7 +121,9 @@ def test_cross_entropy_is_the_mean_over_the_answers_tokens(language_model_folder
     outputs = module(batch)
     assert outputs.kl is None  # the warm start computes no reference
     found = module.objective(outputs, batch)
-    assert found[0].item() == pytest.approx(-by_hand(module, batch, 0, 0)["mean"], rel=1e-5)
+    assert found[0].item() == pytest.approx(
+        -response_by_hand(module, batch, 0, 0)["mean"], rel=1e-5
+    )
     assert module.membership(batch)["objective"].tolist() == [True, False, False, False]
 
 
@@ -163,7 +139,7 @@ def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(language_model_f
     found = module.objective(module(batch), batch)
     assert module.membership(batch)["objective"].tolist() == [True, True, True, False]
     for row, unsafe in enumerate([(0, 0), (0, 1), (0, 1)]):
-        pair = (by_hand(module, batch, row, column) for column in (0, 1))
+        pair = (response_by_hand(module, batch, row, column) for column in (0, 1))
         expected = safe_dpo_by_hand(*pair, unsafe, 2.0)
         assert found[row].item() == pytest.approx(expected, rel=1e-4)
     assert found[3] == 0
@@ -174,19 +150,10 @@ def test_a_step_against_safe_dpos_gradient_favours_the_preferred_response(
 ) -> None:
     """A flipped sign passes any test that only asks whether weights moved."""
     module, batch = made(language_model_folder, moved=False, objective="safe_dpo"), batch_of()
-    trained = [p for p in module.parameters() if p.requires_grad]
-    outputs = module(batch)
-    loss = module.objective(outputs, batch)[:3].mean()
-    loss.backward()
-    size = max(p.grad.abs().max().item() for p in trained if p.grad is not None)
-    assert size > 1e-6
-    with torch.no_grad():
-        for weight in trained:
-            if weight.grad is not None:
-                weight -= 1e-3 / size * weight.grad
-    moved = (module(batch).log_likelihood - outputs.log_likelihood)[:3]
+    before, after, loss, later = step_against_gradient(module, batch)
+    moved = (after.log_likelihood - before.log_likelihood)[:3]
     assert (moved[:, 0] - moved[:, 1]).mean() > 0
-    assert module.objective(module(batch), batch)[:3].mean() < loss
+    assert later < loss
 
 
 @pytest.mark.parametrize("objective", ["kl", "cross_entropy", "safe_dpo"])
@@ -218,7 +185,7 @@ def test_the_reference_is_computed_for_the_answers_of_benign_prompts_only(
         asked.append(reference)
         return score(self, batch, reference)
 
-    module.scorer.path = "plain"
+    module.scorer.method = "plain"
     monkeypatch.setattr(module.scorer.__class__, "__call__", watched)
     kl = module(batch).kl
     assert (asked[0] == (batch["roles"] == HELPFUL)).all()
@@ -229,14 +196,17 @@ def test_the_reference_is_computed_for_the_answers_of_benign_prompts_only(
 # Tolerances ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", ["refuse_tolerance", "refuse_evaluation_tolerance"])
+@pytest.mark.parametrize(
+    "options",
+    [{"refuse_tolerance": 0.16}, {"evaluation": SafetyEvaluation(refuse_tolerance=0.16)}],
+)
 def test_a_positive_tolerance_is_refused_with_the_sign_explained(
-    option, language_model_folder
+    options, language_model_folder
 ) -> None:
     """The paper prints 0.08 and 0.16."""
-    message = rf"{option}=0.16: .*never above 0.*Give −0.16.*e\^−0.16 = 0.85"
+    message = r"refuse_tolerance=0.16: .*never above 0.*Give −0.16.*e\^−0.16 = 0.85"
     with pytest.raises(ValueError, match=message):
-        made(language_model_folder, **{option: 0.16})
+        made(language_model_folder, **options)
 
 
 def test_a_bound_that_nothing_could_break_is_refused(language_model_folder) -> None:
@@ -248,8 +218,7 @@ def test_violations_are_judged_at_the_evaluation_tolerances(language_model_folde
     module = made(
         language_model_folder,
         refuse_tolerance=-0.32,
-        refuse_evaluation_tolerance=-0.08,
-        comply_evaluation_tolerance=-3.0,
+        evaluation=SafetyEvaluation(refuse_tolerance=-0.08, comply_tolerance=-3.0),
     )
     assert module.constraints["refuse"].at_least == -0.32
     assert module.evaluation_constraints["refuse"].at_least == -0.08
@@ -261,9 +230,11 @@ def test_violations_are_judged_at_the_evaluation_tolerances(language_model_folde
     [
         ({"objective": "sft"}, "objective='sft'"),
         ({"constrain": "x"}, "constrain='x'"),
-        ({"answer_in": ["tset"]}, "answer_in='tset': choose one of test, train, pku"),
+        (
+            {"evaluation": {"answer_in": ["tset"]}},
+            "answer_in='tset': choose one of test, train, pku",
+        ),
         ({"safe_dpo_margin": -1.0}, "safe_dpo_margin=-1.0"),
-        ({"quantize_4bit": True, "merge_on_export": True}, "cannot be merged into weights of 4"),
     ],
 )
 def test_a_bad_option_is_refused(options, message, language_model_folder) -> None:
@@ -288,11 +259,11 @@ def test_training_makes_refusals_likely_where_they_belong(
         optimization=Optimization(learning_rate=1e-2),
         reference_cache="memory",
     )
-    data = data_of(language_model_folder, safety_files)
-    run = trainer(tmp_path, max_epochs=0)
+    data = data_of(safety_files)
+    run = quiet_trainer(tmp_path, max_epochs=0)
     run.test(module, data, verbose=False)
     before = run.callback_metrics
-    run = trainer(tmp_path, max_epochs=15)
+    run = quiet_trainer(tmp_path, max_epochs=15)
     run.fit(module, data)
     run.test(module, data, verbose=False)
     after = run.callback_metrics
@@ -319,8 +290,8 @@ def test_a_kind_that_a_data_set_lacks_is_not_reported_of_it(
     language_model_folder, safety_files, tmp_path
 ) -> None:
     files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    data = data_of(language_model_folder, files, unsafe_schema=None)
-    run = trainer(tmp_path)
+    data = data_of(files, unsafe_schema=None)
+    run = quiet_trainer(tmp_path)
     run.test(made(language_model_folder), data, verbose=False)
     assert "test/comply/mean" in run.callback_metrics
     assert not any("refuse" in name for name in run.callback_metrics)
@@ -331,10 +302,10 @@ def test_constraints_without_unsafe_prompts_are_refused(
     language_model_folder, safety_files, tmp_path
 ) -> None:
     files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    data = data_of(language_model_folder, files, unsafe_schema=None)
+    data = data_of(files, unsafe_schema=None)
     module = made(language_model_folder, formulation=Penalty(weight=1.0))
     with pytest.raises(DataError, match=r"no unsafe prompt to train on.*formulation to null"):
-        trainer(tmp_path, max_epochs=1).fit(module, data)
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
 
 
 @pytest.mark.parametrize(
@@ -350,9 +321,9 @@ def test_constraints_without_unsafe_prompts_are_refused(
 def test_what_needs_unsafe_answers_says_so(
     options, message, language_model_folder, safety_files, tmp_path
 ) -> None:
-    data = data_of(language_model_folder, safety_files)
+    data = data_of(safety_files)
     with pytest.raises(DataError, match=f'{message}.*"take".*"generate"'):
-        trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
+        quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
 
 
 def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
@@ -360,9 +331,13 @@ def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
 ) -> None:
     files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
     files["unsafe_file"] = write_rows(tmp_path / "pairs.jsonl", pair_rows(16))
-    data = data_of(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0.25)
+    data = data_of(
+        files,
+        unsafe_schema="pku_pairs",
+        val_fraction=0.25,
+    )
     module = made(language_model_folder, moved=False, objective="safe_dpo")
-    run = trainer(tmp_path, max_epochs=1)
+    run = quiet_trainer(tmp_path, max_epochs=1)
     run.fit(module, data)
     run.test(module, data, verbose=False)
     found = run.callback_metrics
@@ -386,8 +361,8 @@ def test_the_warm_starts_model_is_the_reference_of_the_next_run(
         lora=LARGE,
         optimization=Optimization(learning_rate=1e-2),
     )
-    data = data_of(language_model_folder, files, unsafe_schema=None)
-    run = trainer(tmp_path, max_epochs=5)
+    data = data_of(files, unsafe_schema=None)
+    run = quiet_trainer(tmp_path, max_epochs=5)
     run.test(module, data, verbose=False)
     before = run.callback_metrics["train/objective"].item()
     run.fit(module, data)
@@ -471,10 +446,11 @@ def test_answers_are_counted_judged_and_written(
     listed = write_rows(tmp_path / "eval.jsonl", [{"instruction": f"Name {i}."} for i in range(3)])
     files = safety_files | {"alpaca_eval_file": listed}
     module = made(
-        language_model_folder, answer_in=["test", "train", "alpaca_eval"], cost_model="judge"
+        language_model_folder,
+        evaluation=SafetyEvaluation(answer_in=["test", "train", "alpaca_eval"], cost_model="judge"),
     )
-    run = trainer(tmp_path)
-    run.test(module, data_of(language_model_folder, files), verbose=False)
+    run = quiet_trainer(tmp_path)
+    run.test(module, data_of(files), verbose=False)
     found = run.callback_metrics
     assert found["train/refusal_rate"] == pytest.approx(1 / 6)  # "1 cars" of 0 … 5
     assert found["train/over_refusal"] == 0
@@ -507,9 +483,12 @@ def test_answers_are_counted_judged_and_written(
 def test_only_the_first_prompts_of_each_kind_are_answered(
     spoken, language_model_folder, safety_files, tmp_path
 ) -> None:
-    module = made(language_model_folder, answer_in=["train"], answers_at_most=2)
-    run = trainer(tmp_path)
-    run.test(module, data_of(language_model_folder, safety_files), verbose=False)
+    module = made(
+        language_model_folder,
+        evaluation=SafetyEvaluation(answer_in=["train"], answers_at_most=2),
+    )
+    run = quiet_trainer(tmp_path)
+    run.test(module, data_of(safety_files), verbose=False)
     rows = [json.loads(x) for x in (tmp_path / "answers/train.jsonl").read_text().splitlines()]
     assert [row["index"] for row in rows] == [0, 1, 10, 11]
     assert run.callback_metrics["train/refusal_rate"] == pytest.approx(1 / 2)
@@ -520,9 +499,11 @@ def test_answers_that_reach_the_limit_are_counted(
     language_model_folder, safety_files, tmp_path
 ) -> None:
     """The tiny model's random answers do not end within five tokens, as a rule."""
-    module = made(language_model_folder, moved=False, answer_in=["test"])
-    run = trainer(tmp_path)
-    run.test(module, data_of(language_model_folder, safety_files), verbose=False)
+    module = made(
+        language_model_folder, moved=False, evaluation=SafetyEvaluation(answer_in=["test"])
+    )
+    run = quiet_trainer(tmp_path)
+    run.test(module, data_of(safety_files), verbose=False)
     rows = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
     assert len(rows) == 6
     share = sum(row["cut"] for row in rows) / 6
@@ -532,8 +513,8 @@ def test_answers_that_reach_the_limit_are_counted(
 
 def test_prompts_to_predict_for_are_answered(language_model_folder, tmp_path) -> None:
     rows = [{"prompt": "Name a tree."}, {"instruction": "Sing."}]
-    data = data_of(language_model_folder, {"predict_file": write_rows(tmp_path / "p.jsonl", rows)})
-    found = trainer(tmp_path).predict(made(language_model_folder), data)
+    data = data_of({"predict_file": write_rows(tmp_path / "p.jsonl", rows)})
+    found = quiet_trainer(tmp_path).predict(made(language_model_folder), data)
     answers = [row for batch in found or [] for row in batch]
     assert [(row["index"], row["prompt"]) for row in answers] == [(0, "Name a tree."), (1, "Sing.")]
     assert all(isinstance(row["answer"], str) and isinstance(row["cut"], bool) for row in answers)

@@ -15,6 +15,7 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.safety import unsafe_answers
 from pl_pointwise.tasks.safety.records import REFUSAL, UNSAFE
+from tests.tasks.conftest import make_data
 from tests.tasks.safety.conftest import unsafe_rows, write_rows
 
 SETTINGS = Generation(max_new_tokens=6, sample=True)
@@ -32,9 +33,8 @@ def files(safety_files, tmp_path) -> dict[str, str]:
 
 def data_of(folder: Path, files: dict[str, str], root: Path, **options: Any) -> SafetyDataModule:
     options = {"generation": SETTINGS, "unsafe_answers": "generate", "batch_size": 2} | options
-    data = SafetyDataModule(
-        str(folder), source="files", unsafe_schema="labelled", val_fraction=0, **files, **options
-    )
+    options |= {"unsafe_schema": "labelled", "val_fraction": 0}
+    data = make_data(SafetyDataModule, folder, files, **options)
     data.trainer = Trainer(
         default_root_dir=root, accelerator="cpu", logger=False, enable_checkpointing=False
     )

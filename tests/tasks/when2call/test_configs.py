@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import csv
 import json
-from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-import pl_pointwise
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.configs import packaged_configs
+from pl_pointwise.tasks import when2call
+from tests.tasks.conftest import overlays
 
-CONFIGS = {n: p for n, p in packaged_configs().items() if n.partition("/")[0] == "when2call"}
-ROWS = [name for name in CONFIGS if name.endswith(("table", "rows"))]
-OVERLAYS = [name for name in CONFIGS if name not in ROWS and "/" in name]
-METHODS = [
-    name
-    for name in OVERLAYS
-    if (yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"].get("formulation"))
-]
+FOLDER = Path(when2call.__file__).parent / "configs"
+ROWS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
+OVERLAYS = overlays("when2call")
+
+
 PAIRS = [{"system": "Add.", "input": f"{i} + 1?", "chosen": f"{i + 1}", "rejected": "Hm."}
          for i in range(6)]  # fmt: skip
 
@@ -33,7 +30,7 @@ PAIRS = [{"system": "Add.", "input": f"{i} + 1?", "chosen": f"{i + 1}", "rejecte
 def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
     """Arguments that put a tiny model, local records and a short run in place."""
     model = str(language_model_folder)
-    init = {"model.init_args.model_name": model, "data.init_args.model_name": model}
+    init = {"model.init_args.policy.model_name": model}
     init |= {"data.init_args.source": "files", "data.init_args.batch_size": "4"}
     init |= {f"data.init_args.{name}": path for name, path in when2call_files.items()}
     init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
@@ -47,13 +44,18 @@ def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
 def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
     """The same with plain preference pairs."""
     path = str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
-    files = {"train_file": path, "val_file": "null", "mcq_file": "null", "val_fraction": "0.2"}
+    files = {
+        "train_file": path,
+        "val_file": "null",
+        "mcq_file": "null",
+        "preparation.val_fraction": "0.2",
+    }
     return tiny + [w for k, v in files.items() for w in (f"--data.init_args.{k}", v)]
 
 
 @pytest.mark.parametrize("name", ["when2call", *OVERLAYS])
 def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
-    tiny = tiny_pairs if "schema: pairs" in CONFIGS[name].read_text() else tiny
+    tiny = tiny_pairs if name == "when2call/orca" else tiny
     overlay = [] if name == "when2call" else ["--config", name]
     root = ["--trainer.default_root_dir", str(tmp_path / "run")]
     main(["fit", "--config", "when2call", *overlay, *tiny, *root])
@@ -61,18 +63,18 @@ def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> Non
 
 @pytest.mark.parametrize("name", ROWS)
 def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
-    orca = name == "when2call/orca_rows"
+    orca = name == "orca"
     overlay = ["--config", "when2call/orca"] if orca else []
     arguments = tiny_pairs if orca else tiny
     if "--trainer.max_epochs" in arguments:  # A row may train for no epoch at all.
         place = arguments.index("--trainer.max_epochs")
         arguments = arguments[:place] + arguments[place + 2 :]
     output = tmp_path / "results"
-    arguments = ["--config", "when2call", *overlay, "--rows", name, *arguments]
+    arguments = ["--config", "when2call", *overlay, "--rows", f"when2call/{name}", *arguments]
     main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(yaml.safe_load(CONFIGS[name].read_text()))
+    assert len(rows) == len(yaml.safe_load((FOLDER / "compare" / f"{name}.yaml").read_text()))
     for row in rows:
         assert row["error"] == ""
         accuracies = [float(row[f"{stage}/pairwise_accuracy"]) for stage in ("test", "train")]
@@ -80,14 +82,6 @@ def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None
         if not orca:
             assert 0 <= float(row["mcq/macro_f1"]) <= 1
             assert float(row["test/rejected/max"]) >= float(row["test/rejected/cvar95"])
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_overlay_states_every_argument_of_its_formulation(name) -> None:
-    """LightningCLI merges init_args, so an argument left out would keep another method's value."""
-    config = yaml.safe_load(CONFIGS[name].read_text())["model"]["init_args"]["formulation"]
-    kind = getattr(pl_pointwise, config["class_path"].rpartition(".")[2])
-    assert set(config["init_args"]) == set(signature(kind).parameters)
 
 
 def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
@@ -102,15 +96,15 @@ def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
 
 
 def test_practical_tolerances_replace_those_of_any_method_before_them(tiny) -> None:
-    for name in METHODS:
-        if name == "when2call/orca":
-            continue
+    for path in FOLDER.glob("methods/*.yaml"):
+        name = f"when2call/{path.stem}"
         args = ["--config", "when2call", "--config", name, "--config", "when2call/practical", *tiny]
         module = PointwiseCLI(args, run=False).model
         for constraints in (module.constraints, module.evaluation_constraints):
             assert constraints["chosen"].at_least == -2
             assert constraints["rejected"].at_most == -6
-        assert module.formulations
+        objective = module.trained_on
+        assert bool(module.formulations) == (objective == "kl")
 
 
 def test_fit_then_test_then_predict_from_the_checkpoint(
@@ -142,7 +136,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     writer = ["--trainer.callbacks+", "PredictionWriter"]
     writer += ["--trainer.callbacks.path", str(found)]
     asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
-    asked_for += ["--model.init_args.generation.max_new_tokens", "5"]
+    asked_for += ["--model.init_args.policy.generation.max_new_tokens", "5"]
     main(["predict", *base, *asked_for, *writer])
     chosen, generated = [json.loads(line) for line in found.read_text().splitlines()]
     assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}

@@ -18,6 +18,7 @@ from lightning.pytorch import Trainer
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.when2call.encoding import ResponseDataset
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
@@ -29,7 +30,7 @@ from pl_pointwise.tasks.when2call.records import (
     parse_question,
     tool_calls,
 )
-from tests.tasks.conftest import build_tokenizer
+from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
     CALL,
     TEXTS,
@@ -46,7 +47,7 @@ SHARED = Path(__file__).parents[4] / "shared" / "data" / "when2call"
 
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
-    return When2CallDataModule(str(folder), source="files", **files, **options)
+    return make_data(When2CallDataModule, folder, files, **options)
 
 
 def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> ResponseDataset:
@@ -176,7 +177,10 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
         "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
     )
     data = When2CallDataModule(
-        str(language_model_folder), source="hub", hub_path=str(folder), val_fraction=0.25
+        str(language_model_folder),
+        source="hub",
+        hub_path=str(folder),
+        preparation=Preparation(val_fraction=0.25),
     )
     data.prepare_data()
     data.setup()
@@ -365,11 +369,11 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
     [
         ({"source": "cloud"}, "source='cloud'"),
         ({"schema": "x"}, "schema='x'"),
-        ({"invalid": "x"}, "invalid='x'"),
+        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"source": "files"}, "needs train_file"),
         ({"train_file": "t.jsonl"}, "takes no files"),
-        ({"val_fraction": 1.0}, "val_fraction"),
-        ({"max_prompt_length": 2048}, "max_prompt_length=2048"),
+        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
+        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
     ],
 )
 def test_bad_option_is_refused_before_anything_is_read(options, message) -> None:

@@ -16,70 +16,43 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from pl_pointwise import Optimization, Penalty, Pointwise
-from pl_pointwise.tasks import When2CallDataModule, When2CallModule
-from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
 from pl_pointwise.tasks.when2call.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.when2call.records import CATEGORIES
+from tests.tasks.conftest import (
+    make_data,
+    make_module,
+    quiet_trainer,
+    random_batch,
+    response_by_hand,
+    step_against_gradient,
+)
 
-ADAPTERS = Lora(r=4, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 
 
 def made(folder: Path, moved: bool = True, **options: Any) -> When2CallModule:
     """A module on the tiny Llama, its adapters away from their zero start."""
-    module = When2CallModule(str(folder), **{"lora": ADAPTERS} | options)
-    if moved:
-        torch.manual_seed(3)
-        with torch.no_grad():
-            for weight in module.parameters():
-                if weight.requires_grad:
-                    weight.normal_(0, 0.2)
-    return module
+    options = {"lora": ADAPTERS} | options
+    return make_module(When2CallModule, folder, PAPER_TRAINING, moved, **options)
 
 
 def batch_of(seed: int = 0) -> dict[str, Any]:
     """Three prompts; the second has one rejected response fewer."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(length: int) -> list[int]:
-        return torch.randint(3, 90, (length,), generator=generator).tolist()
-
-    prompts = [ids(length) for length in (5, 9, 7)]
-    responses = [[ids(n) for n in lengths] for lengths in ((4, 6, 3), (2, 8), (7, 3, 5))]
-    batch: dict[str, Any] = collate_responses(prompts, responses)
-    batch["index"] = torch.arange(3)
-    return batch
+    return random_batch((5, 9, 7), ((4, 6, 3), (2, 8), (7, 3, 5)), seed)
 
 
-def trainer(root: Path, **options: Any) -> Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
-    return Trainer(**quiet | options)
-
-
-def data_of(folder: Path, files: dict[str, str], **options: Any) -> When2CallDataModule:
-    return When2CallDataModule(
-        str(folder), source="files", group_rejected=True, batch_size=4, **files, **options
-    )
+def data_of(files: dict[str, str], **options: Any) -> When2CallDataModule:
+    """Data for whatever model they are used with."""
+    options = {"group_rejected": True, "batch_size": 4} | options
+    return make_data(When2CallDataModule, None, files, **options)
 
 
 # Terms --------------------------------------------------------------------------------------------
-
-
-def by_hand(module: When2CallModule, batch: dict[str, Any], row: int, column: int) -> tuple:
-    """s, s̄, s_ref and mean KL of one response, by the model alone in float64."""
-    prompt = batch["prompt_ids"][row, : batch["prompt_lengths"][row]]
-    response = batch["response_ids"][row, column, : batch["response_lengths"][row, column]]
-    ids = torch.cat([prompt, response])[None]
-    with torch.no_grad():
-        policy = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-        with module.model.disable_adapter():
-            other = module.model(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-    of_policy, of_other = (p.gather(1, response[:, None]).sum() for p in (policy, other))
-    kl = (policy.exp() * (policy - other)).sum(-1).mean()
-    return of_policy.item(), of_policy.item() / len(response), of_other.item(), kl.item()
 
 
 def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
@@ -92,14 +65,14 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
     assert members["rejected"].tolist() == [[True, True], [True, False], [True, True]]
     for row in range(3):
         columns = [0] + [1 + k for k in range(2) if members["rejected"][row, k]]
-        found = [by_hand(module, batch, row, column) for column in columns]
-        mean_kl = sum(each[3] for each in found) / len(found)
+        found = [response_by_hand(module, batch, row, column) for column in columns]
+        mean_kl = sum(each["kl"] for each in found) / len(found)
         assert mean_kl > 1e-3  # guards the comparison: policy and reference do differ
         assert objective[row].item() == pytest.approx(mean_kl, rel=1e-4)
-        assert values["chosen"][row].item() == pytest.approx(found[0][1], rel=1e-5)
+        assert values["chosen"][row].item() == pytest.approx(found[0]["mean"], rel=1e-5)
         for k in range(len(columns) - 1):
             rejected = values["rejected"][row, k].item()
-            assert rejected == pytest.approx(found[k + 1][1], rel=1e-5)
+            assert rejected == pytest.approx(found[k + 1]["mean"], rel=1e-5)
 
 
 def test_the_ratio_constraint_compares_the_two_of_each_pair(language_model_folder) -> None:
@@ -113,9 +86,11 @@ def test_the_ratio_constraint_compares_the_two_of_each_pair(language_model_folde
     assert module.constraints["ratio"].at_least == 0.5
 
 
-def reference_loss(name: str, chosen: tuple, rejected: tuple) -> float:
-    """METHOD's formulas in Python floats, on (s, s̄, s_ref, KL) of the two."""
-    (s_w, m_w, ref_w, _), (s_l, m_l, ref_l, _) = chosen, rejected
+def reference_loss(name: str, chosen: dict, rejected: dict) -> float:
+    """METHOD's formulas in Python floats, on s, s̄ and s_ref of the two."""
+    (s_w, m_w, ref_w), (s_l, m_l, ref_l) = (
+        (each["s"], each["mean"], each["ref"]) for each in (chosen, rejected)
+    )
     r_w, r_l = s_w - ref_w, s_l - ref_l
 
     def minus_log_sigmoid(x: float) -> float:
@@ -140,7 +115,7 @@ def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_mod
     batch = batch_of()
     found = module.objective(module(batch), batch)
     for row in range(3):
-        each = [by_hand(module, batch, row, column) for column in range(3 - (row == 1))]
+        each = [response_by_hand(module, batch, row, column) for column in range(3 - (row == 1))]
         expected = [reference_loss(name, each[0], rejected) for rejected in each[1:]]
         assert found[row].item() == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
@@ -151,20 +126,10 @@ def test_a_step_against_a_baselines_gradient_favours_the_chosen_response(
 ) -> None:
     """A flipped sign passes any test that only asks whether weights moved."""
     module, batch = made(language_model_folder, moved=False, objective=name), batch_of()
-    before = module(batch).log_likelihood.detach()
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 1.0)
-    outputs = module(batch)
-    loss = module.objective(outputs, batch).mean()
-    loss.backward()
-    largest = max(p.grad.abs().max().item() for p in module.parameters() if p.grad is not None)
-    assert largest > 1e-6
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-3 / largest
-    optimizer.step()
-    after = module(batch).log_likelihood.detach()
-    moved = (after - before)[:, :1] - (after - before)[:, 1:]
-    assert moved[outputs.present[:, 1:]].mean() > 0
-    assert module.objective(module(batch), batch).mean() < loss
+    before, after, loss, later = step_against_gradient(module, batch)
+    moved = after.log_likelihood - before.log_likelihood
+    assert (moved[:, :1] - moved[:, 1:])[before.present[:, 1:]].mean() > 0
+    assert later < loss
 
 
 def test_absent_responses_touch_neither_loss_nor_gradient() -> None:
@@ -206,11 +171,11 @@ def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely
         optimization=Optimization(learning_rate=1e-2),
         reference_cache="memory",
     )
-    data = data_of(language_model_folder, when2call_files)
-    run = trainer(tmp_path, max_epochs=0)
+    data = data_of(when2call_files)
+    run = quiet_trainer(tmp_path, max_epochs=0)
     run.test(module, data, verbose=False)
     before = run.callback_metrics
-    run = trainer(tmp_path, max_epochs=30)
+    run = quiet_trainer(tmp_path, max_epochs=30)
     run.fit(module, data)
     run.test(module, data, verbose=False)
     after = run.callback_metrics
@@ -222,7 +187,7 @@ def test_training_makes_chosen_responses_likely_and_keeps_rejected_ones_unlikely
     assert module.multipliers["chosen"].shape == (6, 1)
     assert module.multipliers["rejected"].shape == (6, 2)
     assert module.multipliers["rejected"].max() > 0
-    assert module.scorer.path == "shared_prompt"
+    assert module.scorer.method == "shared_prompt"
     assert module.scorer.cache is not None
     assert module.scorer.cache.hits > module.scorer.cache.misses > 0
 
@@ -243,25 +208,25 @@ def test_the_model_trains_in_training_mode_whatever_it_was_left_in(
                 Watching.seen += 1
             return super().objective(outputs, batch)
 
-    module = Watching(str(language_model_folder), Penalty(weight=1.0)).eval()
-    data = data_of(language_model_folder, when2call_files)
-    trainer(tmp_path, max_epochs=2).fit(module, data)
+    module = Watching(Policy(str(language_model_folder)), Penalty(weight=1.0)).eval()
+    data = data_of(when2call_files)
+    quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
     assert Watching.seen == 4
 
 
-def test_the_paths_are_compared_once_a_fit(
+def test_the_scoring_methods_are_compared_once_a_fit(
     language_model_folder, when2call_files, tmp_path, monkeypatch
 ) -> None:
     calls = []
-    choose = ResponseScorer.choose_path
+    choose = ResponseScorer.choose_method
     monkeypatch.setattr(
-        ResponseScorer, "choose_path", lambda self, batch: calls.append(1) or choose(self, batch)
+        ResponseScorer, "choose_method", lambda self, batch: calls.append(1) or choose(self, batch)
     )
     module = made(language_model_folder, formulation=Penalty(weight=1.0))
-    data = data_of(language_model_folder, when2call_files)
-    trainer(tmp_path, max_epochs=2).fit(module, data)
+    data = data_of(when2call_files)
+    quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
     assert len(calls) == 1
-    trainer(tmp_path, max_epochs=1).fit(module, data)
+    quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
     assert len(calls) == 2
 
 
@@ -272,8 +237,8 @@ def test_a_cached_reference_gives_the_same_training(
     for cache in (None, str(tmp_path / "cache")):
         seed_everything(0)
         module = made(language_model_folder, formulation=Pointwise(), reference_cache=cache)
-        data = data_of(language_model_folder, when2call_files)
-        trainer(tmp_path, max_epochs=2).fit(module, data)
+        data = data_of(when2call_files)
+        quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
         found.append(torch.cat([p.flatten() for p in module.parameters() if p.requires_grad]))
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) >= 12
     # kept in bfloat16; a gradient may be near 0, where AdamW steps by its sign
@@ -285,8 +250,8 @@ def test_micro_batches_give_the_same_step(language_model_folder, when2call_files
     for size in (None, 3):
         seed_everything(0)
         module = made(language_model_folder, formulation=Pointwise(), micro_batch_size=size)
-        data = data_of(language_model_folder, when2call_files)
-        trainer(tmp_path, max_steps=2).fit(module, data)
+        data = data_of(when2call_files)
+        quiet_trainer(tmp_path, max_steps=2).fit(module, data)
         found.append(module.multipliers["rejected"])
     assert found[0].max() > 0
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
@@ -304,11 +269,11 @@ def fitted(
         folder,
         moved=False,
         formulation=Pointwise(),
-        lora=Lora(r=4, dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
+        lora=Lora(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
         optimization=Optimization(learning_rate=1e-3),
     )
-    fit = trainer(root, max_epochs=epochs)
-    fit.fit(module, data_of(folder, files), ckpt_path=checkpoint, weights_only=True)
+    fit = quiet_trainer(root, max_epochs=epochs)
+    fit.fit(module, data_of(files), ckpt_path=checkpoint, weights_only=True)
     return module, fit
 
 
@@ -350,7 +315,7 @@ def test_resumed_equals_uninterrupted(language_model_folder, when2call_files, tm
 
 def test_a_checkpoint_of_other_adapters_is_refused(language_model_folder) -> None:
     module = made(language_model_folder)
-    other = made(language_model_folder, lora=Lora(r=4, alpha=8, target_modules=["q_proj"]))
+    other = made(language_model_folder, lora=Lora(r=4, lora_alpha=8, target_modules=["q_proj"]))
     adapters = {n: v for n, v in other.state_dict().items() if "lora_" in n}
     with pytest.raises(RuntimeError, match=r"missing model.*o_proj.*lora settings"):
         module.load_state_dict(adapters)
@@ -384,7 +349,7 @@ def test_the_export_gives_the_same_log_likelihoods(language_model_folder, tmp_pa
 
 
 def test_predicted_behaviour_is_the_candidate_the_model_likes_best(language_model_folder) -> None:
-    module = made(language_model_folder, choose_by="tokens").eval()
+    module = made(language_model_folder, evaluation=When2CallEvaluation(choose_by="tokens")).eval()
     batch = batch_of()
     batch["choices"] = torch.tensor([[1, 0, 2], [3, 1, -1], [2, 0, 3]])
     batch["characters"] = batch["response_lengths"].clone()
@@ -423,14 +388,16 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
     [
         ({"objective": "ppo"}, "objective='ppo'"),
         ({"constrain": "x"}, "constrain='x'"),
-        ({"choose_by": "x"}, "choose_by='x'"),
-        ({"scoring_path": "x"}, "path must be"),
+        ({"evaluation": {"choose_by": "x"}}, "choose_by='x'"),
+        ({"scoring_method": "x"}, "method must be"),
         ({"lora": Lora(target_modules=["none"])}, "no LoRA target"),
+        ({"lora": None}, "policy.lora=null"),
+        ({"quantize_4bit": True, "merge_on_export": True}, "cannot be merged into weights of 4"),
     ],
 )
 def test_bad_option_is_refused_before_training(options, message, language_model_folder) -> None:
     with pytest.raises(ValueError, match=message):
-        When2CallModule(str(language_model_folder), **options)
+        made(language_model_folder, **options)
 
 
 def without_template(tokenizer: Any) -> None:
@@ -460,11 +427,11 @@ def test_a_tokenizer_that_will_not_do_is_refused_before_training(
     change(tokenizer)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
-        data_of(tmp_path, when2call_files).setup("fit")
+        make_data(When2CallDataModule, tmp_path, when2call_files).setup("fit")
 
 
 def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> None:
-    module = made(language_model_folder, rejected_evaluation_tolerance=-6.0)
+    module = made(language_model_folder, evaluation=When2CallEvaluation(rejected_tolerance=-6.0))
     assert module.constraints["rejected"].at_most == -20.0
     assert module.evaluation_constraints["rejected"].at_most == -6.0
     assert module.evaluation_constraints["chosen"].at_least == -2.0

@@ -1,0 +1,71 @@
+"""What the policy of both language tasks is: the model, its adapters, and how it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .generation import Generation
+from .loading import Attention, Dtype, Lora
+from .scoring import ScoringMethod
+
+
+@dataclass
+class Policy:
+    """A causal language model with adapters; with them off it is the reference policy.
+
+    Args:
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        revision: of the model on the hub.
+        chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
+        lora: the adapters; "default" takes the task's. Given in part, the options left out are
+            those of :class:`~.loading.Lora`, not the task's.
+        dtype: of the base's weights; "auto" is that of the files.
+        attention: attention implementation; None leaves the choice to transformers.
+        quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
+        gradient_checkpointing: compute layers again in the backward pass, for less memory.
+        scoring_method: "auto" takes the fastest way to log-likelihoods that agrees with the plain
+            one on the first batch of a fit; a name takes that way: "shared_prompt", "chunked",
+            "plain".
+        reference_cache: None computes the reference in every step; "memory" keeps its hidden states
+            at response positions for later epochs (2 bytes × hidden size a token); a folder keeps
+            them on disk, for later runs too.
+        generation: how prompts are answered; "default" takes the task's, and given in part it is as
+            with ``lora``.
+        merge_on_export: export the whole model, with its adapters merged into it, which another run
+            can take as its ``model_name``.
+
+    Raises:
+        ValueError: no adapters, or a whole model of 4 bits to export.
+    """
+
+    model_name: str
+    revision: str | None = None
+    chat_template: str | None = None
+    lora: Lora | Literal["default"] | None = "default"
+    dtype: Dtype = "auto"
+    attention: Attention | None = None
+    quantize_4bit: bool = False
+    gradient_checkpointing: bool = False
+    scoring_method: ScoringMethod | Literal["auto"] = "auto"
+    reference_cache: str | None = None
+    generation: Generation | Literal["default"] = "default"
+    merge_on_export: bool = False
+
+    def __post_init__(self) -> None:
+        # Mappings are from a checkpoint's hyperparameters.
+        if isinstance(self.lora, Mapping):
+            self.lora = Lora(**self.lora)
+        if isinstance(self.generation, Mapping):
+            self.generation = Generation(**self.generation)
+        if self.lora is None:
+            raise ValueError(
+                "policy.lora=null: training all weights is not supported, as the reference is the "
+                "model without its adapters. Leave lora out for the task's own adapters."
+            )
+        if self.merge_on_export and self.quantize_4bit:
+            raise ValueError(
+                "merge_on_export: adapters cannot be merged into weights of 4 bits without loss. "
+                "Set quantize_4bit or merge_on_export to false."
+            )

@@ -1,0 +1,204 @@
+"""The policy of both language tasks: defaults, checkpoints, PEFT's options, the data's model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pl_pointwise import Optimization, Pointwise, Training
+from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import (
+    Generation,
+    Lora,
+    Policy,
+    SafetyDataModule,
+    SafetyModule,
+    When2CallDataModule,
+    When2CallModule,
+)
+from pl_pointwise.tasks.language_model.loading import merged_weights
+from pl_pointwise.tasks.language_model.reference import base_of
+from pl_pointwise.tasks.safety.data import PAPER_SAMPLING
+from pl_pointwise.tasks.safety.module import PAPER_LORA, SafetyEvaluation
+from tests.tasks.conftest import (
+    build_model,
+    build_tokenizer,
+    make_data,
+    move_adapters,
+    quiet_trainer,
+)
+from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
+from tests.tasks.when2call.conftest import preference_rows
+
+SMALL = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
+
+
+@pytest.fixture
+def safety_data(tmp_path: Path) -> SafetyDataModule:
+    """Ten benign and six unsafe training prompts, the same held out."""
+    benign = write_rows(tmp_path / "benign.jsonl", benign_rows(10))
+    unsafe = write_rows(tmp_path / "unsafe.jsonl", unsafe_rows(6))
+    files = {"benign_file": benign, "unsafe_file": unsafe}
+    files |= {"benign_val_file": benign, "unsafe_val_file": unsafe}
+    return make_data(SafetyDataModule, None, files, unsafe_schema="labelled")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> When2CallDataModule:
+    """Four prompts, for whatever model they are used with."""
+    file = write_rows(tmp_path / "train.jsonl", preference_rows(4))
+    return When2CallDataModule(source="files", train_file=str(file), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("task", "lora", "generation", "clip"),
+    [("Safety", PAPER_LORA, PAPER_SAMPLING, 1.0), ("When2Call", Lora(), Generation(), None)],
+)
+def test_a_model_name_alone_leaves_the_tasks_defaults(
+    task, lora, generation, clip, language_model_folder
+) -> None:
+    name = str(language_model_folder)
+    arguments = ["--model", f"{task}Module", "--model.policy.model_name", name]
+    arguments += ["--data", f"{task}DataModule", "--data.source", "files"]
+    file = "unsafe_file" if task == "Safety" else "train_file"
+    arguments += [f"--data.{file}", "no.jsonl", "--trainer.logger", "false"]
+    given = PointwiseCLI(arguments, run=False).model
+    kind = SafetyModule if task == "Safety" else When2CallModule
+    for module in (given, kind(Policy(name))):
+        assert (module.lora, module.generation) == (lora, generation)
+        assert module.gradient_clip_val == clip
+    more = ["--model.policy.lora.target_modules", "all-linear", "--model.policy.lora.r", "4"]
+    more += ["--model.training.optimization.warmup_ratio", "0.5"]
+    module = PointwiseCLI([*arguments, *more], run=False).model
+    assert module.lora == Lora(r=4, target_modules="all-linear")
+    assert module.optimization.warmup_ratio == 0.5
+    assert module.optimization.learning_rate == given.optimization.learning_rate
+
+
+def test_settings_come_back_from_a_checkpoint_of_plain_values(
+    language_model_folder, safety_data, tmp_path
+) -> None:
+    policy = Policy(
+        str(language_model_folder),
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}",
+        lora=SMALL,
+        generation=Generation(max_new_tokens=7),
+        scoring_method="chunked",
+        merge_on_export=True,
+    )
+    training = Training(Optimization(learning_rate=1e-3), micro_batch_size=2)
+    evaluation = SafetyEvaluation(refuse_tolerance=-0.3, answer_in=["test"])
+    module = SafetyModule(policy, Pointwise(), evaluation=evaluation, training=training)
+    run = quiet_trainer(tmp_path, max_steps=1)
+    run.fit(module, safety_data)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = SafetyModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    assert (loaded.policy, loaded.evaluation) == (policy, evaluation)
+    assert (loaded.optimization, loaded.micro_batch_size) == (training.optimization, 2)
+    assert loaded.evaluation_constraints["refuse"].at_least == -0.3
+    assert loaded.tokenizer.chat_template == policy.chat_template
+
+
+def test_a_subclass_cannot_lose_that_the_frozen_base_is_left_out(
+    language_model_folder, data, tmp_path
+) -> None:
+    """Lightning's users override hooks without super()."""
+
+    class Own(When2CallModule):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["own"] = 1
+
+    module = Own(Policy(str(language_model_folder), lora=SMALL))
+    run = quiet_trainer(tmp_path, max_steps=1)
+    run.fit(module, data)
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    names = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert set(names) == {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["q_proj", "down_proj"], "use_rslora": True},
+        {"target_modules": ["q_proj", "o_proj"], "use_dora": True},
+        {"target_modules": ["v_proj"], "modules_to_save": ["norm"]},
+    ],
+)
+def test_pefts_options_train_and_are_merged(options, language_model_folder, data, tmp_path) -> None:
+    lora = Lora(r=2, lora_alpha=6, lora_dropout=0.0, **options)
+    policy = Policy(str(language_model_folder), lora=lora, merge_on_export=True)
+    training = Training(Optimization(learning_rate=1e-2))
+    module = When2CallModule(policy, Pointwise(), training=training)
+    before = {n: p.clone() for n, p in module.named_parameters() if p.requires_grad}
+    quiet_trainer(tmp_path, max_epochs=3).fit(module, data)
+    assert all((p != before[n]).any() for n, p in module.named_parameters() if n in before)
+    assert any("modules_to_save" in name for name in before) == ("modules_to_save" in options)
+    merged = AutoModelForCausalLM.from_pretrained(module.export(tmp_path / "model")).eval()
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        expected = module.eval().model(ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
+        with module.model.disable_adapter():
+            assert (module.model(ids).logits - expected).abs().max() > 1e-2
+    assert merged_weights(module.model).keys() >= base_of(merged).state_dict().keys()
+
+
+def test_a_name_instead_of_a_policy_is_explained(language_model_folder) -> None:
+    with pytest.raises(TypeError, match=r"give Policy\(model_name="):
+        When2CallModule(str(language_model_folder))  # type: ignore[arg-type]
+
+
+# Module and data agree ----------------------------------------------------------------------------
+
+
+def test_the_data_take_model_and_template_from_the_module(
+    language_model_folder, data, tmp_path
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{{ tools }}"
+    policy = Policy(str(language_model_folder), chat_template=template, lora=SMALL)
+    quiet_trainer(tmp_path, max_steps=1).fit(When2CallModule(policy), data)
+    assert data.model_name == str(language_model_folder)
+    first = data.datasets["train"][0]["prompt"]
+    # Used with another module, they are encoded anew.
+    other = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
+    quiet_trainer(tmp_path, max_steps=1).fit(other, data)
+    assert list(first) != list(data.datasets["train"][0]["prompt"])
+
+
+def test_two_models_are_refused(language_model_folder, data, tmp_path) -> None:
+    build_model("llama", vocab_size=len(build_tokenizer())).save_pretrained(tmp_path / "other")
+    build_tokenizer().save_pretrained(tmp_path / "other")
+    data.given_name = str(tmp_path / "other")
+    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
+    with pytest.raises(DataError, match=r"model_name: .*must be the same"):
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
+
+
+def test_data_alone_ask_for_a_model(data) -> None:
+    with pytest.raises(DataError, match=r"policy\.model_name.*or give it model_name"):
+        data.setup("fit")
+
+
+def test_answers_of_an_earlier_test_do_not_stay(
+    language_model_folder, safety_data, tmp_path
+) -> None:
+    module = SafetyModule(
+        Policy(str(language_model_folder), lora=SMALL, generation=Generation(max_new_tokens=2)),
+        evaluation=SafetyEvaluation(answer_in=["test", "train"], answers_at_most=1),
+    )
+    move_adapters(module)
+    for _ in range(2):
+        quiet_trainer(tmp_path).test(module, safety_data, verbose=False)
+        assert {name: len(found) for name, found in module.answers.items()} == {
+            "test": 2,
+            "train": 2,
+        }
+    lines = (tmp_path / "answers/train.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 10]
