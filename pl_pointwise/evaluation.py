@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,18 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
-from .formulations import Constraint
 from .metrics import violation_statistics
-from .step import widest
+from .step import (
+    OBJECTIVE,
+    index_of,
+    pieces_of,
+    validate_values,
+    violations_and_mask,
+    widest,
+)
+
+if TYPE_CHECKING:
+    from .module import PointwiseModule
 
 
 @dataclass(frozen=True)
@@ -110,32 +119,47 @@ class Evaluation:
     computed over all ranks together.
 
     Args:
-        constraints: the bounds to evaluate by.
-        task: the task's own metrics.
-        device: of the module.
+        stage: the data set's name in the log keys.
+        module: its evaluation constraints and metrics are collected.
     """
 
-    def __init__(
-        self, constraints: Mapping[str, Constraint], task: dict[str, Metric], device: torch.device
-    ) -> None:
+    def __init__(self, stage: str, module: PointwiseModule) -> None:
+        self.stage, self.constraints = stage, module.evaluation_constraints
+        device = module.device
         self.objective = ViolationsBySample().to(device)
         self.violations = {
             name: ViolationsBySample(constraint.sides).to(device)
-            for name, constraint in constraints.items()
+            for name, constraint in self.constraints.items()
         }
-        self.task = {name: metric.to(device) for name, metric in task.items()}
+        self.task = {name: m.to(device) for name, m in module.evaluation_metrics().items()}
         nothing = torch.zeros(0, 1, device=device)
         for metric in (self.objective, *self.violations.values()):
             # A rank without a batch has states of the right type to gather.
             metric.update(nothing[:, 0].long(), nothing, nothing.bool())
 
-    def results(self, stage: str) -> tuple[dict[str, Tensor], dict[str, SampleViolations]]:
+    def add(self, module: PointwiseModule, batch: Any) -> None:
+        """Adds a batch: no multiplier is read, none moves."""
+        for piece in pieces_of(batch):
+            micro = module._micro_batch(piece, index_of(piece))
+            count, mask = len(micro.index), micro.masks[OBJECTIVE]
+            outputs = module(piece)
+            objective = module.objective(outputs, piece)
+            objective = validate_values(objective, OBJECTIVE, count, vector=False)
+            self.objective.update(micro.index, objective[:, None], mask[:, None])
+            values = module._constraint_values(outputs, piece, count)
+            for name, constraint in self.constraints.items():
+                found = violations_and_mask(constraint, values[name], micro.masks[name], name)
+                self.violations[name].update(micro.index, *found)
+            real = (micro.index >= 0).to(module.device)
+            module.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
+
+    def results(self) -> tuple[dict[str, Tensor], dict[str, SampleViolations]]:
         """What to log, and the violations by constraint; a collective where there are ranks.
 
         ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
         the data set carries is left out, and so is a metric that was never updated.
         """
-        shown: dict[str, Tensor] = {}
+        stage, shown = self.stage, dict[str, Tensor]()
         violations: dict[str, SampleViolations] = {}
         objective = self.objective.samples().pooled()
         if len(objective):

@@ -7,6 +7,7 @@ in ``module.py``.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 import warnings
 from abc import abstractmethod
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -41,6 +42,7 @@ from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
+from .step import Measured
 
 log = logging.getLogger(__name__)
 
@@ -418,6 +420,32 @@ class ManualOptimization(LightningModule):
             torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
         return norm / scale
 
+    def _may_step(self, measured: Measured) -> bool:
+        """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        expected = False
+        if not any(bool(mask.any()) for mask in measured.masks.values()):
+            reason = "no sample of the batch is left"
+        elif math.isfinite(measured.gradient_norm):
+            return True
+        else:
+            reason = (
+                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
+                "a root, logarithm or division at 0, also where membership() masks the value)"
+            )
+            scaler = self._gradient_scaler()
+            if scaler is not None:
+                scale = scaler.get_scale()
+                scaler.update(scale * scaler.get_backoff_factor())
+                expected = scale > 1  # It starts from a factor too large for float16.
+        self._optimizer().zero_grad()
+        self.skipped_steps += 1
+        self._skipped_this_epoch += not expected
+        self._warn(
+            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
+            f"{self.skipped_steps} so far."
+        )
+        return False
+
     def _gradient_scaler(self) -> Any:
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
@@ -442,6 +470,9 @@ class ManualOptimization(LightningModule):
         moved = {key: value for key, value in batch.items() if key not in self.host_keys}
         return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
 
+    def _when(self) -> str:
+        return f"train, epoch {self.current_epoch}, step {self.global_step}"
+
     def _warn(self, message: str) -> None:
         if self.trainer.is_global_zero:
             log.warning(message)
@@ -459,12 +490,3 @@ def connected_zero(module: LightningModule) -> Tensor:
         if parameter.requires_grad:
             total = total + (parameter * 0).sum()
     return total
-
-
-def logs_this_step(trainer: Trainer) -> bool:
-    """Whether a logger takes what this step logs, or the epoch ends and callbacks may read it."""
-    return trainer.is_last_batch or trainer._logger_connector.should_update_logs
-
-
-def shows_progress_bar(trainer: Trainer) -> bool:
-    return bool(getattr(trainer.progress_bar_callback, "is_enabled", False))

@@ -22,13 +22,7 @@ from .data import PADDING, take_rows
 from .errors import DataError
 from .evaluation import Evaluation, SampleViolations, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
-from .manual_optimization import (
-    ManualOptimization,
-    connected_zero,
-    logs_this_step,
-    shows_progress_bar,
-)
-from .metrics import cvar, share_violated
+from .manual_optimization import ManualOptimization, connected_zero
 from .optimizers import Training
 from .step import (
     OBJECTIVE,
@@ -43,9 +37,7 @@ from .step import (
     non_finite_values,
     pack,
     pieces_of,
-    pooled_violations,
     require_names,
-    running_statistics,
     stand_in,
     unpack,
     validate_values,
@@ -53,6 +45,7 @@ from .step import (
     weights,
     without_samples,
 )
+from .step_log import log_step
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -209,7 +202,7 @@ class PointwiseModule(ManualOptimization):
             self._note_visits(measured)
             if len(self._window) >= self.primal_steps:
                 self._dual_step()
-        self._log_step(measured)
+        log_step(self, measured)
         self._step_schedulers_after_batch()
         return torch.tensor(measured.lagrangian)
 
@@ -343,32 +336,6 @@ class PointwiseModule(ManualOptimization):
         return loss
 
     # The steps of weights and multipliers -------------------------------------------------------
-
-    def _may_step(self, measured: Measured) -> bool:
-        """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        expected = False
-        if not any(bool(mask.any()) for mask in measured.masks.values()):
-            reason = "no sample of the batch is left"
-        elif math.isfinite(measured.gradient_norm):
-            return True
-        else:
-            reason = (
-                f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
-                "a root, logarithm or division at 0, also where membership() masks the value)"
-            )
-            scaler = self._gradient_scaler()
-            if scaler is not None:
-                scale = scaler.get_scale()
-                scaler.update(scale * scaler.get_backoff_factor())
-                expected = scale > 1  # It starts from a factor too large for float16.
-        self._optimizer().zero_grad()
-        self.skipped_steps += 1
-        self._skipped_this_epoch += not expected
-        self._warn(
-            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
-            f"{self.skipped_steps} so far."
-        )
-        return False
 
     def _primal_step(self) -> None:
         self._optimizer().step()
@@ -505,68 +472,29 @@ class PointwiseModule(ManualOptimization):
         lagrangian = sum((rows[:, 3].sum() for rows in packed), torch.zeros_like(norm).double())
         return float(self._over_ranks(lagrangian, "sum")), float(norm)
 
-    def _when(self) -> str:
-        return f"train, epoch {self.current_epoch}, step {self.global_step}"
-
-    # Logging and evaluation ---------------------------------------------------------------------
-
-    def _log_step(self, measured: Measured) -> None:
-        """``running/…``: this batch's values, taken while the weights move.
-
-        For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch;
-        for the progress bar, where there is one, at every step.
-        """
-        if shows_progress_bar(self.trainer):
-            on_bar = {"objective": measured.objective[measured.masks[OBJECTIVE]].mean()}
-            violations = pooled_violations(measured)
-            on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
-            shown = {key: value for key, value in on_bar.items() if not value.isnan()}
-            self.log_dict(shown, prog_bar=True, logger=False)
-        if logs_this_step(self.trainer):
-            statistics = running_statistics(measured)
-            statistics |= {
-                "left_out": float(self.left_out),
-                "skipped_steps": float(self.skipped_steps),
-            }
-            self.log_dict({f"running/{key}": value for key, value in statistics.items()})
+    # Evaluation ---------------------------------------------------------------------------------
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(stages_of("val", self.trainer.val_dataloaders)[dataloader_idx], batch)
+        stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]
+        self._evaluations[stage].add(self, batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(stages_of("test", self.trainer.test_dataloaders)[dataloader_idx], batch)
+        stage = stages_of("test", self.trainer.test_dataloaders)[dataloader_idx]
+        self._evaluations[stage].add(self, batch)
 
     def _start_evaluations(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         testing = self.trainer.testing
         loaders = self.trainer.test_dataloaders if testing else self.trainer.val_dataloaders
         self._evaluations = {
-            stage: Evaluation(self.evaluation_constraints, self.evaluation_metrics(), self.device)
+            stage: Evaluation(stage, self)
             for stage in stages_of("test" if testing else "val", loaders)
         }
-
-    def _evaluate(self, stage: str, batch: Any) -> None:
-        """Adds a batch of an evaluated data set: no multiplier is read, none moves."""
-        evaluation = self._evaluations[stage]
-        for piece in pieces_of(batch):
-            micro = self._micro_batch(piece, index_of(piece))
-            count = len(micro.index)
-            outputs = self(piece)
-            objective = self.objective(outputs, piece)
-            objective = validate_values(objective, OBJECTIVE, count, vector=False)
-            mask = micro.masks[OBJECTIVE]
-            evaluation.objective.update(micro.index, objective[:, None], mask[:, None])
-            values = self._constraint_values(outputs, piece, count)
-            for name, constraint in self.evaluation_constraints.items():
-                found = violations_and_mask(constraint, values[name], micro.masks[name], name)
-                evaluation.violations[name].update(micro.index, *found)
-            real = (micro.index >= 0).to(self.device)
-            self.update_evaluation_metrics(evaluation.task, outputs, piece, real, stage)
 
     def _log_evaluations(self) -> None:
         self.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
-            shown, self.evaluated[stage] = evaluation.results(stage)
+            shown, self.evaluated[stage] = evaluation.results()
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
             self.log_dict(shown, add_dataloader_idx=False)
         self._evaluations = {}

@@ -17,7 +17,6 @@ from torch import Tensor
 from .data import PADDING
 from .errors import DataError
 from .formulations import Constraint
-from .metrics import violation_statistics
 
 OBJECTIVE = "objective"
 
@@ -273,29 +272,6 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
         for term, values in terms.items():
             for value in values[~torch.isfinite(values.float())][:1].tolist():
                 yield f"{term}: {value} for sample {int(measured.index[row])}"
-
-
-def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
-    """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
-    mask = measured.masks[OBJECTIVE]
-    shown: dict[str, Tensor | float] = {
-        "lagrangian": measured.lagrangian,
-        "gradient_norm": measured.gradient_norm,
-    }
-    if mask.any():
-        shown["objective"] = measured.objective[mask].mean()
-    for name, violation in measured.violations.items():
-        values = violation[measured.masks[name]]
-        if len(values):
-            statistics = violation_statistics(values)
-            shown |= {f"{name}/{key}": value for key, value in statistics.items()}
-    return shown
-
-
-def pooled_violations(measured: Measured) -> Tensor:
-    """(m,), all violations of a step, of every constraint."""
-    values = [violation[measured.masks[name]] for name, violation in measured.violations.items()]
-    return torch.cat(values) if values else torch.empty(0)
 
 
 def without_samples(

@@ -30,6 +30,7 @@ from pl_pointwise.metrics import (
     share_violated,
     violation_statistics,
 )
+from tests.pl_pointwise.toy import Toy
 
 KEYS = ["mean", "max", "violated", "cvar95"]
 POINTS = [-3.0, 0.0, 2.0]
@@ -241,7 +242,7 @@ def violations_on_a_rank(rank: int, directory: str) -> None:
     dist.init_process_group("gloo", f"file://{directory}/meeting", rank=rank, world_size=2)
     results = []
     for case in RANKS:
-        evaluation = Evaluation({"fit": Constraint(at_most=0.0)}, {}, torch.device("cpu"))
+        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}))
         for index, violation in case[rank]:
             mask = torch.ones(violation.shape, dtype=torch.bool)
             evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
@@ -267,5 +268,5 @@ def test_two_ranks_equal_one_also_when_one_is_empty(tmp_path: Path) -> None:
 
 def test_the_examples_in_the_docstrings_run() -> None:
     outcome = doctest.testmod(metrics)
-    assert outcome.attempted >= 10
+    assert outcome.attempted >= 7
     assert outcome.failed == 0

@@ -1,0 +1,68 @@
+"""What a training step logs: ``running/…``, of the batch, taken while the weights move."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from .metrics import cvar, share_violated, violation_statistics
+from .step import OBJECTIVE, Measured
+
+if TYPE_CHECKING:
+    from .manual_optimization import ManualOptimization
+
+
+def log_step(module: ManualOptimization, measured: Measured) -> None:
+    """Logs the statistics of a step.
+
+    For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch; for
+    the progress bar, where there is one, at every step.
+    """
+    if shows_progress_bar(module.trainer):
+        on_bar = {"objective": measured.objective[measured.masks[OBJECTIVE]].mean()}
+        violations = pooled_violations(measured)
+        on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
+        shown = {key: value for key, value in on_bar.items() if not value.isnan()}
+        module.log_dict(shown, prog_bar=True, logger=False)
+    if logs_this_step(module.trainer):
+        statistics = running_statistics(measured)
+        statistics |= {
+            "left_out": float(module.left_out),
+            "skipped_steps": float(module.skipped_steps),
+        }
+        module.log_dict({f"running/{key}": value for key, value in statistics.items()})
+
+
+def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
+    """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
+    mask = measured.masks[OBJECTIVE]
+    shown: dict[str, Tensor | float] = {
+        "lagrangian": measured.lagrangian,
+        "gradient_norm": measured.gradient_norm,
+    }
+    if mask.any():
+        shown["objective"] = measured.objective[mask].mean()
+    for name, violation in measured.violations.items():
+        values = violation[measured.masks[name]]
+        if len(values):
+            statistics = violation_statistics(values)
+            shown |= {f"{name}/{key}": value for key, value in statistics.items()}
+    return shown
+
+
+def pooled_violations(measured: Measured) -> Tensor:
+    """(m,), all violations of a step, of every constraint."""
+    values = [violation[measured.masks[name]] for name, violation in measured.violations.items()]
+    return torch.cat(values) if values else torch.empty(0)
+
+
+def logs_this_step(trainer: Trainer) -> bool:
+    """Whether a logger takes what this step logs, or the epoch ends and callbacks may read it."""
+    return trainer.is_last_batch or trainer._logger_connector.should_update_logs
+
+
+def shows_progress_bar(trainer: Trainer) -> bool:
+    return bool(getattr(trainer.progress_bar_callback, "is_enabled", False))
