@@ -91,7 +91,7 @@ def total_steps(module: ManualOptimization) -> int | None:
         limits.append(trainer.max_epochs * trainer.num_training_batches)
     if limits and not math.isinf(min(limits)):
         return int(min(limits))
-    if module.optimization.schedule != "constant" or module.optimization.warmup_ratio:
+    if not module.optimization.is_constant:
         raise TrainingError(
             "A schedule needs an end: set max_epochs or max_steps, or take "
             'schedule="constant" without a warm-up.'

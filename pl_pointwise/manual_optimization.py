@@ -348,6 +348,8 @@ class ManualOptimization(LightningModule):
 
     def _factor(self, step: int) -> float:
         """Of the peak learning rate; before the number of steps is known, step 0's."""
+        if self.optimization.is_constant:
+            return 1.0
         if self._total_steps is None:
             return 0.0 if self.optimization.warmup_ratio else 1.0
         if self._factors is None:

@@ -350,13 +350,18 @@ class PointwiseModule(ManualOptimization):
         visits: dict[str, list[Tensor]] = {}
         batch_terms = self._batch_terms()
         for name, formulation in self.formulations.items():
-            violation, mask = measured.violations[name], measured.masks[name]
+            mask = measured.masks[name]
             rows = mask.any(1)
             if not rows.any():
                 continue
             if formulation.scope == "sample":
-                multiplier = measured.multipliers[name]
-                visits[name] = [measured.index[rows], violation[rows], mask[rows], multiplier[rows]]
+                visit = [
+                    measured.index,
+                    measured.violations[name],
+                    mask,
+                    measured.multipliers[name],
+                ]
+                visits[name] = visit if rows.all() else [part[rows] for part in visit]
             elif batch_terms is not None and formulation.scope == "batch":
                 value, psi = batch_terms.visit(name, measured)
                 visits[name] = [value]

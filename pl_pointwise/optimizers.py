@@ -27,6 +27,11 @@ class Optimization:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: float = 0.0
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rate is the peak at every step."""
+        return self.schedule == "constant" and not self.warmup_ratio
+
     def factors(self, total_steps: int) -> Callable[[int], float]:
         """What the peak is multiplied by at each step, as ``transformers.get_scheduler`` has it."""
         from transformers import get_scheduler  # Takes seconds, which a module without needs not.

@@ -73,6 +73,9 @@ class Measured:
 
         A violation beyond float32 counts as infinite: λ, which is float32, would become so.
         """
+        values = torch.cat([self.objective[:, None], *self.violations.values()], dim=1)
+        if values.abs().amax() <= torch.finfo(torch.float32).max:  # False for NaN too.
+            return torch.zeros(len(values), dtype=torch.bool)
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for name, violation in self.violations.items():
             bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
