@@ -203,8 +203,13 @@ def validated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     visits = [visit for _, visited in state["window"] for visit in visited.values()]
     if not all(isinstance(visit, sequence) for visit in visits):
         raise damaged("'window'")
+    if any(len(visit) not in (1, 4) for visit in visits):  # Of the batch, or of its samples.
+        raise damaged("'window'")
     if not all(isinstance(e, Tensor) for e in [*state["thresholds"].values(), *chain(*visits)]):
         raise damaged("'window' or 'thresholds'")
+    indices = [visit[0] for visit in visits if len(visit) == 4 and len(visit[0])]
+    if any(not 0 <= int(index.max()) < state["samples"] for index in indices):
+        raise damaged("'window'")
     for threshold in state["thresholds"].values():
         if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
             raise damaged("'thresholds'")

@@ -41,7 +41,7 @@ from .errors import TrainingError
 from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
-from .optimizers import Optimization, keeping_monitors
+from .optimizers import Optimization, keeping_monitors, monitor_of
 from .step import Measured
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class ManualOptimization(LightningModule):
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
-                _monitor(config.scheduler): float(value)
+                monitor_of(config.scheduler): float(value)
                 for config in self.trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
@@ -379,7 +379,7 @@ class ManualOptimization(LightningModule):
             if plateau and metric is None:
                 known = ", ".join(sorted(self.trainer.callback_metrics))
                 message = (
-                    f"The scheduler monitors {_monitor(scheduler)!r}, which is not logged. "
+                    f"The scheduler monitors {monitor_of(scheduler)!r}, which is not logged. "
                     f"Logged: {known}."
                 )
                 if getattr(scheduler, "strict", True):
@@ -393,7 +393,7 @@ class ManualOptimization(LightningModule):
 
         After a resume between a validation and the use of what it logged, the checkpoint's value.
         """
-        name = _monitor(scheduler)
+        name = monitor_of(scheduler)
         restored = (self._restored or {}).get("monitored", {})
         return self.trainer.callback_metrics.get(name, restored.get(name))
 
@@ -478,11 +478,6 @@ class ManualOptimization(LightningModule):
     def _warn(self, message: str) -> None:
         if self.trainer.is_global_zero:
             log.warning(message)
-
-
-def _monitor(scheduler: Any) -> str:
-    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
-    return getattr(scheduler, "monitor", None) or ""
 
 
 def connected_zero(module: LightningModule) -> Tensor:

@@ -123,3 +123,8 @@ def _annotate(entry: Any, monitor: str | None = None) -> None:
         entry = entry.get("scheduler")
     for key, value in keys.items():
         setattr(entry, key, value)
+
+
+def monitor_of(scheduler: Any) -> str:
+    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
+    return getattr(scheduler, "monitor", None) or ""

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from .metrics import cvar, share_violated, violation_statistics
+from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def log_step(module: ManualOptimization, measured: Measured) -> None:
         on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
         shown = {key: value for key, value in on_bar.items() if not value.isnan()}
         module.log_dict(shown, prog_bar=True, logger=False)
-    if logs_this_step(module.trainer):
+    if logs_this_step(module):
         statistics = running_statistics(measured)
         statistics |= {
             "left_out": float(module.left_out),
@@ -59,9 +60,12 @@ def pooled_violations(measured: Measured) -> Tensor:
     return torch.cat(values) if values else torch.empty(0)
 
 
-def logs_this_step(trainer: Trainer) -> bool:
-    """Whether a logger takes what this step logs, or the epoch ends and callbacks may read it."""
-    return trainer.is_last_batch or trainer._logger_connector.should_update_logs
+def logs_this_step(module: ManualOptimization) -> bool:
+    """Whether a logger takes what this step logs, or callbacks or schedulers may read it."""
+    trainer = module.trainer
+    if trainer.is_last_batch or trainer._logger_connector.should_update_logs:
+        return True
+    return any(monitor_of(c.scheduler).startswith("running/") for c in trainer.lr_scheduler_configs)
 
 
 def shows_progress_bar(trainer: Trainer) -> bool:

@@ -19,7 +19,7 @@ class Visit:
     epoch: int
     index: np.ndarray
     violation: dict[str, np.ndarray]
-    carried: dict[str, np.ndarray]
+    mask: dict[str, np.ndarray]
     before: dict[str, np.ndarray]
     after: dict[str, np.ndarray]
 
@@ -39,7 +39,7 @@ class Witness(Callback):
         with torch.no_grad():
             z = pl_module(batch)
         values = {"fit": z[:, None], "pair": z[:, None] * batch["x"][:, :PAIRS]}
-        violation, carried = {}, {}
+        violation, masks = {}, {}
         for name, (upper, lower) in self.bounds.items():
             sides = [] if upper is None else [values[name] - upper]
             sides += [] if lower is None else [lower - values[name]]
@@ -47,9 +47,9 @@ class Witness(Callback):
             mask = torch.ones_like(values[name], dtype=torch.bool)
             if pl_module.partial:
                 mask &= batch[f"has_{name}"].reshape(len(mask), -1)
-            carried[name] = torch.cat([mask] * len(sides), 1).numpy()
+            masks[name] = torch.cat([mask] * len(sides), 1).numpy()
         index, before = batch["index"].numpy(), _tables(pl_module)
-        self.visits.append(Visit(trainer.current_epoch, index, violation, carried, before, {}))
+        self.visits.append(Visit(trainer.current_epoch, index, violation, masks, before, {}))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -224,7 +224,20 @@ DAMAGE: dict[str, tuple[str, Any]] = {
     "window without parts": ("window", [(0, {"pair": 5})]),
     "window outside": (
         "window",
-        [(0, {"pair": [torch.tensor([99]), torch.ones(1, 3), torch.ones(1, 3) > 0]})] * 2,
+        [
+            (
+                0,
+                {
+                    "pair": [
+                        torch.tensor([99]),
+                        torch.ones(1, 3),
+                        torch.ones(1, 3) > 0,
+                        torch.ones(1, 3),
+                    ]
+                },
+            )
+        ]
+        * 2,
     ),
     "counts": ("left_out", "many"),
     "monitored": ("monitored", 3),

@@ -22,6 +22,7 @@ from pl_pointwise import (
     PointwiseModule,
     Relaxed,
     Tilted,
+    Training,
 )
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, fit, multipliers_of, trainer, weights_of
 
@@ -49,7 +50,9 @@ class Reader(PointwiseModule):
 
     def __init__(self, formulation: Any, **options: Any) -> None:
         super().__init__(
-            formulation=formulation, constraints={"fit": Constraint(at_most=0.0)}, **options
+            formulation=formulation,
+            constraints={"fit": Constraint(at_most=0.0)},
+            training=Training(**options),
         )
         self.weight = torch.nn.Parameter(torch.ones(3))
         self.losses: list[Tensor] = []

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.fit_checks import check_strategy
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import FORMULATIONS, Toy
 from tests.programs.launch import run_program
@@ -126,7 +127,7 @@ def under(strategy: Any, module: Toy) -> None:
     runner.strategy.connect(module)
     module.trainer = runner
     runner._accelerator_connector.strategy = strategy
-    module._refuse_hidden_gradients()
+    check_strategy(module)
 
 
 def test_tensor_parallelism_is_refused(ranks: list[dict[str, Any]]) -> None:

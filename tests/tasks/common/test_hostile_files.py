@@ -33,8 +33,10 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import RerankerDataModule, SafetyDataModule, When2CallDataModule
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import rows_of
+from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
+from pl_pointwise.tasks.safety.records import Selection
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
 
@@ -104,11 +106,16 @@ def reranker(option: str, stage: str, rows: list[Any]) -> Loader:
 
 
 def when2call(option: str, stage: str, rows: list[Any], **options: Any) -> Loader:
-    return Loader(When2CallDataModule, option, stage, rows, {"val_fraction": 0.0, **options})
+    options = {"preparation": Preparation(val_fraction=0.0), **options}
+    return Loader(When2CallDataModule, option, stage, rows, options)
 
 
 def safety(option: str, stage: str, rows: list[Any], schema: str | None = None) -> Loader:
-    options = {"unsafe_schema": schema, "val_fraction": 0.0, "held_out_per_category": 0}
+    options = {
+        "unsafe_schema": schema,
+        "preparation": Preparation(val_fraction=0.0),
+        "selection": Selection(held_out_per_category=0),
+    }
     return Loader(SafetyDataModule, option, stage, rows, options)
 
 

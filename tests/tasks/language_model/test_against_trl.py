@@ -48,7 +48,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 def scores(model: Any, prompts: list[list[int]], responses: Any) -> ResponseStatistics:
     """Our log-likelihoods, (3, 2): chosen, rejected, end token included."""
     with torch.no_grad():
-        scorer = ResponseScorer(model.eval(), path="plain")
+        scorer = ResponseScorer(model.eval(), method="plain")
         return scorer(collate_responses(prompts, responses), reference=False)
 
 

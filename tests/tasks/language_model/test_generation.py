@@ -168,7 +168,7 @@ def test_the_reference_answers_as_the_base_without_adapters(make_model, make_ada
 
 def made(folder: Path, **options: Any) -> When2CallModule:
     """A module in training mode with dropout, its adapters away from their zero start."""
-    lora = Lora(r=4, alpha=8, dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
+    lora = Lora(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
     module = When2CallModule(str(folder), lora=lora, generation=DRAWN, **options)
     torch.manual_seed(3)
     with torch.no_grad():

@@ -69,7 +69,7 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path) -> None:
     main(["compare", "--config", "reranker", *rows, *tiny])
     lines = list(csv.DictReader((output / "comparison.csv").open()))
     methods = yaml.safe_load((FOLDER / f"compare/{name}.yaml").read_text())
-    assert [line["row"] for line in lines] == list(methods)
+    assert [line["method"] for line in lines] == list(methods)
     for line in lines:
         assert line["error"] == ""
         assert float(line["test/relevance/max"]) >= float(line["test/relevance/cvar95"])
