@@ -19,8 +19,8 @@ class Convergence:
     With r = v − u*, of the λ after the step, over the entries (sample and column) that stepped:
 
     ====================== ========================================================
-    ``step``               mean |Δλ|
-    ``slackness``          mean |λr|
+    ``step``               mean ``|Δλ|``
+    ``slackness``          mean ``|λr|``
     ``infeasibility_mean`` mean (r)₊
     ``infeasibility_max``  max (r)₊
     ``relaxed``            share with u* > 0; only where the formulation relaxes

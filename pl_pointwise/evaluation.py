@@ -65,14 +65,14 @@ class ViolationsBySample(Metric):
     index: list[Tensor]
     column: list[Tensor]
     value: list[Tensor]
-    double: Tensor
+    wide: Tensor
 
     def __init__(self, sides: int = 1) -> None:
         super().__init__()
         self.sides = sides
         for name in ("index", "column", "value"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        self.add_state("double", default=torch.tensor(0), dist_reduce_fx="max")
+        self.add_state("wide", default=torch.tensor(0), dist_reduce_fx="max")
 
     def update(self, index: Tensor, violation: Tensor, mask: Tensor) -> None:
         """Adds a batch: (b,), (b, sides·K) and bool alike; True counts."""
@@ -83,7 +83,7 @@ class ViolationsBySample(Metric):
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
         self.value.append(value.to(widest(value.device)))
-        self.double |= int(value.dtype == torch.float64)
+        self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:
         """The statistics of all violations, the same on every rank."""
@@ -96,7 +96,7 @@ class ViolationsBySample(Metric):
 
     def _samples(self) -> SampleViolations:
         index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
-        dtype = torch.float64 if self.double else torch.float32
+        dtype = torch.float64 if self.wide else torch.float32
         value = dim_zero_cat(self.value).cpu().to(dtype)
         width = int(column.max()) // self.sides + 1 if len(column) else 1
         key = index * width * self.sides + column

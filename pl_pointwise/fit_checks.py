@@ -58,7 +58,7 @@ def training_set(module: ManualOptimization) -> Any:
             some samples to fill the ranks.
     """
     loader: Any = module.trainer.train_dataloader
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         if any(f.scope == "sample" for f in module.formulations.values()):
             raise TrainingError(

@@ -38,6 +38,7 @@ from .checkpoints import (
 )
 from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
+from .evaluation import SampleViolations
 from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
@@ -129,6 +130,8 @@ class ManualOptimization(LightningModule):
         """Steps skipped so far because the gradient was not finite, or no sample was left."""
         self._taken_this_epoch = 0
         self._skipped_this_epoch = 0
+        self.violations: dict[str, dict[str, Tensor]] = {}
+        self.evaluated: dict[str, dict[str, SampleViolations]] = {}
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None

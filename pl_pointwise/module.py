@@ -20,7 +20,7 @@ from .batch_terms import BatchTerms
 from .checkpoints import formulations_from, from_plain, replayed_random_state
 from .data import PADDING, take_rows
 from .errors import DataError
-from .evaluation import Evaluation, SampleViolations, stages_of
+from .evaluation import Evaluation, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization, connected_zero
 from .optimizers import Training
@@ -74,7 +74,7 @@ class PointwiseModule(ManualOptimization):
 
     A batch of the training DataLoader is one optimisation step, whatever the micro-batch size. In
     a step, in this order: :meth:`membership` of every micro-batch; then, per micro-batch,
-    :meth:`forward` once, :meth:`objective` and :meth:`constraint_values` on its output, and the
+    ``forward`` once, :meth:`objective` and :meth:`constraint_values` on its output, and the
     backward pass; then the step of the weights; last the step of the batch's multipliers.
 
     A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a
@@ -127,8 +127,6 @@ class PointwiseModule(ManualOptimization):
         self.order = training.order
         self.multiplier_folder = training.multiplier_folder
 
-        self.violations: dict[str, dict[str, Tensor]] = {}
-        self.evaluated: dict[str, dict[str, SampleViolations]] = {}
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self._columns: dict[str, int] = {}
@@ -403,11 +401,8 @@ class PointwiseModule(ManualOptimization):
 
     def _batch_terms(self) -> BatchTerms | None:
         """None where every formulation acts on samples."""
-        formulations = {
-            name: formulation.at_epoch(self.current_epoch)
-            for name, formulation in self.formulations.items()
-            if isinstance(formulation, BatchFormulation)
-        }
+        now = {name: f.at_epoch(self.current_epoch) for name, f in self.formulations.items()}
+        formulations = {name: f for name, f in now.items() if isinstance(f, BatchFormulation)}
         if not formulations:
             return None
         dual_first = self.order == "dual_first"

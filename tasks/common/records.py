@@ -419,8 +419,9 @@ def warn_of_shared_prompts(
     train: Sequence[Prompted], held: Sequence[Prompted], train_source: str, held_source: str
 ) -> None:
     """Says how many held-out records have a prompt that is trained on."""
-    prompts = [[record.prompt for record in records] for records in (train, held)]
-    warn_of_shared(*prompts, train_source, held_source, "prompts")
+    held_prompts = [record.prompt for record in held]
+    prompts = (record.prompt for record in train)
+    warn_of_shared(prompts, held_prompts, train_source, held_source, "prompts")
 
 
 def largest(values: Sequence[float], count: int | None) -> list[int]:

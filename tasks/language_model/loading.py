@@ -170,7 +170,7 @@ def merged_weights(model: PeftModel) -> dict[str, Tensor]:
         merged[name.replace(f".modules_to_save.{adapter}.", ".")] = weight.cpu()
     for name, layer in layers.items():
         layer = deepcopy(layer)
-        layer.merge(adapter_names=[adapter])  # type: ignore[operator]
+        layer.merge(adapter_names=[adapter])
         for key, weight in layer.get_base_layer().state_dict().items():
             merged[f"{name}.{key}"] = weight.cpu()
     return merged

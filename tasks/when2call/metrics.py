@@ -73,8 +73,8 @@ class MacroF1(MulticlassF1Score):
         super().__init__(num_classes=len(CATEGORIES), average="none")
 
     def compute(self) -> Tensor:
-        occurs = self.tp + self.fn > 0
-        return super().compute()[occurs].mean()
+        found, missed = torch.as_tensor(self.tp), torch.as_tensor(self.fn)
+        return super().compute()[found + missed > 0].mean()
 
 
 NORMALISATIONS: dict[str, Normalisation] = {

@@ -207,6 +207,8 @@ def test_checkpoint_of_another_formulation_is_refused(good: Path) -> None:
 
 # What is damaged ----------------------------------------------------------------------------------
 
+OUTSIDE = [torch.tensor([99]), torch.ones(1, 3), torch.ones(1, 3) > 0, torch.ones(1, 3)]
+
 DAMAGE: dict[str, tuple[str, Any]] = {
     "no samples": ("samples", "7"),
     "fewer samples": ("samples", 3),
@@ -222,23 +224,8 @@ DAMAGE: dict[str, tuple[str, Any]] = {
     "window of text": ("window", ["abc"]),
     "window of numbers": ("window", [(0, {"pair": [1, 2, 3]})]),
     "window without parts": ("window", [(0, {"pair": 5})]),
-    "window outside": (
-        "window",
-        [
-            (
-                0,
-                {
-                    "pair": [
-                        torch.tensor([99]),
-                        torch.ones(1, 3),
-                        torch.ones(1, 3) > 0,
-                        torch.ones(1, 3),
-                    ]
-                },
-            )
-        ]
-        * 2,
-    ),
+    "window outside": ("window", [(0, {"pair": OUTSIDE})] * 2),
+    "window of three parts": ("window", [(0, {"pair": OUTSIDE[:3]})]),
     "counts": ("left_out", "many"),
     "monitored": ("monitored", 3),
     "thresholds": ("thresholds", {"pair": "low"}),
