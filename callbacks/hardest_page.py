@@ -20,7 +20,7 @@ dd { margin: 0 0 .5rem; max-height: 12rem; overflow: auto; overflow-wrap: anywhe
 def page(rows: list[dict[str, Any]]) -> str:
     """One HTML page without anything from elsewhere, and without scripts; texts are escaped.
 
-    rows: as :class:`~pl_pointwise.callbacks.HardestSamples` writes them to its JSONL file.
+    rows: as :class:`HardestSamples` writes them to its JSONL file.
     """
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',

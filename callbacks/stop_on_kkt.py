@@ -28,7 +28,7 @@ class StopOnKKT(Callback):
     - stationarity, ‖(1/T) Σ_t g_t‖₂, with g_t the gradient of step t's Lagrangian before clipping:
       where training has settled, the noise of single batches averages out;
     - feasibility, the largest over constraints of mean (v − u*)₊;
-    - complementarity, the largest over constraints of mean |λ(v − u*)|,
+    - complementarity, the largest over constraints of mean ``|λ(v − u*)|``,
 
     the last two of :class:`~pl_pointwise.callbacks.convergence.Convergence`. They are in the units
     of the objective's gradient, of the violations, and of the objective, and taken while the

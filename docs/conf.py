@@ -48,7 +48,7 @@ include_patterns = [
 nitpicky = True
 _OTHERS = (
     "Path|abc|argparse|collections|contextlib|datasets|huggingface_hub|jsonargparse|lightning"
-    "|lightning_fabric|matplotlib|numpy|os|pathlib|peft|pyarrow|sentence_transformers|torch"
+    "|lightning_fabric|matplotlib|numpy|os|pandas|pathlib|peft|pyarrow|sentence_transformers|torch"
     "|torchmetrics|transformers|typing"
 )
 nitpick_ignore_regex = [

@@ -60,9 +60,10 @@ def batch_statistic(
 ) -> BatchStatistic:
     """The statistic of a step, differentiable in ``threshold``.
 
+    A sample that was left out of the step counts as one at v = 0.
+
     parts: violations and their mask, (b, sides·K) both, of every micro-batch.
-    count: samples that carry the constraint, over all ranks, those left out included: a sample
-        that was left out counts as one at v = 0.
+    count: samples that carry the constraint, over all ranks, those left out included.
     device: of the parts, of which there may be none.
     reduce: None where the parts hold the samples of all ranks.
     """

@@ -143,11 +143,10 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, so that there is one independent value each.
 
     A sample is satisfied if all its elements are: the certificate is then about inputs, and says of
-    a new input that *any* of its elements violates.
+    a new input that *any* of its elements violates. Samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
-    mask: bool, the shape of ``violation``: the elements that carry the constraint. Samples without
-        any are left out.
+    mask: bool, the shape of ``violation``: the elements that carry the constraint.
     Returns: (m,), m ≤ n. NaN where an element within the mask is NaN.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))

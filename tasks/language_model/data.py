@@ -71,7 +71,7 @@ class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
     A subclass sets the class attributes and defines :meth:`task_records`, :meth:`encoded`,
-    :meth:`remedy` and :meth:`collate`. Its docstring has the arguments.
+    :meth:`remedy` and ``collate``. Its docstring has the arguments.
 
     Model, revision and chat template are those of the module it is used with. A data module used
     alone is given them.
