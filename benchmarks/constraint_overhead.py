@@ -10,7 +10,7 @@ threads that take turns step by step, so that a pair of steps has the same batch
 of the machine. A GPU is used where the configuration uses it.
 
 Two figures for each. The ratio of whole steps, median over pairs, with its quartiles; on a machine
-that others use, of CPU time. And the time of the two places where a formulation does anything, the
+that others use, of CPU time. And the time of the places where a formulation does anything, the
 loss made of the terms and the dual step, less what the loss of plain training takes: its share of
 a step is far below the noise of whole steps.
 """
@@ -135,7 +135,7 @@ def limits(steps: int) -> list[str]:
 
 def watch(module: PointwiseModule, clock: Clock) -> None:
     """Time the methods in which formulations are used."""
-    for name in ("_loss", "_dual_step"):
+    for name in ("_multiplier_rows", "_lagrangian", "_note_visits", "_dual_step"):
         setattr(module, name, clock.timed(getattr(module, name)))
 
 

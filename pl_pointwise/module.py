@@ -389,9 +389,9 @@ class PointwiseModule(ManualOptimization):
                 continue
             index, violation, mask, multiplier = map(torch.cat, zip(*visits, strict=True))
             last = last_visits(index)
-            index, violation, mask, multiplier = (
-                part[last] for part in (index, violation, mask, multiplier)
-            )
+            if len(last) < len(index):
+                parts = (index, violation, mask, multiplier)
+                index, violation, mask, multiplier = (part[last] for part in parts)
             stepped = torch.where(mask, formulation.ascend(violation, multiplier), multiplier)
             self.multipliers.write(name, index, stepped)
             self.dual_steps[name] = DualStep(index, violation, mask, multiplier, stepped)

@@ -230,7 +230,8 @@ def violations_and_mask(
             f'membership()["{name}"] has {mask.shape[1]} columns, '
             f"constraint_values() {width}: they must agree."
         )
-    return violation, mask.expand(-1, width).repeat(1, constraint.sides)
+    mask = mask.expand(-1, width)
+    return violation, mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
 
 
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
@@ -242,6 +243,8 @@ def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     samples that carry the constraint, it is the mean of the side.
     """
     per_side = mask.shape[1] // sides
+    if per_side == 1:
+        return mask.to(dtype)
     inner = mask.unflatten(1, (sides, per_side)).sum(2).clamp(min=1)
     return mask.to(dtype) / inner.repeat_interleave(per_side, dim=1)
 

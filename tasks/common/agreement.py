@@ -26,7 +26,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def rounding_bound(weights: Iterable[Tensor]) -> float:
-    """How far two correct results of a model of these weights may differ, relative to ``1 + |x|``."""
+    """How far two correct results of a model may differ, relative to ``1 + |x|``."""
     weights = list(weights)
     if any(not weight.is_floating_point() or weight.dtype.itemsize < 4 for weight in weights):
         return 3e-2

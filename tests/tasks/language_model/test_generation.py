@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from peft import PeftModel
 from torch.utils.data import DataLoader
 
-from pl_pointwise.tasks import When2CallModule
+from pl_pointwise.tasks import Policy, When2CallModule
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.generation import Draws, Generation, generate_ids
 from pl_pointwise.tasks.language_model.loading import Lora
@@ -169,7 +169,8 @@ def test_the_reference_answers_as_the_base_without_adapters(make_model, make_ada
 def made(folder: Path, **options: Any) -> When2CallModule:
     """A module in training mode with dropout, its adapters away from their zero start."""
     lora = Lora(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj", "o_proj"])
-    module = When2CallModule(str(folder), lora=lora, generation=DRAWN, **options)
+    policy = Policy(str(folder), lora=lora, generation=DRAWN, **options)
+    module = When2CallModule(policy)
     torch.manual_seed(3)
     with torch.no_grad():
         for weight in module.parameters():
