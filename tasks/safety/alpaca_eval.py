@@ -93,17 +93,7 @@ def win_rate(
             f'{policy} and {reference} are both by "{name}": a model does not win against itself. '
             "Write them with two generator names."
         )
-    asked, other_asked = ([row["instruction"] for row in each] for each in (rows, other_rows))
-    if asked != other_asked:
-        pairs = zip(asked, other_asked, strict=False)
-        first = next(
-            (i for i, (a, b) in enumerate(pairs) if a != b), min(len(rows), len(other_rows))
-        )
-        raise DataError(
-            f"{policy} and {reference} do not answer the same instructions in the same order: "
-            f"they differ from number {first + 1} on ({len(rows):,} and {len(other_rows):,} "
-            "answers). Generate both from one file."
-        )
+    _require_same_instructions(rows, other_rows, policy, reference)
     table, _ = evaluate(
         model_outputs=rows,
         reference_outputs=other_rows,
@@ -120,6 +110,25 @@ def win_rate(
     )
     found = table.loc[name].to_dict()
     return {key: float(value) for key, value in found.items() if not isinstance(value, str)}
+
+
+def _require_same_instructions(
+    rows: list[dict[str, Any]], others: list[dict[str, Any]], policy: str | Path, other: str | Path
+) -> None:
+    """
+    Raises:
+        DataError: the two files answer other instructions, or in another order.
+    """
+    asked, asked_other = ([row["instruction"] for row in each] for each in (rows, others))
+    if asked == asked_other:
+        return
+    pairs = enumerate(zip(asked, asked_other, strict=False))
+    first = next((i for i, (a, b) in pairs if a != b), min(len(asked), len(asked_other)))
+    raise DataError(
+        f"{policy} and {other} do not answer the same instructions in the same order: they differ "
+        f"from number {first + 1} on ({len(asked):,} and {len(asked_other):,} answers). Generate "
+        "both from one file."
+    )
 
 
 def _read(path: str | Path) -> tuple[list[dict[str, Any]], str]:
