@@ -17,8 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise
+from pl_pointwise.checkpoints import formulation_from
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
-from pl_pointwise.formulations import formulation_from
 
 
 def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
