@@ -123,7 +123,7 @@ def initialise_multipliers(
             )
     index, terms = _pass(module, loader)
     samples = int(index.max()) + 1 if len(index) else 0
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     samples = len(dataset) if hasattr(dataset, "__len__") else samples
     real = index >= 0
     if len(index[real].unique()) < int(real.sum()):

@@ -584,3 +584,20 @@ def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
         initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
     with pytest.raises(DataError, match="came twice"):
         initialise_multipliers(Toy(Pointwise()), [*loader_of(), *loader_of()])
+
+
+def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
+    """The dual follows ℓ − c with its sign; what users read is how far off the samples are."""
+    module = Toy(Pointwise(dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
+    runner = trainer(max_epochs=1)
+    runner.fit(module, ToyData(ToyRows(9), batch_size=9))
+    residual = module.measured.violations["fit"] if module.measured else torch.empty(0)
+    assert (residual < 0).any()
+    torch.testing.assert_close(
+        runner.callback_metrics["running/fit/mean"].double(), residual.abs().mean()
+    )
+    assert (module.multipliers["fit"] < 0).any()
+    trainer().test(module, ToyData(ToyRows(9), ToyRows(9), batch_size=4))
+    torch.testing.assert_close(
+        module.violations["test"]["fit"].sort().values, residual.abs()[:, 0].sort().values
+    )
