@@ -26,6 +26,8 @@ class Convergence:
     ``relaxed``            share with u* > 0; only where the formulation relaxes
     ====================== ========================================================
 
+    Of an equality r has either sign, and |r| stands for (r)₊.
+
     A constraint with one multiplier is met by a statistic of the batch, such as its mean, which
     varies from batch to batch; so r is averaged over the epoch's steps before it is measured.
     """
@@ -40,6 +42,9 @@ class Convergence:
             relaxation = getattr(formulation, "relaxation", None)
             relaxed = None if relaxation is None else relaxation(step.violation, step.after)
             found = _of_samples(step, relaxed) if step.index is not None else _of_statistic(step)
+            found |= {} if step.index is not None else {"signed": torch.tensor(formulation.signed)}
+            if formulation.signed and step.index is not None:
+                found |= _of_equality(step, relaxed)
             found = {key: value.to(torch.float64) for key, value in found.items()}
             known = self.sums.setdefault(name, {})
             for key, value in found.items():
@@ -70,6 +75,13 @@ def _of_samples(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
     return found if relaxed is None else found | {"relaxed": (relaxed[step.mask] > 0).sum()}
 
 
+def _of_equality(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
+    """What an optimum asks of r = 0 with λ and u* of either sign: |r| itself, λr nothing more."""
+    residual = (step.violation if relaxed is None else step.violation - relaxed)[step.mask].abs()
+    found = {"infeasibility_mean": residual.sum(), "infeasibility_max": residual.max()}
+    return found if relaxed is None else found | {"relaxed": (relaxed[step.mask] != 0).sum()}
+
+
 def _of_statistic(step: DualStep) -> dict[str, Tensor]:
     return {
         "entries": torch.tensor(step.violation.shape[1]),
@@ -85,9 +97,10 @@ def _figures(sums: dict[str, Tensor]) -> dict[str, Tensor]:
         mean = {k: v / sums["entries"] for k, v in sums.items() if k != "entries"}
         return mean | {"infeasibility_max": sums["infeasibility_max"]}
     residual = sums["statistic"] / sums["steps"]
+    excess = residual.abs() if sums.get("signed") else residual.clamp(min=0)
     return {
         "step": sums["step"] / sums["entries"],
         "slackness": (sums["multiplier"] * residual).abs().mean(),
-        "infeasibility_mean": residual.clamp(min=0).mean(),
-        "infeasibility_max": residual.clamp(min=0).max(),
+        "infeasibility_mean": excess.mean(),
+        "infeasibility_max": excess.max(),
     }

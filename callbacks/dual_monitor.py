@@ -1,6 +1,6 @@
 """Logs the multipliers and how far from an optimum they are: ``dual/{constraint}/{statistic}``.
 
-``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ > 0), and over the dual steps
+``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0), and over the dual steps
 of the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``;
 see :class:`~pl_pointwise.callbacks.convergence.Convergence`.
 """
@@ -66,7 +66,7 @@ class DualMonitor(Callback):
             values = quantiles(multipliers, QUANTILES).tolist()
             names = [f"q{100 * p:g}" for p in QUANTILES[:-1]] + ["max"]
             figures |= {f"multiplier_{n}": v for n, v in zip(names, values, strict=True)}
-            figures["active"] = float((multipliers > 0).double().mean())
+            figures["active"] = float((multipliers != 0).double().mean())
             pl_module.log_dict({f"dual/{name}/{key}": value for key, value in figures.items()})
         self._convergence = Convergence()
 

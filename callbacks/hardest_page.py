@@ -28,9 +28,10 @@ def page(rows: list[dict[str, Any]]) -> str:
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>Hardest samples</title><style>{_STYLE}</style></head><body>",
-        "<h1>Hardest samples</h1><p>The largest multipliers λ: inputs that resist their "
-        "constraint. Look for wrong labels and outliers. v is the violation at the last visit in "
-        "training (≤ 0 is satisfied), u* the relaxation taken.</p>",
+        "<h1>Hardest samples</h1><p>The largest relaxations u*, then the largest multipliers λ: "
+        "inputs that resist their constraint. Look for wrong labels and outliers. v is the "
+        "violation at the last visit in training (≤ 0 is satisfied). Of a sample with several "
+        "values the hardest is named, and its text marked ←.</p>",
     ]
     if not rows:
         parts.append("<p>No multiplier is above 0.</p>")
@@ -49,6 +50,16 @@ def _line(row: dict[str, Any]) -> str:
     figures = [row[name] for name in ("multiplier", "violation", "relaxation")]
     shown = [row["rank"], *("–" if figure is None else f"{figure:.3g}" for figure in figures)]
     cells = "".join(f'<td class="number">{number}</td>' for number in shown)
-    fields = {"training sample": f"{row['index']}, column {row['column']}", **row["text"]}
+    value = row["value"]
+    sample = str(row["index"])
+    if value["of"] > 1:
+        sample += f", value {value['number']} of {value['of']}"
+    if value["bound"] is not None:
+        sample += f", {value['bound']}"
+    fields = {"training sample": sample}
+    for name, text in row["text"].items():
+        # The tasks number the texts of a vector-valued constraint: "negative 3" is value 3's.
+        culprit = value["of"] > 1 and name.endswith(f" {value['number']}")
+        fields[f"{name} ←" if culprit else name] = text
     texts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in fields.items())
     return f"<tr>{cells}<td><dl>{texts}</dl></td></tr>"

@@ -1,25 +1,31 @@
-"""Writes ``hardest/samples.jsonl`` and ``.html``: the largest multipliers, with their text.
+"""Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-A sample that fights its constraint is usually a labelling error or an outlier, so the list is a
-place to look for either. A line of the JSONL file::
+By the relaxation u* that they take, where the formulation relaxes, then by the size of λ. A sample
+that fights its constraint is usually a labelling error or an outlier, so the list is a place to
+look for either. A line of the JSONL file::
 
-    {"constraint": "fit", "rank": 1, "index": 17, "column": 0, "multiplier": 3.2,
-     "violation": 0.9, "relaxation": 0.4, "epoch": 2, "text": {"query": "..."}}
+    {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
+     "value": {"number": 3, "of": 9, "bound": null}, "multiplier": 3.2, "violation": 0.9,
+     "relaxation": 0.4, "epoch": 2, "text": {"query": "..."}}
 
-``index`` is the position in the training set; ``column`` that of the sample's largest multiplier,
-which is ``multiplier``; ``epoch`` is the one that the list was made in, from 0;
-``violation`` is of the last visit (null if there was none since a resume); ``relaxation`` is u*,
-null where the formulation has none.
+``index`` is the position in the training set; ``column``, from 0, that of the sample's hardest
+value in the table of λ, whose ``multiplier`` and ``relaxation`` u* these are (null where the
+formulation has none); ``value`` says which value it is, from 1, of how many, and of an interval
+which bound; ``epoch`` is the one that the list was made in, from 0; ``violation`` is of the last
+visit (null if there was none since a resume).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.data import PointwiseDataModule, plain_fields
@@ -32,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class HardestSamples(Callback):
-    """When the fit ends, the samples with the largest multipliers of every constraint.
+    """When the fit ends, the samples of every constraint with the largest u*, then the largest λ.
 
-    Only λ > 0 is listed, so a constraint without one multiplier per sample is not. The texts are
-    those of :meth:`~pl_pointwise.data.PointwiseDataModule.describe`.
+    Only a λ other than 0 is listed, so a constraint without one multiplier per sample is not. The
+    texts are those of :meth:`~pl_pointwise.data.PointwiseDataModule.describe`.
 
     Args:
         count: samples per constraint.
@@ -95,24 +101,31 @@ class HardestSamples(Callback):
         for name, declared in module.formulations.items():
             if declared.scope != "sample" or name not in self._last.tables:
                 continue
-            formulation = declared.at_epoch(self._epoch)
+            multipliers, violations = module.multipliers.get(name), self._last.tables[name]
+            if multipliers is None:  # Reset since.
+                continue
+            formulation, constraint = declared.at_epoch(self._epoch), module.constraints[name]
             relaxation = getattr(formulation, "relaxation", None)
-            largest, columns = module.multipliers[name].max(dim=1)
-            order = largest.argsort(descending=True, stable=True)[: self.count]
-            for rank, index in enumerate(order[largest[order] > 0].tolist(), start=1):
-                column = int(columns[index])
-                violation = self._last.tables[name][index, column]
-                seen = not violation.isnan()  # Not before a resume that the callback is new in.
-                relaxed = relaxation(violation, largest[index]) if relaxation and seen else None
+            # NaN where not seen, as before a resume that the callback is new in.
+            relaxed = None if relaxation is None else relaxation(violations, multipliers)
+            order, columns = hardest(multipliers, relaxed, self.count)
+            for rank, (index, column) in enumerate(
+                zip(order.tolist(), columns.tolist(), strict=True), start=1
+            ):
+                violation = float(constraint.reported(violations[index, column]))
+                seen = not math.isnan(violation)
                 rows.append(
                     {
                         "constraint": name,
                         "rank": rank,
                         "index": index,
                         "column": column,
-                        "multiplier": float(largest[index]),
-                        "violation": float(violation) if seen else None,
-                        "relaxation": None if relaxed is None else float(relaxed),
+                        "value": _value(column, multipliers.shape[1], constraint.sides),
+                        "multiplier": float(multipliers[index, column]),
+                        "violation": violation if seen else None,
+                        "relaxation": float(relaxed[index, column])
+                        if relaxed is not None and seen
+                        else None,
                         "epoch": self._epoch,
                         "text": _text(trainer, index),
                     }
@@ -124,6 +137,33 @@ class HardestSamples(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
+
+
+def hardest(multipliers: Tensor, relaxed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """The samples with the largest |u*|, those of the same by |λ|, and the column of each, (n,).
+
+    Only those with λ or u* other than 0. By u* first: at a linear cost λ is β for every sample that
+    relaxes, however much.
+
+    multipliers: (N, K).
+    relaxed: u* alike, NaN where unknown; None where the formulation has none.
+    """
+    price = multipliers.abs()
+    bought = torch.zeros_like(price) if relaxed is None else relaxed.abs().nan_to_num(0.0)
+    most = bought.amax(1)
+    columns = price.masked_fill(bought < most[:, None], -1).argmax(1)
+    largest = price.gather(1, columns[:, None])[:, 0]
+    order = largest.argsort(descending=True, stable=True)
+    order = order[most[order].argsort(descending=True, stable=True)][:count]
+    order = order[(largest[order] > 0) | (most[order] > 0)]
+    return order, columns[order]
+
+
+def _value(column: int, columns: int, sides: int) -> dict[str, Any]:
+    """Which value of the constraint a column is: its number from 1, of how many; and the bound."""
+    width = columns // sides
+    bound = None if sides == 1 else ("at_most", "at_least")[column // width]
+    return {"number": column % width + 1, "of": width, "bound": bound}
 
 
 def _text(trainer: Trainer, index: int) -> dict[str, str]:

@@ -15,6 +15,7 @@ class LastViolations:
     carry the column, or had a value that is not finite. Updating costs O(batch).
 
     Values of training: each is of the weights at its visit, and against the training tolerance.
+    Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
     """
 
     def __init__(self) -> None:

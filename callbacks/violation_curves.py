@@ -88,6 +88,7 @@ class ViolationCurves(Callback):
 
     def _running(self, module: PointwiseModule) -> Iterator[dict[str, Any]]:
         for name, table in self._last.tables.items():
+            table = module.constraints[name].reported(table)
             index, column = (~table.isnan()).nonzero(as_tuple=True)
             multipliers = module.multipliers.get(name)
             if multipliers is not None:

@@ -13,6 +13,7 @@ from .formulations import (
     Relaxed,
     Tilted,
 )
+from .initial_multipliers import initialise_multipliers
 from .module import PointwiseModule
 from .multipliers import Multipliers
 from .optimizers import Optimization, Training
@@ -33,4 +34,5 @@ __all__ = [
     "Relaxed",
     "Tilted",
     "Training",
+    "initialise_multipliers",
 ]

@@ -146,20 +146,26 @@ def formulations_from(
 ) -> dict[str, Formulation]:
     """The formulation of every constraint by name; empty for plain training.
 
+    That of an equality is the one that enforces it, see ``Formulation.for_equality``.
+
     Raises:
-        ValueError: a name that is no constraint's, or a constraint without one.
+        ValueError: a name that is no constraint's, a constraint without one, or an equality with
+            one that cannot enforce it.
     """
     if formulation is None:
         return {}
     if isinstance(formulation, Formulation) or "class_path" in formulation:
-        one = formulation_from(formulation)
-        return {name: one for name in constraints if one is not None}
+        formulation = dict.fromkeys(constraints, formulation)
     require_names("formulation", formulation, constraints)
     missing = [name for name in constraints if name not in formulation]
     if missing:
         raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
     built = {name: formulation_from(config) for name, config in formulation.items()}
-    return {name: one for name, one in built.items() if one is not None}
+    return {
+        name: one if constraints[name].equals is None else one.for_equality()
+        for name, one in built.items()
+        if one is not None
+    }
 
 
 # The module's entry -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Constraints and the ways to enforce them.
+"""The ways to enforce a constraint.
 
 Sign convention, everywhere in this package: a violation ``v ≤ 0`` is satisfied, ``v > 0`` violates.
 
@@ -11,61 +11,21 @@ no storage, no step of the weights. docs/formulations.md has the table these fun
 
 from __future__ import annotations
 
-import math
+import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from .augmented import augmented, augmented_direction, grown, number, optional_number
+from .constraint import Constraint as Constraint
+
 Scope = Literal["sample", "batch", "none"]
 Anchor = Literal["zero", "largest", "threshold"]
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, or both (an interval).
-
-    An interval is two constraints on one value, so its violation has twice the columns and each
-    side its own multipliers; an equality is an interval of width zero.
-
-    Raises:
-        ValueError: no bound, a bound that is not a finite number, or ``at_least > at_most``.
-    """
-
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def __post_init__(self) -> None:
-        bounds = [bound for bound in (self.at_most, self.at_least) if bound is not None]
-        if not bounds:
-            raise ValueError("A constraint needs a bound: Constraint(at_most=…) or (at_least=…).")
-        if not all(math.isfinite(bound) for bound in bounds):
-            raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")
-        if len(bounds) == 2 and bounds[0] < bounds[1]:
-            raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
-
-    @property
-    def sides(self) -> int:
-        """1 for a one-sided bound, 2 for an interval."""
-        return (self.at_most is not None) + (self.at_least is not None)
-
-    def violation(self, values: Tensor) -> Tensor:
-        """Orient values ℓ into violations: ℓ − at_most, at_least − ℓ; positive violates.
-
-        values: (B,) or (B, K).
-        Returns: the same shape for a one-sided bound. For an interval (B, 2) or (B, 2K): first the
-        upper side's columns, then the lower side's.
-        """
-        upper = None if self.at_most is None else values - self.at_most
-        lower = None if self.at_least is None else self.at_least - values
-        if upper is None or lower is None:
-            return upper if lower is None else lower  # type: ignore[return-value]
-        if values.dim() == 1:
-            return torch.stack([upper, lower], dim=1)
-        return torch.cat([upper, lower], dim=1)
+Shape = Literal["linear", "hinge", "squared_hinge"]
+Own = TypeVar("Own", bound="Formulation")
+GROWTH = 1e6  # Where alpha_max is None α grows up to so many times its first value.
 
 
 class Formulation(ABC):
@@ -74,23 +34,37 @@ class Formulation(ABC):
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
     column), one statistic of the batch ("batch", see :class:`BatchFormulation`), or, with "none",
     each sample's violation without any multiplier.
+
+    ``signed`` is True where it enforces an equality by one multiplier of either sign: v is then the
+    residual ℓ − c. See :meth:`for_equality`.
     """
 
     scope: Scope
     dual_lr: float = 0.0
+    signed: bool = False
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ), elementwise. Both arguments of one shape (or broadcastable), λ ≥ 0."""
+        """ψ(v, λ), elementwise, both of one shape (or broadcastable); λ ≥ 0 unless ``signed``."""
 
     @abstractmethod
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂λ, elementwise: the direction of dual ascent."""
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """One projected dual step, λ ← (λ + η ∂ψ/∂λ)₊."""
-        direction = self.dual_direction(violation, multiplier)
-        return (multiplier + self.dual_lr * direction).clamp(min=0)
+        """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``."""
+        stepped = multiplier + self.dual_lr * self.dual_direction(violation, multiplier)
+        return stepped if self.signed else stepped.clamp(min=0)
+
+    def for_equality(self) -> Formulation:
+        """The formulation that enforces ``Constraint(equals=…)``.
+
+        By default this one, on the violation |ℓ − c|, as if it were any other.
+
+        Raises:
+            ValueError: it has no meaning for an equality.
+        """
+        return self
 
     def at_epoch(self, epoch: int) -> Formulation:
         """The formulation in force during an epoch (α may grow, see ``alpha_growth``)."""
@@ -98,14 +72,22 @@ class Formulation(ABC):
 
     def config(self) -> dict[str, Any]:
         """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
-        kind = type(self)
-        return {
-            "class_path": f"{kind.__module__}.{kind.__qualname__}",
-            "init_args": dict(vars(self)),
-        }
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return {"class_path": path, "init_args": self._arguments()}
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those of the constructor; a subclass may have attributes derived from them too."""
+        names = inspect.signature(type(self)).parameters
+        return {name: value for name, value in vars(self).items() if name in names}
+
+    def _changed(self: Own, **attributes: Any) -> Own:
+        """A copy with other attributes, made without the constructor."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(vars(self), **attributes)
+        return copy
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())
         return f"{type(self).__name__}({arguments})"
 
     def __eq__(self, other: object) -> bool:
@@ -115,48 +97,88 @@ class Formulation(ABC):
 
 
 class Penalty(Formulation):
-    """A fixed price: ψ = λ₀·v, linear, so satisfied samples keep being pushed.
+    """A fixed price on the violation; nothing is learned.
+
+    linear: ψ = λ₀·v, so that satisfied samples keep being pushed and no tolerance has an effect.
+    hinge: ψ = λ₀·(v)₊.  squared_hinge: ψ = λ₀·(v)₊², which is :class:`Pointwise` with λ ≡ 0 and
+    α = λ₀. Of an equality, v is |ℓ − c|, and linear is refused.
 
     Args:
         weight: λ₀ ≥ 0.
+        shape: of ψ as a function of v.
     """
 
     scope: Scope = "none"
 
-    def __init__(self, *, weight: float) -> None:
-        self.weight = _number("Penalty", "weight", weight, minimum=0.0)
+    def __init__(self, *, weight: float, shape: Shape = "linear") -> None:
+        self.weight = number("Penalty", "weight", weight, minimum=0.0)
+        if shape not in ("linear", "hinge", "squared_hinge"):
+            raise ValueError(f"Penalty(shape={shape!r}): linear, hinge or squared_hinge.")
+        self.shape = shape
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
-        """ψ(v) = λ₀·v; the multiplier is ignored."""
-        return self.weight * violation
+        """ψ(v) = λ₀·v, λ₀·(v)₊ or λ₀·(v)₊²; the multiplier is ignored."""
+        if self.shape == "linear":
+            return self.weight * violation
+        excess = violation.relu()
+        return self.weight * (excess if self.shape == "hinge" else excess.square())
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """Zero: nothing is learned."""
         return torch.zeros_like(violation)
 
+    def for_equality(self) -> Formulation:
+        if self.shape == "linear":
+            raise ValueError(
+                'Penalty(shape="linear") cannot enforce an equality: λ₀(ℓ − c) pushes one way, '
+                'past c too. Take shape="hinge" for λ₀|ℓ − c| or "squared_hinge" for λ₀(ℓ − c)².'
+            )
+        return self
+
 
 class _Ascending(Formulation):
-    """What the learned multipliers share: α, its growth, and η."""
+    """What the learned multipliers share: α, its growth, η, and the caps of both."""
 
     def __init__(
-        self, alpha: float | None, dual_lr: float, alpha_growth: float, alpha_every: int
+        self,
+        alpha: float | None,
+        dual_lr: float,
+        alpha_growth: float,
+        alpha_every: int,
+        alpha_max: float | None,
+        multiplier_max: float | None,
     ) -> None:
         name = type(self).__name__
-        self.alpha = None if alpha is None else _number(name, "alpha", alpha, above=0.0)
-        self.dual_lr = _number(name, "dual_lr", dual_lr, minimum=0.0)
-        self.alpha_growth = _number(name, "alpha_growth", alpha_growth, minimum=1.0)
-        self.alpha_every = int(_number(name, "alpha_every", alpha_every, minimum=1))
-        if self.alpha is None and self.alpha_growth != 1.0:
-            raise ValueError(f"{name}(alpha=None) has no α to grow: leave alpha_growth at 1.")
+        self.alpha = optional_number(name, "alpha", alpha)
+        self.dual_lr = number(name, "dual_lr", dual_lr, minimum=0.0)
+        self.alpha_growth = number(name, "alpha_growth", alpha_growth, minimum=1.0)
+        self.alpha_every = int(number(name, "alpha_every", alpha_every, minimum=1))
+        self.alpha_max = optional_number(name, "alpha_max", alpha_max)
+        self.multiplier_max = optional_number(name, "multiplier_max", multiplier_max)
+        if self.alpha is None and (self.alpha_growth != 1.0 or alpha_max is not None):
+            raise ValueError(
+                f"{name}(alpha=None) has no α to grow: leave alpha_growth at 1 and alpha_max out."
+            )
+        if self.alpha and self.alpha_max and self.alpha > self.alpha_max:
+            raise ValueError(f"{name}: alpha={alpha} starts above alpha_max={alpha_max}.")
 
     def at_epoch(self, epoch: int) -> Formulation:
-        """α · alpha_growth^⌊epoch / alpha_every⌋ in place of α; everything else as it is."""
+        """α · alpha_growth^⌊epoch / alpha_every⌋ in place of α, at most ``alpha_max``."""
         if self.alpha is None or self.alpha_growth == 1.0:
             return self
-        grown = object.__new__(type(self))
-        grown.__dict__.update(vars(self))
-        grown.alpha = self.alpha * self.alpha_growth ** (epoch // self.alpha_every)
-        return grown
+        largest = self.alpha_max or GROWTH * self.alpha
+        alpha = grown(self.alpha, self.alpha_growth, epoch // self.alpha_every, largest)
+        return self._changed(alpha=alpha)
+
+    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """The dual step, projected onto |λ| ≤ ``multiplier_max`` as well."""
+        stepped = super().ascend(violation, multiplier)
+        cap = self.multiplier_max
+        return stepped if cap is None else stepped.clamp(-cap, cap)
+
+    def for_equality(self) -> Formulation:
+        """The same with one multiplier of either sign for v = ℓ − c."""
+        return self._changed(signed=True)
 
 
 class BatchFormulation(_Ascending):
@@ -186,23 +208,30 @@ class BatchFormulation(_Ascending):
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
-        return _augmented(violation, multiplier, self.alpha)
+        return augmented(violation, multiplier, self.alpha, self.signed)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """g, or max(g, −λ/2α)."""
-        return _augmented_direction(violation, multiplier, self.alpha)
+        return augmented_direction(violation, multiplier, self.alpha, self.signed)
+
+    def for_equality(self) -> Formulation:
+        """Of the mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
+        return self._changed(signed=True) if self.anchor == "zero" else self
 
 
 class Average(BatchFormulation):
     """One multiplier for the batch mean v̄ of a constraint: today's constrained fine-tuning.
 
-    Standard (α None): ψ = λ·v̄. Augmented: the expression of :class:`Pointwise` at v̄.
+    Standard (α None): ψ = λ·v̄. Augmented: the expression of :class:`Pointwise` at v̄. An equality
+    asks that the mean of ℓ be c, and has one multiplier of either sign.
 
     Args:
         dual_lr: η ≥ 0, the size of the dual step.
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
         alpha_growth: factor by which α grows; 1 keeps it fixed.
         alpha_every: epochs between two growths.
+        alpha_max: where α stops growing; None at 10⁶ times its first value.
+        multiplier_max: the largest λ; None sets no limit.
     """
 
     def __init__(
@@ -212,8 +241,10 @@ class Average(BatchFormulation):
         alpha: float | None = None,
         alpha_growth: float = 1.0,
         alpha_every: int = 1,
+        alpha_max: float | None = None,
+        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
+        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
 
 
 class Tilted(BatchFormulation):
@@ -230,6 +261,8 @@ class Tilted(BatchFormulation):
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
         alpha_growth: factor by which α grows; 1 keeps it fixed.
         alpha_every: epochs between two growths.
+        alpha_max: where α stops growing; None at 10⁶ times its first value.
+        multiplier_max: the largest λ; None sets no limit.
     """
 
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
@@ -242,9 +275,11 @@ class Tilted(BatchFormulation):
         alpha: float | None = None,
         alpha_growth: float = 1.0,
         alpha_every: int = 1,
+        alpha_max: float | None = None,
+        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
-        self.tilt = _number("Tilted", "tilt", tilt, above=0.0)
+        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        self.tilt = number("Tilted", "tilt", tilt, above=0.0)
 
     @property
     def linear(self) -> bool:
@@ -277,6 +312,8 @@ class CVaR(BatchFormulation):
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
         alpha_growth: factor by which α grows; 1 keeps it fixed.
         alpha_every: epochs between two growths.
+        alpha_max: where α stops growing; None at 10⁶ times its first value.
+        multiplier_max: the largest λ; None sets no limit.
     """
 
     anchor: Anchor = "threshold"
@@ -290,15 +327,17 @@ class CVaR(BatchFormulation):
         alpha: float | None = None,
         alpha_growth: float = 1.0,
         alpha_every: int = 1,
+        alpha_max: float | None = None,
+        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
-        self.level = _number("CVaR", "level", level, minimum=0.0)
+        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
             raise ValueError(
                 f"CVaR(level={level!r}): level must be a fraction below 1; 0.95 is the mean of the "
                 "worst twentieth."
             )
-        self.threshold_lr = _number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
+        self.threshold_lr = number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
 
     def inner(self, violation: Tensor) -> Tensor:
         """(v − t)₊/(1 − p), elementwise in v − t."""
@@ -313,6 +352,8 @@ class Pointwise(_Ascending):
         dual_lr: η ≥ 0, the size of the dual step; η = 2α is the classical multiplier step.
         alpha_growth: factor by which α grows; 1 keeps it fixed (the shifted-penalty method).
         alpha_every: epochs between two growths.
+        alpha_max: where α stops growing; None at 10⁶ times its first value.
+        multiplier_max: the largest λ; None sets no limit.
     """
 
     scope: Scope = "sample"
@@ -324,19 +365,23 @@ class Pointwise(_Ascending):
         dual_lr: float = 0.1,
         alpha_growth: float = 1.0,
         alpha_every: int = 1,
+        alpha_max: float | None = None,
+        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
+        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
 
-        violation, multiplier: one shape, λ ≥ 0.  Equation: docs/formulations.md
+        Of an equality λv + αv², and ∂ψ/∂v = λ + 2αv.
+
+        violation, multiplier: one shape.  Equation: docs/formulations.md
         """
-        return _augmented(violation, multiplier, self.alpha)
+        return augmented(violation, multiplier, self.alpha, self.signed)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """max(v, −λ/2α)."""
-        return _augmented_direction(violation, multiplier, self.alpha)
+        """max(v, −λ/2α); v for α None and of an equality."""
+        return augmented_direction(violation, multiplier, self.alpha, self.signed)
 
 
 class Relaxed(_Ascending):
@@ -354,6 +399,8 @@ class Relaxed(_Ascending):
         dual_lr: η ≥ 0, the size of the dual step.
         alpha_growth: factor by which α grows; 1 keeps it fixed.
         alpha_every: epochs between two growths.
+        alpha_max: where α stops growing; None at 10⁶ times its first value.
+        multiplier_max: the largest λ; None sets no limit.
     """
 
     scope: Scope = "sample"
@@ -367,9 +414,11 @@ class Relaxed(_Ascending):
         dual_lr: float = 0.1,
         alpha_growth: float = 1.0,
         alpha_every: int = 1,
+        alpha_max: float | None = None,
+        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every)
-        self.beta = _number("Relaxed", "beta", beta, above=0.0)
+        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        self.beta = number("Relaxed", "beta", beta, above=0.0)
         if cost not in ("quadratic", "linear"):
             raise ValueError(f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".')
         if cost == "linear" and alpha is None:
@@ -385,15 +434,18 @@ class Relaxed(_Ascending):
         quadratic: αβ/(α+β)·(v + λ/2α)₊² − λ²/4α
         linear:    s ≤ β as pointwise;  s > β: βv − (λ−β)²/4α
         standard:  λv − λ²/4β
+
+        Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
-        v, multiplier, alpha, beta = violation, multiplier, self.alpha, self.beta
+        _, v, multiplier = self._pressed(violation, multiplier)
+        alpha, beta = self.alpha, self.beta
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
         shifted = multiplier + 2 * alpha * v
         inactive = -multiplier.square() / (4 * alpha)
         if self.cost == "linear":
             capped = beta * v - (multiplier - beta).square() / (4 * alpha)
-            return torch.where(shifted > beta, capped, _augmented(v, multiplier, alpha))
+            return torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
         # s > 0: the square expanded, so that small α does not cancel.
         active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
             alpha + beta
@@ -406,61 +458,42 @@ class Relaxed(_Ascending):
         quadratic: (βv − λ/2)/(α+β) where s ≥ 0, else −λ/2α
         linear:    (β−λ)/2α where s > β, else max(v, −λ/2α)
         standard:  v − λ/2β
+
+        Of an equality σ times that of σv and σλ.
         """
-        v, multiplier, alpha, beta = violation, multiplier, self.alpha, self.beta
+        side, v, multiplier = self._pressed(violation, multiplier)
+        alpha, beta = self.alpha, self.beta
         if alpha is None:
             return v - multiplier / (2 * beta)
         shifted = multiplier + 2 * alpha * v
         if self.cost == "linear":
-            pointwise = _augmented_direction(v, multiplier, alpha)
-            return torch.where(shifted > beta, (beta - multiplier) / (2 * alpha), pointwise)
+            pointwise = augmented_direction(v, multiplier, alpha)
+            return side * torch.where(shifted > beta, (beta - multiplier) / (2 * alpha), pointwise)
         active = (beta * v - multiplier / 2) / (alpha + beta)
-        return torch.where(shifted >= 0, active, -multiplier / (2 * alpha))
+        return side * torch.where(shifted >= 0, active, -multiplier / (2 * alpha))
 
     def relaxation(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """u*(v, λ) ≥ 0, the relaxation each sample takes, in the units of the violation.
 
         quadratic: α/(2(α+β))·(2v + λ/α)₊;  linear: (s − β)₊/2α;  standard: λ/2β
+
+        Of an equality, σ times that of σv and σλ.
         """
+        side, v, multiplier = self._pressed(violation, multiplier)
         alpha, beta = self.alpha, self.beta
         if alpha is None:
-            return multiplier / (2 * beta) + torch.zeros_like(violation)
-        shifted = multiplier + 2 * alpha * violation
+            return multiplier / (2 * beta) + torch.zeros_like(v)
+        shifted = multiplier + 2 * alpha * v
         if self.cost == "linear":
-            return (shifted - beta).clamp(min=0) / (2 * alpha)
-        return shifted.clamp(min=0) / (2 * (alpha + beta))
+            return side * (shifted - beta).clamp(min=0) / (2 * alpha)
+        return side * shifted.clamp(min=0) / (2 * (alpha + beta))
 
-
-def _augmented(violation: Tensor, multiplier: Tensor, alpha: float | None) -> Tensor:
-    """λv for α None, else α(v + λ/2α)₊² − λ²/4α, shared by Average and Pointwise.
-
-    Where λ + 2αv > 0 the square equals λv + αv²; computed so, because subtracting the two large
-    terms loses 6 % in float32 at α = 1e-6.
-    """
-    if alpha is None:
-        return multiplier * violation
-    active = multiplier * violation + alpha * violation.square()
-    inactive = -multiplier.square() / (4 * alpha)
-    return torch.where(multiplier + 2 * alpha * violation > 0, active, inactive)
-
-
-def _augmented_direction(violation: Tensor, multiplier: Tensor, alpha: float | None) -> Tensor:
-    """v for α None, else max(v, −λ/2α)."""
-    if alpha is None:
-        return violation + torch.zeros_like(multiplier)
-    return torch.maximum(violation, -multiplier / (2 * alpha))
-
-
-def _number(
-    owner: str,
-    name: str,
-    value: float,
-    *,
-    minimum: float | None = None,
-    above: float | None = None,
-) -> float:
-    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if valid and (minimum is None or value >= minimum) and (above is None or value > above):
-        return float(value)
-    bound = f"> {above:g}" if above is not None else f">= {minimum:g}"
-    raise ValueError(f"{owner}({name}={value!r}): {name} must be a finite number {bound}.")
+    def _pressed(
+        self, violation: Tensor, multiplier: Tensor
+    ) -> tuple[Tensor | int, Tensor, Tensor]:
+        """σ, σv, σλ: an equality is the bound on the side that it is pressed from, σ = sign(s)."""
+        if not self.signed or self.alpha is None:
+            return 1, violation, multiplier
+        below = multiplier + 2 * self.alpha * violation.detach() < 0
+        side = torch.where(below, -1, 1).to(violation.dtype)
+        return side, side * violation, side * multiplier

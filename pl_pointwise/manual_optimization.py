@@ -41,6 +41,7 @@ from .errors import TrainingError
 from .evaluation import SampleViolations
 from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
+from .initial_multipliers import check_multipliers
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors, monitor_of
 from .step import Measured
@@ -156,6 +157,7 @@ class ManualOptimization(LightningModule):
         dataset = training_set(self)
         if dataset is not None:
             self._claim_multipliers(dataset)
+        check_multipliers(self)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
         loader = self.trainer.train_dataloader
@@ -198,7 +200,7 @@ class ManualOptimization(LightningModule):
         if restored is None and found != self._fingerprint:
             if self._fingerprint is not None:
                 self._warn("Another training set than before: the multipliers start at 0 again.")
-            self.multipliers = Multipliers(len(dataset))
+            self.multipliers = self.multipliers.for_samples(len(dataset))
             self.thresholds = {}
             self._window = []
         self._fingerprint = found
@@ -317,7 +319,7 @@ class ManualOptimization(LightningModule):
                 "which has none in this module, so it is of another module or formulation. Resume "
                 "with the configuration it was written with, or load its weights only."
             )
-        self.multipliers = Multipliers(state["samples"])
+        self.multipliers = self.multipliers.for_samples(state["samples"])
         self.multipliers.load_state_dict(state["multipliers"])
         self.thresholds = {
             name: value.to("cpu", torch.float32, copy=True)

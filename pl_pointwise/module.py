@@ -282,10 +282,10 @@ class PointwiseModule(ManualOptimization):
         objective = validate_values(objective, OBJECTIVE, count, vector=False)
         objective = torch.where(masks[OBJECTIVE], objective, 0)
         values = self._constraint_values(outputs, micro.batch, count)
-        violations = {}
+        violations, signed = {}, {name for name, f in self.formulations.items() if f.signed}
         for name, constraint in self.constraints.items():
             violation, masks[name] = violations_and_mask(
-                constraint, values[name], micro.masks[name], name
+                constraint, values[name], micro.masks[name], name, name in signed
             )
             violations[name] = torch.where(masks[name], violation, 0)
             if self._columns.setdefault(name, violation.shape[1]) != violation.shape[1]:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -46,6 +46,7 @@ class Multipliers(Mapping[str, Tensor]):
         self.writer = True
         self._folder: Path | None = None
         self._tables: dict[str, Tensor] = {}
+        self._initial: dict[str, Tensor] = {}  # Of tables that are not allocated yet.
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tables[name]
@@ -59,6 +60,63 @@ class Multipliers(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {tuple(table.shape)}" for name, table in self.items())
         return f"Multipliers({self.samples} samples; {shapes})"
+
+    def reset(self, *names: str) -> None:
+        """λ starts again from 0: of these constraints, or of all.
+
+        Their tables are dropped and made anew when training needs them, so that a formulation of
+        another kind may follow: one multiplier per sample after one per constraint, say.
+
+        Raises:
+            KeyError: a name without multipliers.
+        """
+        names = names or tuple({**self._tables, **self._initial})
+        self._require(names)
+        for name in names:
+            self._tables.pop(name, None)
+            self._initial.pop(name, None)
+
+    def set(self, name: str, values: Tensor | float) -> None:
+        """λ of a constraint from now on, or from the first step of the next fit.
+
+        Args:
+            name: of the constraint; that there is one is checked when the fit starts.
+            values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
+                K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
+                which the start of the fit checks.
+
+        Raises:
+            ValueError: values that are not finite numbers, or of another shape than the
+                constraint's multipliers have already.
+        """
+        values = torch.as_tensor(values).detach().to("cpu", torch.float32, copy=True)
+        if values.dim() > 2 or not torch.isfinite(values).all():
+            raise ValueError(
+                f'Multipliers of "{name}": needs finite numbers, one or of shape (N, K), got '
+                f"{tuple(values.shape)}."
+            )
+        table = self._tables.get(name)
+        if table is None:
+            self._initial[name] = values
+            return
+        expanded = _as_table(values, tuple(table.shape))
+        if expanded is None:
+            raise ValueError(
+                f'Multipliers of "{name}" have shape {tuple(table.shape)}, the values '
+                f"{tuple(values.shape)}. Call reset({name!r}) first to give them another."
+            )
+        if self.writer or table.dim() < 2:
+            table.copy_(expanded)
+
+    def for_samples(self, samples: int) -> Multipliers:
+        """A store for another training set, from 0 or from what :meth:`set` was given before."""
+        store = Multipliers(samples)
+        store._initial = dict(self._initial)
+        return store
+
+    def pending(self) -> dict[str, Tensor]:
+        """What :meth:`set` was given for multipliers that no step has needed yet."""
+        return self._initial
 
     def mapped(self, folder: str | Path, writer: bool = True) -> Multipliers:
         """The same λ with its tables (N, K) in files of ``folder``, mapped into memory.
@@ -83,6 +141,7 @@ class Multipliers(Mapping[str, Tensor]):
         if writer:
             weakref.finalize(store, _remove, store._folder, os.getpid())
         store.load_state_dict(self.state_dict())
+        store._initial = dict(self._initial)
         return store
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
@@ -104,7 +163,7 @@ class Multipliers(Mapping[str, Tensor]):
         return rows.masked_fill((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
-        """Sets λ of the samples ``index`` (B,), all ≥ 0 and distinct, to ``rows`` (B, K)."""
+        """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
         if self.writer:
             self._tables[name][index] = rows.to(torch.float32)
 
@@ -146,15 +205,34 @@ class Multipliers(Mapping[str, Tensor]):
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:
-            self._tables[name] = self._allocated(name, shape)
+            initial = self._initial.get(name)
+            values = None if initial is None else _as_table(initial, shape)
+            if initial is not None and values is None:
+                raise TrainingError(
+                    f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
+                    f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
+                    "many as there are samples and columns."
+                )
+            self._tables[name] = self._allocated(name, shape, values)
+            self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
                 f"{shape}. A vector-valued constraint needs the same number of columns in every "
-                "batch; mark the missing ones in membership()."
+                "batch: mark the missing ones in membership(). If the constraint has changed, "
+                f"start its multipliers again with module.multipliers.reset({name!r})."
             )
         return table
+
+    def _require(self, names: Iterable[str]) -> None:
+        known = {**self._tables, **self._initial}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise KeyError(
+                f"no multipliers of {', '.join(map(repr, unknown))}; there are those of "
+                f"{', '.join(map(repr, known)) or 'no constraint'}"
+            )
 
     def _allocated(self, name: str, shape: tuple[int, ...], values: Tensor | None = None) -> Tensor:
         """A new table with these values, or zeros: in memory, or a file's if it is per sample."""
@@ -172,6 +250,13 @@ class Multipliers(Mapping[str, Tensor]):
             raise _unwritable(path, error) from error
         table = table.view(shape)
         return table.copy_(values) if self.writer and values is not None else table
+
+
+def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """One number, or a value per row and column, as a table of ``shape``; None if it is neither."""
+    if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
+        values = values[:, None]
+    return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
 
 
 def _fill_with_zeros(path: Path, size: int) -> None:

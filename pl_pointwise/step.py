@@ -35,7 +35,10 @@ class MicroBatch:
 
 @dataclass
 class Terms:
-    """Objective and violations of a micro-batch: float32 or wider, zero where the mask is False."""
+    """Objective and violations of a micro-batch: float32 or wider, zero where the mask is False.
+
+    Here and below the violations of an equality are ℓ − c where its formulation is ``signed``.
+    """
 
     objective: Tensor  # (b,)
     violations: dict[str, Tensor]  # (b, sides·K)
@@ -212,16 +215,17 @@ def validate_values(values: Tensor, name: str, count: int, vector: bool = True) 
 
 
 def violations_and_mask(
-    constraint: Constraint, values: Tensor, mask: Tensor, name: str
+    constraint: Constraint, values: Tensor, mask: Tensor, name: str, signed: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Violations (b, sides·K) of values (b,) or (b, K), and their mask, bool, alike.
 
     mask: (b,) or (b, K).
+    signed: the residual of an equality instead, of which its multiplier takes the sign.
 
     Raises:
         DataError: a mask of another number of columns than the values.
     """
-    violation = constraint.violation(values)
+    violation = constraint.residual(values) if signed else constraint.violation(values)
     violation = violation[:, None] if violation.dim() == 1 else violation
     width = violation.shape[1] // constraint.sides
     mask = mask[:, None] if mask.dim() == 1 else mask

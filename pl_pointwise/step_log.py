@@ -13,10 +13,10 @@ from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
 
 if TYPE_CHECKING:
-    from .manual_optimization import ManualOptimization
+    from .module import PointwiseModule
 
 
-def log_step(module: ManualOptimization, measured: Measured) -> None:
+def log_step(module: PointwiseModule, measured: Measured) -> None:
     """Logs the statistics of a step.
 
     For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch; for
@@ -24,12 +24,12 @@ def log_step(module: ManualOptimization, measured: Measured) -> None:
     """
     if shows_progress_bar(module.trainer):
         on_bar = {"objective": measured.objective[measured.masks[OBJECTIVE]].mean()}
-        violations = pooled_violations(measured)
+        violations = pooled_violations(module, measured)
         on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
         shown = {key: value for key, value in on_bar.items() if not value.isnan()}
         module.log_dict(shown, prog_bar=True, logger=False)
     if logs_this_step(module):
-        statistics = running_statistics(measured)
+        statistics = running_statistics(module, measured)
         statistics |= {
             "left_out": float(module.left_out),
             "skipped_steps": float(module.skipped_steps),
@@ -37,7 +37,7 @@ def log_step(module: ManualOptimization, measured: Measured) -> None:
         module.log_dict({f"running/{key}": value for key, value in statistics.items()})
 
 
-def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
+def running_statistics(module: PointwiseModule, measured: Measured) -> dict[str, Tensor | float]:
     """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
     mask = measured.masks[OBJECTIVE]
     shown: dict[str, Tensor | float] = {
@@ -46,17 +46,24 @@ def running_statistics(measured: Measured) -> dict[str, Tensor | float]:
     }
     if mask.any():
         shown["objective"] = measured.objective[mask].mean()
-    for name, violation in measured.violations.items():
-        values = violation[measured.masks[name]]
+    for name, values in reported_violations(module, measured).items():
         if len(values):
             statistics = violation_statistics(values)
             shown |= {f"{name}/{key}": value for key, value in statistics.items()}
     return shown
 
 
-def pooled_violations(measured: Measured) -> Tensor:
+def reported_violations(module: PointwiseModule, measured: Measured) -> dict[str, Tensor]:
+    """(m,) by constraint, the violations of a step: of an equality |ℓ − c|."""
+    return {
+        name: module.constraints[name].reported(violation[measured.masks[name]])
+        for name, violation in measured.violations.items()
+    }
+
+
+def pooled_violations(module: PointwiseModule, measured: Measured) -> Tensor:
     """(m,), all violations of a step, of every constraint."""
-    values = [violation[measured.masks[name]] for name, violation in measured.violations.items()]
+    values = list(reported_violations(module, measured).values())
     return torch.cat(values) if values else torch.empty(0)
 
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pl_pointwise import Average, Pointwise, Relaxed
+from pl_pointwise import Average, Constraint, Pointwise, Relaxed
 from pl_pointwise.callbacks import HardestSamples
+from pl_pointwise.callbacks.hardest_page import page as html_of
+from pl_pointwise.callbacks.hardest_samples import hardest
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from tests.callbacks.witness import Witness
 from tests.pl_pointwise.line_task import LineData, LineModule
@@ -116,25 +118,33 @@ def test_figures_are_those_of_the_last_visit(formulation: Any, tmp_path: Path) -
     rows = rows_of(tmp_path)
     assert {row["constraint"] for row in rows} == {"fit", "pair"}
     for name, table in module.multipliers.items():
-        largest = table.double().numpy().max(1)
-        order = [i for i in np.argsort(-largest, kind="stable") if largest[i] > 0][:7]
         listed = [row for row in rows if row["constraint"] == name]
-        assert [row["index"] for row in listed] == order
-        assert [row["rank"] for row in listed] == list(range(1, len(order) + 1))
+        assert [row["rank"] for row in listed] == list(range(1, len(listed) + 1))
+        if isinstance(formulation, Pointwise):
+            largest = table.double().numpy().max(1)
+            order = [i for i in np.argsort(-largest, kind="stable") if largest[i] > 0][:7]
+            assert [row["index"] for row in listed] == order
+        else:
+            bought = [row["relaxation"] for row in listed]
+            assert bought == sorted(bought, reverse=True)
         for row in listed:
-            column = int(table[row["index"]].argmax())
+            column = row["column"]
+            if isinstance(formulation, Pointwise):
+                assert column == int(table[row["index"]].argmax())
+            of = 3 if name == "pair" else 1
+            assert row["value"] == {"number": column + 1, "of": of, "bound": None}
             seen = [v for v in witness.visits if row["index"] in v.index and v.epoch == 2]
             (place,) = np.flatnonzero(seen[0].index == row["index"])
             v = seen[0].violation[name][place, column]
-            assert row["column"] == column
             assert row["epoch"] == 2
-            assert row["multiplier"] == pytest.approx(largest[row["index"]])
+            multiplier = float(table[row["index"], column])
+            assert row["multiplier"] == pytest.approx(multiplier)
             assert row["violation"] == pytest.approx(v, rel=1e-5, abs=1e-6)
             if isinstance(formulation, Pointwise):
                 assert row["relaxation"] is None
                 continue
             alpha = 0.8 * 1.3**2  # In force in the last epoch.
-            u = max(0.0, largest[row["index"]] + 2 * alpha * v) / (2 * (alpha + 1.7))
+            u = max(0.0, multiplier + 2 * alpha * v) / (2 * (alpha + 1.7))
             assert row["relaxation"] == pytest.approx(u, rel=1e-4, abs=1e-6)
 
 
@@ -188,3 +198,66 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
 def test_useless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         HardestSamples(**options)
+
+
+def test_at_a_linear_cost_the_relaxation_ranks_where_every_multiplier_is_at_its_cap() -> None:
+    """By λ, β of every sample that relaxes, label errors stood anywhere: average precision .30."""
+    formulation = Relaxed(alpha=1.0, beta=0.5, cost="linear")
+    multipliers = torch.tensor([[0.5], [0.5], [0.1], [0.5], [0.0]])
+    violations = torch.tensor([[0.2], [3.0], [0.0], [1.0], [-1.0]])
+    relaxed = formulation.relaxation(violations, multipliers)
+    order, columns = hardest(multipliers, relaxed, 10)
+    assert order.tolist() == [1, 3, 0, 2]  # Then the one that has a price and relaxes nothing.
+    assert columns.tolist() == [0, 0, 0, 0]
+
+
+def test_unseen_samples_and_negative_prices_rank_by_their_size() -> None:
+    relaxed = torch.tensor([[float("nan"), 0.0], [0.0, -0.3], [0.0, 0.0]])
+    multipliers = torch.tensor([[0.7, 0.2], [0.1, -0.4], [-0.9, 0.3]])
+    order, columns = hardest(multipliers, relaxed, 10)
+    assert order.tolist() == [1, 2, 0]
+    assert columns.tolist() == [1, 0, 0]
+
+
+def test_label_errors_come_first_at_a_linear_cost(tmp_path: Path) -> None:
+    module = Toy(Relaxed(alpha=1.0, beta=0.2, cost="linear", dual_lr=2.0), learning_rate=0.0)
+    callback = HardestSamples(count=4)
+    runner = trainer(max_epochs=4, callbacks=[callback], default_root_dir=tmp_path)
+    runner.fit(module, ToyData(ToyRows(20), batch_size=5))
+    worst = callback._last.tables["fit"][:, 0].argsort(descending=True)[:4]
+    listed = [row["index"] for row in rows_of(tmp_path) if row["constraint"] == "fit"]
+    assert listed == worst.tolist()
+
+
+def test_equality_shows_its_distance_and_its_signed_multiplier(tmp_path: Path) -> None:
+    module = Toy(Pointwise(dual_lr=1.0), {"fit": Constraint(equals=0.3)}, learning_rate=0.0)
+    runner = trainer(callbacks=[HardestSamples()], default_root_dir=tmp_path)
+    runner.fit(module, ToyData(ToyRows(9), batch_size=3))
+    rows = rows_of(tmp_path)
+    assert len(rows) == 9
+    assert all(row["violation"] == pytest.approx(abs(row["multiplier"])) for row in rows)
+    assert {row["multiplier"] > 0 for row in rows} == {True, False}
+
+
+def test_page_names_the_hardest_value_from_one_and_marks_its_text() -> None:
+    """It said "column 3", from 0, above "negative 1…9", from 1, and "column 0" of every scalar."""
+    row = {
+        "constraint": "relevance",
+        "rank": 1,
+        "index": 17,
+        "column": 2,
+        "value": {"number": 3, "of": 9, "bound": None},
+        "multiplier": 1.0,
+        "violation": 0.5,
+        "relaxation": None,
+        "epoch": 0,
+        "text": {"query": "q", "negative 2": "b", "negative 3": "c"},
+    }
+    text = html_of([row])
+    assert "<dd>17, value 3 of 9</dd>" in text
+    assert "<dt>negative 3 ←</dt><dd>c</dd>" in text
+    assert "<dt>negative 2</dt><dd>b</dd>" in text
+    text = html_of([row | {"value": {"number": 1, "of": 1, "bound": "at_least"}}])
+    assert "<dd>17, at_least</dd>" in text
+    assert "column" not in text
+    assert "<dt>negative 3</dt>" in text

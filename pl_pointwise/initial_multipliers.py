@@ -1,0 +1,181 @@
+"""What the multipliers are when a fit starts: kept, refused, or taken from a pass over the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .batch_statistic import batch_statistic
+from .errors import DataError, TrainingError
+from .formulations import BatchFormulation, Formulation
+from .step import carries
+
+if TYPE_CHECKING:
+    from .manual_optimization import ManualOptimization
+    from .module import PointwiseModule
+
+Start = Callable[[Tensor], Tensor]
+"""Multipliers of violations, elementwise."""
+
+
+def check_multipliers(module: ManualOptimization) -> None:
+    """Fits the multipliers and thresholds that a module has to its formulations, or refuses them.
+
+    Kept, whatever else changes: those per sample under another formulation per sample, those of a
+    statistic of the batch under another statistic; larger ones than ``multiplier_max`` are set to
+    it. Dropped, with a warning: those of a constraint that is gone or whose formulation has none.
+
+    Raises:
+        TrainingError: one per sample where the formulation has one per constraint, or the other way
+            round; negative ones of an inequality; initial values of another shape.
+    """
+    multipliers = module.multipliers
+    for name in set(multipliers).intersection(multipliers.pending()):
+        module._warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
+        del multipliers.pending()[name]
+    for name in [*multipliers, *multipliers.pending()]:
+        formulation = module.formulations.get(name)
+        if formulation is None or formulation.scope == "none":
+            what = "no such constraint" if formulation is None else repr(formulation)
+            module._warn(f'Multipliers of "{name}" are dropped: this module has {what}.')
+            multipliers.reset(name)
+            continue
+        table = multipliers.get(name)
+        if table is None:
+            _check_initial(name, multipliers.pending()[name], formulation, multipliers.samples)
+            table = multipliers.pending()[name]
+        elif (table.dim() == 2) != (formulation.scope == "sample"):
+            raise TrainingError(
+                f'Constraint "{name}": its multipliers, {tuple(table.shape)}, are one per '
+                f"{'sample' if table.dim() == 2 else 'constraint'}, and those of {formulation} "
+                f"are not. Start them again from 0: {_remedy(name)}."
+            )
+        if not formulation.signed and (table < 0).any():
+            raise TrainingError(
+                f'Constraint "{name}" has multipliers below 0, which only an equality has. Give '
+                f"others with module.multipliers.set(), or start them from 0: {_remedy(name)}."
+            )
+        cap = getattr(formulation, "multiplier_max", None)
+        if cap is not None and (multipliers.writer or table.dim() < 2):
+            table.clamp_(-cap, cap)
+    # What was reset is not stepped by visits from before, nor measured against a threshold of then.
+    module._window = [
+        (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
+        for epoch, visits in module._window
+    ]
+    module.thresholds = {
+        name: threshold
+        for name, threshold in module.thresholds.items()
+        if name in multipliers and getattr(module.formulations[name], "anchor", "") == "threshold"
+    }
+
+
+def _check_initial(name: str, values: Tensor, formulation: Formulation, samples: int) -> None:
+    wanted = f"({samples},) or ({samples}, K)" if formulation.scope == "sample" else "() or (2,)"
+    if formulation.scope == "sample":
+        fits = values.dim() == 0 or len(values) == samples
+    else:
+        fits = tuple(values.shape) in ((), (2,))
+    if not fits:
+        raise TrainingError(
+            f'Initial multipliers of "{name}" have shape {tuple(values.shape)}; {formulation} '
+            f"needs one number, or {wanted}. Set others with module.multipliers.set()."
+        )
+
+
+def _remedy(name: str) -> str:
+    return (
+        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
+        "load_from_checkpoint, and fit without ckpt_path"
+    )
+
+
+def initialise_multipliers(
+    module: PointwiseModule, loader: Iterable[Any], start: Start | None = None
+) -> None:
+    """Sets λ before a fit from the violations that the module has now, in one pass over the data.
+
+    The pass takes no gradients, is in evaluation mode, and runs on the module's device. λ is
+    ``start(v)``, of a sample's violations, or of the statistic of all samples where there is one
+    multiplier per constraint; 0 where a sample does not carry the constraint.
+
+    Call it in every process, with a loader over the whole training set: each sample once.
+
+    Args:
+        module: with its multipliers per sample, or per constraint, as its formulations say.
+        loader: of batches as in training.
+        start: λ of violations, elementwise; None takes ∂ψ/∂v at λ = 0, which is (2αv)₊ for
+            ``Pointwise``. That of a standard Lagrangian is 0: it needs a ``start``.
+
+    Raises:
+        DataError: a sample that comes twice.
+        ValueError: a standard Lagrangian without ``start``.
+    """
+    learned = {n: f for n, f in module.formulations.items() if f.scope != "none"}
+    for name, formulation in learned.items():
+        if start is None and getattr(formulation, "alpha", None) is None:
+            raise ValueError(
+                f'Constraint "{name}": {formulation} pulls with λ alone, which starts at 0. Give '
+                "initialise_multipliers a start, such as lambda v: v.relu()."
+            )
+    index, terms = _pass(module, loader)
+    samples = int(index.max()) + 1 if len(index) else 0
+    dataset: Any = getattr(loader, "dataset", None)
+    samples = len(dataset) if hasattr(dataset, "__len__") else samples
+    real = index >= 0
+    if len(index[real].unique()) < int(real.sum()):
+        raise DataError(
+            "A sample came twice in the pass over the data: give initialise_multipliers a loader "
+            "that takes every sample of the training set once."
+        )
+    for name, formulation in learned.items():
+        violation, mask = (torch.cat(parts) for parts in terms[name])
+        if isinstance(formulation, BatchFormulation):
+            sides, cpu = module.constraints[name].sides, torch.device("cpu")
+            threshold = module.thresholds.get(name, torch.zeros(sides)).reshape(sides)
+            count = int(carries(mask).sum())
+            part = [(violation, mask)]
+            statistic = batch_statistic(formulation, part, sides, max(1, count), threshold, cpu)
+            value = _started(formulation, statistic.value.detach(), start)
+            module.multipliers.set(name, value if sides > 1 else value[0])
+            continue
+        table = violation.new_zeros(samples, violation.shape[1])
+        rows = torch.where(mask, _started(formulation, violation, start), 0)
+        table[index[real]] = rows[real]
+        module.multipliers.set(name, table)
+
+
+def _pass(
+    module: PointwiseModule, loader: Iterable[Any]
+) -> tuple[Tensor, dict[str, tuple[list[Tensor], list[Tensor]]]]:
+    """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
+    index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
+    found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                moved = module.transfer_batch_to_device(batch, module.device, 0)
+                for micro in module._micro_batches(moved):
+                    terms = module._terms(micro)
+                    index.append(micro.index)
+                    for name, (violations, masks) in found.items():
+                        violations.append(terms.violations[name].cpu())
+                        masks.append(terms.masks[name].cpu())
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return torch.cat(index), found
+
+
+def _started(formulation: Formulation, violation: Tensor, start: Start | None) -> Tensor:
+    if start is not None:
+        return start(violation)
+    with torch.enable_grad():
+        at = violation.detach().requires_grad_()
+        psi = formulation.lagrangian(at, torch.zeros_like(at)).sum()
+        return torch.autograd.grad(psi, at)[0]
