@@ -183,6 +183,7 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
     "window": (list,),
     "reopened": (dict, type(None)),
     "epoch_is_open": (bool,),
+    "evaluation_due": (bool,),
     "left_out": (int,),
     "skipped_steps": (int,),
     "monitored": (dict,),

@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from .checkpoints import WholeCheckpointIO, plain
 from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
-from .fit_checks import check_strategy, total_steps, training_set
+from .fit_checks import check_launcher, check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
@@ -138,6 +138,7 @@ class ManualOptimization(Resuming):
 
     def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
+        check_launcher(self, stage)
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
@@ -152,11 +153,11 @@ class ManualOptimization(Resuming):
         loader = self.trainer.train_dataloader
         if isinstance(loader, ResumableDataLoader):
             loader.limit = min(len(loader), self.trainer.num_training_batches)
+        self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
         self._stopped = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
             self._go_on(self._restored)
-        self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
 
     def _weights_are_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
 from .checkpoints import (
@@ -58,6 +58,18 @@ class Resuming(LightningModule):
         self._epoch_is_open = False
         """Whether the end of an epoch is still to come, with what is due then."""
 
+    @property
+    def trainer(self) -> Any:
+        return LightningModule.trainer.fget(self)  # type: ignore[attr-defined]
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
+        LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
+        for callback in getattr(trainer, "callbacks", []):
+            if hasattr(callback, "on_module_attached"):
+                callback.on_module_attached(trainer, self)
+
     @abstractmethod
     def _dual_step(self) -> None: ...
 
@@ -76,7 +88,10 @@ class Resuming(LightningModule):
             self._stopped["dual_steps"] = dict(self.dual_steps)
 
     def _end_fit(self) -> None:
-        if self._window:  # Still open if the run was resumed at its end.
+        if self._restored is not None:  # Resumed at its end: training did not start.
+            self._restore_random_state(self._restored["random_states"], new_epoch=False)
+            self._judge_plateaus(self._restored, self._restored["new_epoch"])
+        if self._restored is not None or self._window:
             self._end_training()
         self._restored = None
 
@@ -116,6 +131,7 @@ class Resuming(LightningModule):
             "window": self._window,
             "reopened": self._reopened(),
             "epoch_is_open": self._epoch_is_open,
+            "evaluation_due": self._evaluation_is_due(),
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
@@ -125,6 +141,27 @@ class Resuming(LightningModule):
             },
             "random_states": states,
         }
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether an evaluation is still to come, or was broken off: a resume starts with it."""
+        trainer = self.trainer
+        if trainer.state.fn != TrainerFn.FITTING or self._stopped is not None:
+            return False
+        if (
+            trainer.state.status == TrainerStatus.INTERRUPTED
+            and self._kept_random_state is not None
+        ):
+            return True
+        loop: Any = trainer.fit_loop
+        total = loop.epoch_loop.batch_progress.total
+        if not total.ready == total.processed == total.completed + 1:  # Not after a step.
+            return False
+        stopping, trainer.should_stop = trainer.should_stop, False  # Which would add one.
+        try:
+            due: bool = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+        finally:
+            trainer.should_stop = stopping
+        return due
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """That of the last step: later draws belong to an evaluation, a fetch or to nobody."""
@@ -220,10 +257,32 @@ class Resuming(LightningModule):
     # Going on -----------------------------------------------------------------------------------
 
     def _go_on(self, restored: Mapping[str, Any]) -> None:
-        """When training starts: the random state, and what the last epoch's end still owes."""
-        self._restore_random_state(restored["random_states"], restored["new_epoch"])
-        if restored["new_epoch"] and restored["epoch_is_open"] and self.current_epoch > 0:
+        """When training starts: the random state, and what was still due when it was saved."""
+        loop: Any = self.trainer.fit_loop
+        batches = loop.epoch_loop
+        new_epoch = restored["new_epoch"] or (
+            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
+        )
+        self._restore_random_state(restored["random_states"], new_epoch)
+        if restored["evaluation_due"]:
+            self._evaluate()
+        self._judge_plateaus(restored, new_epoch)
+
+    def _judge_plateaus(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
+        """If the run was saved at the end of an epoch, before that was done."""
+        if new_epoch and restored["epoch_is_open"] and self.current_epoch > 0:
             self._step_schedulers("epoch", plateau=True, count=self.current_epoch)
+
+    def _evaluate(self) -> None:
+        """Runs the evaluation that Lightning leaves out after a resume from before it."""
+        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
+        self._note_random_state()
+        first = trainer._logger_connector._first_loop_iter
+        loop.restarting = False
+        trainer.validating = True
+        loop.run()
+        trainer.training = True
+        trainer._logger_connector._first_loop_iter = first
 
     def _restore_random_state(self, states: list[Any], new_epoch: bool) -> None:
         """Puts the random state back where it stood, unless the number of ranks is another now."""
@@ -233,12 +292,9 @@ class Resuming(LightningModule):
             restore_random_state(states[self.global_rank], self.device)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(f"random state of rank {self.global_rank}") from error
-        loop: Any = self.trainer.fit_loop
-        batches = loop.epoch_loop
-        new_epoch |= batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
         if new_epoch and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
             # Of this one epoch Lightning made the iterator, which draws the order, before.
-            iter(loop._data_fetcher)
+            iter(self.trainer.fit_loop._data_fetcher)
 
     def _resume_within_epoch(self, batch_idx: int) -> None:
         """On the first step after a resume: the loader must stand where it stood."""
@@ -315,6 +371,10 @@ def set_progress_straight(checkpoint: Mapping[str, Any]) -> bool:
                 "signal: it may have new weights and old multipliers. Resume from the one before; "
                 "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
             )
+        if checkpoint[STATE_KEY]["evaluation_due"]:
+            evaluated = fit["epoch_loop.val_loop.batch_progress"]
+            for key in ("total", "current"):
+                evaluated[key] = dict.fromkeys(evaluated[key], 0)
         if epochs["current"]["started"] != epochs["current"]["processed"]:
             return False
         between = bool(batches["is_last_batch"] or not of_epoch["ready"])
