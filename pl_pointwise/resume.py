@@ -281,6 +281,7 @@ class Resuming(LightningModule):
         loop.restarting = False
         trainer.validating = True
         loop.run()
+        loop._has_run = False  # Else an epoch that was all trained would not be left, nor the next.
         trainer.training = True
         trainer._logger_connector._first_loop_iter = first
 
