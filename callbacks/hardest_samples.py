@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from pl_pointwise.module import PointwiseModule
 
 from .hardest_page import page
 from .last_violations import LastViolations
+from .run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,9 @@ class HardestSamples(Callback):
     Args:
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
-        folder: where; a relative one is below the trainer's ``default_root_dir``. What an earlier
-            run left there is replaced.
+        folder: where; a relative one is below the logger's folder of the run, or without a logger
+            the trainer's ``default_root_dir``. Where an earlier run has written there, a new one
+            takes "hardest-1"; a resumed one goes on.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class HardestSamples(Callback):
                 f"HardestSamples(count={count}, every_n_epochs={every_n_epochs}): both must be at "
                 "least 1."
             )
-        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, Path(folder)
+        self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
         self._last = LastViolations()
         self._epoch = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.folder.claim(trainer)
 
     def on_train_batch_end(
         self,
@@ -87,8 +91,8 @@ class HardestSamples(Callback):
         before = random_state(pl_module.device)  # Reading a row may draw from it.
         rows = self._hardest(trainer, pl_module)
         restore_random_state(before, pl_module.device)
-        folder = Path(trainer.default_root_dir) / self.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.folder.path
+        assert folder is not None  # Since the fit started.
         # Half a surrogate pair is no UTF-8; its escape is what JSON writes for it.
         with (folder / "samples.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as f:
             f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -133,10 +137,15 @@ class HardestSamples(Callback):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last.tables, "epoch": self._epoch}
+        return {
+            "last": self._last.tables,
+            "epoch": self._epoch,
+            "folder": self.folder.state(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
+        self.folder.restore(state_dict.get("folder"))
 
 
 def hardest(multipliers: Tensor, relaxed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:

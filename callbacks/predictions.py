@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from .run_folder import run_root
+
 log = logging.getLogger(__name__)
 
 
@@ -21,7 +23,8 @@ class PredictionWriter(BasePredictionWriter):
     The file holds the inputs in their own order, from all ranks.
 
     Args:
-        path: the file to write.
+        path: the file to write; a relative one is below the logger's folder of the run, or without
+            a logger the trainer's ``default_root_dir``. One that is there is replaced as a whole.
     """
 
     def __init__(self, path: str = "predictions.jsonl") -> None:
@@ -40,9 +43,12 @@ class PredictionWriter(BasePredictionWriter):
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
             rows = [row for of_rank in gathered for row in of_rank]
+        path = run_root(trainer) / self.path
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("w", encoding="utf-8") as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(path.name + ".part")
+            with part.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            log.info("%d predictions written to %s", len(rows), self.path)
+            part.replace(path)
+            log.info("%d predictions written to %s", len(rows), path)

@@ -1,18 +1,43 @@
 """Saves and ends the run when the machine is about to be taken away.
 
-Writes ``dirpath/terminated.ckpt``; a fit that starts with this callback and no ``ckpt_path``
-continues from it, or from a newer ``last.ckpt``, and removes it when it ends as planned.
+Writes ``checkpoints/terminated-DIGEST.ckpt`` below the trainer's ``default_root_dir``; a fit of the
+same run that starts with this callback and no ``ckpt_path`` continues from it, or from a newer
+``last.ckpt``, and removes it when it ends as planned.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
+import logging
+import os
 import signal
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from pl_pointwise.checkpoints import plain, random_state, restore_random_state
+from pl_pointwise.data import fingerprint
+from pl_pointwise.errors import TrainingError
+
+log = logging.getLogger(__name__)
+
+# Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
+for message in (
+    r"`.fit\(ckpt_path=None\)` was called without a model",
+    r'.fit\(ckpt_path="last"\) is set, but there is no last checkpoint',
+):
+    warnings.filterwarnings("ignore", message=message)
 
 
 class SaveOnTermination(OnExceptionCheckpoint):
@@ -23,14 +48,59 @@ class SaveOnTermination(OnExceptionCheckpoint):
     validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
     takes. Counts as a checkpoint callback: add a ModelCheckpoint where you want one too.
 
+    The file is the run's alone: its name carries a digest of the module's and the data module's
+    class and settings and of the seed, see :func:`run_digest`. A run with other settings in the
+    same folder neither continues from it nor writes over it. More epochs are the same run.
+
     Args:
-        dirpath: the folder of the checkpoint.
-        filename: its name, without the ending.
+        dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
+        filename: its name, without digest and ending.
     """
 
     def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
         super().__init__(dirpath, filename)
         self._received = False
+        self._planned_end = False
+        self._path: str | None = None
+
+    @property
+    def ckpt_path(self) -> str:
+        """
+        Raises:
+            AttributeError: there is none, outside a fit, or in a fit only to try the code.
+        """
+        if self._path is None:
+            raise AttributeError("SaveOnTermination has a path only in a fit of a PointwiseModule.")
+        return self._path
+
+    def on_module_attached(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the trainer looks for a checkpoint to continue from; the module calls it."""
+        self._path = None
+        if trainer.state.fn == TrainerFn.FITTING and not getattr(trainer, "fast_dev_run", False):
+            name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
+            self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """
+        Raises:
+            TrainingError: the module is none whose runs this callback can tell apart.
+        """
+        self._planned_end = False
+        if stage != "fit" or getattr(trainer, "fast_dev_run", False):
+            return
+        if self._path is None:
+            raise TrainingError(
+                f"SaveOnTermination continues runs of a PointwiseModule, and this is a "
+                f"{type(pl_module).__name__}. Use Lightning's OnExceptionCheckpoint with it."
+            )
+        own = Path(self._path)
+        others = sorted(own.parent.glob(f"{self.filename}-*{self.FILE_EXTENSION}"))
+        if others and not own.exists() and trainer.is_global_zero:
+            log.warning(
+                "%s is of a run with other settings, data or seed, which was terminated; this run "
+                "leaves it alone and does not continue from it.",
+                others[0],
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._received = False
@@ -43,8 +113,80 @@ class SaveOnTermination(OnExceptionCheckpoint):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.strategy.reduce_boolean_decision(self._received, all=False):
-            trainer.save_checkpoint(self.ckpt_path)
+            if self._path is not None:
+                trainer.save_checkpoint(self._path)
             raise SIGTERMException(128 + signal.SIGTERM)
 
     def on_exception(self, *_: Any, **__: Any) -> None:
         """Nothing is saved after an error: it may have come in mid-step."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._planned_end = True
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+        # Not after a test or a search for a learning rate: the run it belongs to goes on.
+        if stage == "fit" and self._planned_end and self._path is not None:
+            trainer.strategy.remove_checkpoint(self._path)
+
+
+def run_digest(trainer: Trainer, module: LightningModule) -> str:
+    """Twelve characters that tell runs apart: the same for a longer run of the same settings.
+
+    Of the module's class, hyperparameters, constraints and formulations; the data module's class
+    and arguments, as far as they are plain; training data that are there before ``setup``; and the
+    seed of ``seed_everything``. What is said to the Trainer does not count.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    parts = {
+        "module": _name(module),
+        "settings": plain(dict(module.hparams)),
+        "constraints": plain(getattr(module, "constraints", {})),
+        "formulations": plain(getattr(module, "formulations", {})),
+        "data": None if data is None else [_name(data), _arguments(data)],
+        "rows": _rows_digest(trainer, data),
+        "seed": os.environ.get("PL_GLOBAL_SEED"),
+    }
+    text = json.dumps(parts, sort_keys=True, default=_name)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _arguments(data: Any) -> dict[str, Any]:
+    """The plain ones among the constructor's arguments that the object keeps by name."""
+    kept: dict[str, Any] = {}
+    for kind in type(data).__mro__:
+        for name in inspect.signature(kind.__init__).parameters:  # type: ignore[misc]
+            value = getattr(data, name, None)
+            if isinstance(value, Path):
+                value = str(value)
+            if isinstance(value, (bool, int, float, str, list, tuple, dict)):
+                kept[name] = value
+    return kept
+
+
+def _rows_digest(trainer: Trainer, data: Any) -> str | None:
+    """Of training rows that are there already, unless they are not the same twice."""
+    if data is None:
+        loader: Any = trainer.fit_loop._data_source.instance
+        rows = getattr(loader, "dataset", None)
+    else:
+        rows = getattr(data, "datasets", {}).get("train")
+    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        return None
+    with _undisturbed():
+        found, again = fingerprint(rows), fingerprint(rows)
+    return found if found == again else None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Rows may draw random numbers, which the run must not miss."""
+    cpu = torch.device("cpu")
+    state = random_state(cpu)
+    try:
+        yield
+    finally:
+        restore_random_state(state, cpu)

@@ -35,6 +35,7 @@ from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations
+from .run_folder import RunFolder
 
 RUNNING = "running"
 SHOWN = 6
@@ -45,20 +46,23 @@ class ViolationCurves(Callback):
     """The picture has a panel per constraint and stage, the newest epoch darkest.
 
     Args:
-        folder: where; a relative one is below the trainer's ``default_root_dir``. A new run takes
-            away the tables that an earlier one left there.
+        folder: where; a relative one is below the logger's folder of the run, or without a logger
+            the trainer's ``default_root_dir``. Where an earlier run has written there, a new one
+            takes "violations-1"; a resumed one goes on.
     """
 
     def __init__(self, folder: str = "violations") -> None:
-        self.folder = Path(folder)
+        self.folder = RunFolder(folder)
         self._last = LastViolations()
         self._held_out: dict[str, dict[str, SampleViolations]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        folder = self.folder.claim(trainer)
         if trainer.is_global_zero:
-            for epoch, path in _epochs(Path(trainer.default_root_dir) / self.folder).items():
+            for epoch, path in _epochs(folder).items():  # Written after the checkpoint was.
                 if epoch >= trainer.current_epoch:
                     path.unlink()
+                    (folder / f"pictures/{path.stem}.png").unlink(missing_ok=True)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last, self._held_out = LastViolations(), {}
@@ -82,8 +86,8 @@ class ViolationCurves(Callback):
         if isinstance(pl_module, PointwiseModule) and trainer.is_global_zero:
             epoch = trainer.current_epoch
             parts = [*self._running(pl_module), *self._evaluated()]
-            if parts:
-                self._write(Path(trainer.default_root_dir) / self.folder, epoch, parts)
+            if parts and self.folder.path is not None:
+                self._write(self.folder.path, epoch, parts)
         self._last, self._held_out = LastViolations(), {}
 
     def _running(self, module: PointwiseModule) -> Iterator[dict[str, Any]]:
@@ -130,10 +134,11 @@ class ViolationCurves(Callback):
         cdfs_by_epoch(curves, folder / f"pictures/{path.stem}.png")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last.tables}
+        return {"last": self._last.tables, "folder": self.folder.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables = state_dict["last"]
+        self.folder.restore(state_dict.get("folder"))
 
 
 def _epochs(folder: Path) -> dict[int, Path]:

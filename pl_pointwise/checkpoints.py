@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
 from inspect import isabstract
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 from zipfile import BadZipFile, ZipFile, is_zipfile
@@ -27,6 +26,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.serialization import get_crc32_options
 
+from .data import generator_states
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
 from .step import require_names
@@ -76,15 +76,20 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """The state of this process's generators, as plain values and tensors."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],  # type: ignore[attr-defined]
-        "torch": torch.get_rng_state(),
-    }
+    state = plain_random_state(*generator_states())
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
+    """The states of Python's, numpy's and torch's generators as plain values and a tensor."""
+    kind, keys, position, has_gauss, gauss = numbers
+    return {
+        "python": python,
+        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
+        "torch": torch_state,
+    }
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
@@ -171,7 +176,10 @@ def formulations_from(
 # The module's entry -----------------------------------------------------------------------------
 
 STATE_KEY = "pl_pointwise"
-"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
+"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states.
+
+``reopened`` is set after a fit that closed its last window early: that window, and λ before it.
+"""
 
 _ENTRIES: dict[str, tuple[type, ...]] = {
     "samples": (int,),
@@ -179,6 +187,9 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
     "thresholds": (dict,),
     "fingerprint": (str, type(None)),
     "window": (list,),
+    "reopened": (dict, type(None)),
+    "epoch_is_open": (bool,),
+    "evaluation_due": (bool,),
     "left_out": (int,),
     "skipped_steps": (int,),
     "monitored": (dict,),
@@ -202,24 +213,47 @@ def validated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     for key, kinds in _ENTRIES.items():
         if not isinstance(state, dict) or key not in state or type(state[key]) not in kinds:
             raise damaged(repr(key))
-    sequence = (list, tuple)
-    for entry in state["window"]:
-        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
-            raise damaged("'window'")
-    visits = [visit for _, visited in state["window"] for visit in visited.values()]
-    if not all(isinstance(visit, sequence) for visit in visits):
-        raise damaged("'window'")
-    if any(len(visit) not in (1, 4) for visit in visits):  # Of the batch, or of its samples.
-        raise damaged("'window'")
-    if not all(isinstance(e, Tensor) for e in [*state["thresholds"].values(), *chain(*visits)]):
-        raise damaged("'window' or 'thresholds'")
-    indices = [visit[0] for visit in visits if len(visit) == 4 and len(visit[0])]
-    if any(not 0 <= int(index.max()) < state["samples"] for index in indices):
-        raise damaged("'window'")
+    _require_window(state["window"], state["samples"])
+    if state["reopened"] is not None:
+        if state["reopened"].keys() != {"window", "before"}:
+            raise damaged("'reopened'")
+        _require_window(state["reopened"]["window"], state["samples"])
+        before = state["reopened"]["before"]
+        pairs = before.values() if isinstance(before, dict) else [None]
+        if not all(type(p) is list and [type(t) for t in p] == [Tensor] * 2 for p in pairs):
+            raise damaged("'reopened'")
+    if not all(isinstance(entry, Tensor) for entry in state["thresholds"].values()):
+        raise damaged("'thresholds'")
     for threshold in state["thresholds"].values():
         if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
             raise damaged("'thresholds'")
     return dict(state)
+
+
+def _require_window(window: Any, samples: int) -> None:
+    """
+    Raises:
+        TrainingError: not a list of (epoch, {constraint: visits}), where visits are a statistic, or
+            the rows of four tensors, the first of which says of which samples.
+    """
+    sequence = (list, tuple)
+    if not isinstance(window, list):
+        raise damaged("'window'")
+    for entry in window:
+        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
+            raise damaged("'window'")
+        for visits in entry[1].values():
+            if not isinstance(visits, sequence) or len(visits) not in (1, 4):
+                raise damaged("'window'")
+            if not all(isinstance(part, Tensor) for part in visits):
+                raise damaged("'window'")
+            index = visits[0]
+            if len(visits) == 4 and (
+                index.dtype != torch.long
+                or any(len(part) != len(index) for part in visits)
+                or not ((index >= 0) & (index < samples)).all()
+            ):
+                raise damaged("'window'")
 
 
 def damaged(what: str) -> TrainingError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -48,8 +49,10 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
+        if isinstance(position, Drawing):
+            position.start()
         if position >= 0:
-            return {**self.rows[position], "index": position}
+            return {**self.rows[int(position)], "index": int(position)}
         return {**self.rows[-1 - position], "index": PADDING}
 
 
@@ -64,7 +67,8 @@ class PointwiseSampler(DistributedSampler[Any]):
     Args:
         dataset: anything with a length.
         num_replicas, rank: world size and global rank.
-        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
+        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone; orders of other
+            seeds and epochs have nothing to do with it.
         seed: of the order.
         strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly, so
             that a batch has each in the proportion that the whole data set has it, to within one
@@ -91,25 +95,76 @@ class PointwiseSampler(DistributedSampler[Any]):
         self.strata = None if strata is None else torch.as_tensor(strata)
         self.skip = 0
         """Positions of this rank to leave out at the start of the next iteration only."""
+        self.draws_by_sample = False
+        """Whether positions tell a loader's worker what their rows draw; see :class:`Drawing`."""
 
-    def order(self) -> list[int]:
+    def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
         count = len(self.dataset)  # type: ignore[arg-type]
         if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            shuffled = torch.randperm(count, generator=generator)
+            # Not seed + epoch: the next seed would repeat this one's orders, an epoch earlier.
+            seed = self.seed if self.epoch == 0 else mixed(self.seed, self.epoch)
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(count, generator=generator)
             if self.strata is not None:
-                shuffled = _spread(shuffled, self.strata[shuffled], generator)
-            order = shuffled.tolist()
+                order = _spread(order, self.strata[order], generator)
         else:
-            order = list(range(count))
+            order = torch.arange(count)
         missing = -count % self.num_replicas
-        return order + [-1 - order[i % count] for i in range(missing)]
+        if not missing:
+            return order
+        return torch.cat([order, -1 - order[torch.arange(missing) % count]])
 
     def __iter__(self) -> Iterator[int]:
-        mine = self.order()[self.rank :: self.num_replicas][self.skip :]
+        # A copy: a view would keep the positions of all ranks for as long as the epoch lasts.
+        mine = self.order()[self.rank :: self.num_replicas][self.skip :].clone()
         self.skip = 0
-        return iter(mine)
+        draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
+        return _positions(mine, draws)
+
+
+def _positions(positions: Tensor, draws: int | None) -> Iterator[int]:
+    """The positions (n,) as numbers; all of them at once would take ten times the memory."""
+    for part in positions.split(65536):
+        for position in part.tolist():
+            yield position if draws is None else Drawing(position, draws)
+
+
+class Drawing(int):
+    """A position whose row draws its random numbers from a state of its own.
+
+    It reaches a loader's worker with the position, so that what a row draws there depends on the
+    seed, the epoch and the sample alone: not on the worker, nor on what it fetched before.
+    """
+
+    draws: int
+
+    def __new__(cls, position: int, draws: int) -> Drawing:
+        made = super().__new__(cls, position)
+        made.draws = draws
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Drawing, (int(self), self.draws)
+
+    def start(self) -> None:
+        """Seeds the generators of this process, which must be a loader's worker."""
+        sample = int(self) if self >= 0 else -1 - self
+        seed = mixed(self.draws, sample)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+
+
+def generator_states() -> tuple[Any, Any, Tensor]:
+    """Of Python, numpy and torch, in this process and on the CPU."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def mixed(*numbers: int) -> int:
+    """A number of 64 bits from several, in which near ones are far apart."""
+    text = ",".join(str(int(number)) for number in numbers)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:
@@ -132,6 +187,8 @@ class ResumableDataLoader(DataLoader[Any]):
 
     Its state is the sampler's seed and epoch, from which the order follows, the number of batches
     handed out, and how many samples a batch has over all ranks. Lightning saves and restores it.
+    Rows and collate functions that draw random numbers draw the same after a resume: without
+    workers because the module restores the random state, in workers by sample and epoch.
     """
 
     sampler: PointwiseSampler
@@ -155,8 +212,14 @@ class ResumableDataLoader(DataLoader[Any]):
             # Its own generator: starting an epoch must not draw from the global random state.
             generator=torch.Generator().manual_seed(sampler.seed),
         )
+        sampler.draws_by_sample = num_workers > 0
         self.position = 0
         """Batches handed out in the current epoch."""
+        self.before_fetch: tuple[Any, Any, Tensor] | None = None
+        """The states of Python's, numpy's and torch's generators while a batch is being fetched.
+
+        An error in a row leaves it half fetched, and a resume fetches it again.
+        """
         self.limit: float = len(self)
         """Batches of an epoch; fewer than there are where the trainer limits them."""
         self._resume_at: Mapping[str, int] | None = None
@@ -180,9 +243,25 @@ class ResumableDataLoader(DataLoader[Any]):
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        while True:
+            if not self.num_workers:  # Its rows draw from this process's generators.
+                self.before_fetch = generator_states()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.before_fetch = None
+                return
+            self.before_fetch = None
             self.position += 1
             yield batch
+
+    @staticmethod
+    def finish_epoch(state: Any) -> None:
+        """Changes a loader's state, if it is one of these, to the start of the next epoch."""
+        if isinstance(state, dict) and {"epoch", "position", "global_batch_size"} <= state.keys():
+            state["epoch"] += state["position"] > 0
+            state["position"] = 0
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader stands; a finished epoch is the start of the next."""

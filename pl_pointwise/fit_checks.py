@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.distributed.tensor import DTensor
 
 from .data import PointwiseSampler
@@ -13,6 +14,20 @@ from .errors import TrainingError
 
 if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
+
+
+def check_launcher(module: ManualOptimization, stage: str) -> None:
+    """
+    Raises:
+        TrainingError: processes from which multipliers and violations do not come home.
+    """
+    launcher = module.trainer.strategy.launcher
+    if stage != "predict" and isinstance(launcher, _MultiProcessingLauncher):
+        raise TrainingError(
+            "This strategy starts processes that end with the run, and their multipliers, "
+            "violations and optimizer with them: ddp_spawn, ddp_fork and ddp_notebook bring home "
+            'the weights alone. Use strategy="ddp" in a script; in a notebook, devices=1.'
+        )
 
 
 def check_strategy(module: ManualOptimization) -> None:

@@ -21,29 +21,21 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoints import (
-    STATE_KEY,
-    WholeCheckpointIO,
-    damaged,
-    plain,
-    random_state,
-    restore_random_state,
-    validated_state,
-)
+from .checkpoints import WholeCheckpointIO, plain
 from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
 from .evaluation import SampleViolations
-from .fit_checks import check_strategy, total_steps, training_set
+from .fit_checks import check_launcher, check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .initial_multipliers import check_multipliers
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors, monitor_of
+from .resume import Resuming
 from .step import Measured
 
 log = logging.getLogger(__name__)
@@ -57,6 +49,9 @@ _BEFORE = {
     "on_train_epoch_start": "_start_epoch",
     "on_train_end": "_end_training",
     "on_fit_end": "_end_fit",
+    "on_validation_model_zero_grad": "_note_random_state",
+    "on_validation_start": "_keep_random_state",
+    "on_validation_end": "_put_random_state_back",
     "on_validation_epoch_start": "_start_evaluations",
     "on_validation_epoch_end": "_log_evaluations",
     "on_test_epoch_start": "_start_evaluations",
@@ -94,7 +89,7 @@ def _with_own_part(
     return whole
 
 
-class ManualOptimization(LightningModule):
+class ManualOptimization(Resuming):
     """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint.
 
     What it does in Lightning's hooks is out of reach of a subclass that overrides a hook without
@@ -136,7 +131,6 @@ class ManualOptimization(LightningModule):
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
-        self._restored: dict[str, Any] | None = None
         self._total_steps: int | None = None
         self._factors: Callable[[int], float] | None = None
 
@@ -148,6 +142,7 @@ class ManualOptimization(LightningModule):
 
     def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
+        check_launcher(self, stage)
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
@@ -163,29 +158,14 @@ class ManualOptimization(LightningModule):
         loader = self.trainer.train_dataloader
         if isinstance(loader, ResumableDataLoader):
             loader.limit = min(len(loader), self.trainer.num_training_batches)
-        if self._restored is not None:
-            self._restore_random_state(self._restored["random_states"])
         self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
+        self._stopped = None
+        self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
+        if self._restored is not None:
+            self._go_on(self._restored)
 
     def _weights_are_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
-
-    def _restore_random_state(self, states: list[Any]) -> None:
-        """Puts the random state back where it stood, unless the number of ranks is another now."""
-        if len(states) != self.trainer.world_size:
-            return
-        try:
-            restore_random_state(states[self.global_rank], self.device)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(f"random state of rank {self.global_rank}") from error
-        loop: Any = self.trainer.fit_loop
-        batches = loop.epoch_loop
-        new_epoch = loop.resumed_on_epoch_end or (
-            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
-        )
-        if new_epoch and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
-            # Of this one epoch Lightning made the iterator, which draws the order, before.
-            iter(loop._data_fetcher)
 
     def _claim_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
@@ -223,113 +203,17 @@ class ManualOptimization(LightningModule):
         self._taken_this_epoch = self._skipped_this_epoch = 0
 
     def _end_epoch(self) -> None:
-        if self._is_counted_twice():
-            return
         if self._skipped_this_epoch and not self._taken_this_epoch:
             raise TrainingError(
                 f"All {self._skipped_this_epoch} steps of epoch {self.current_epoch} were skipped "
                 "because values or gradients were not finite. Check the data and the model's "
                 "outputs, and lower the learning rate."
             )
-        self._step_schedulers("epoch", plateau=True)
+        if not self._is_cut_short():
+            self._step_schedulers("epoch", plateau=True)
+        self._epoch_is_open = False
 
-    def _is_counted_twice(self) -> bool:
-        """Whether this is a second end of an epoch, without batches, and if so takes it back.
-
-        Resumed under ``max_steps`` from the end of an epoch, Lightning ends that epoch once more
-        and is from then on one epoch ahead in the samplers' order and in ``max_epochs``.
-        https://github.com/Lightning-AI/pytorch-lightning/issues/19617
-        """
-        progress: Any = self.trainer.fit_loop.epoch_progress
-        surplus = max(0, progress.current.processed - (progress.current.completed + 1))
-        progress.current.processed -= surplus
-        progress.total.processed -= surplus
-        return surplus > 0
-
-    def _end_training(self) -> None:
-        self._dual_step()
-
-    def _end_fit(self) -> None:
-        self._dual_step()  # Still open if the run was resumed at its end.
-        self._restored = None
-
-    def _resume_within_epoch(self, batch_idx: int) -> None:
-        """On the first step after a resume: the loader must stand where it stood."""
-        restored, self._restored = self._restored, None
-        if restored is not None:
-            self._correct_progress()
-        if restored is not None and batch_idx > 0:
-            loader = self.trainer.train_dataloader
-            unused = getattr(self.trainer.fit_loop, "_combined_loader_states_to_load", [])
-            position = getattr(loader, "position", batch_idx + 1)
-            if unused or position != batch_idx + 1 or not hasattr(loader, "load_state_dict"):
-                raise TrainingError(
-                    f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
-                    "training DataLoader cannot continue there: it would repeat some samples and "
-                    "leave out others. Use PointwiseDataModule or another loader with state_dict "
-                    "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
-                    "resume from the end of an epoch."
-                )
-
-    def _correct_progress(self) -> None:
-        """Counts the running epoch and batch as begun, the ones before as complete.
-
-        Resumed from the last batch of an epoch, Lightning does not count the next epoch as begun,
-        and what is saved in it misleads the resume after that one: it trains another order.
-        """
-        loop: Any = self.trainer.fit_loop
-        for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
-            epochs.ready = epochs.started = epochs.processed + 1
-        for batches in (
-            loop.epoch_loop.batch_progress.total,
-            loop.epoch_loop.batch_progress.current,
-        ):
-            batches.processed = batches.completed = batches.ready - 1
-
-    # Checkpoints --------------------------------------------------------------------------------
-
-    def _save_state(self, checkpoint: dict[str, Any]) -> None:
-        states: list[Any] = [random_state(self.device)]
-        if self.trainer.world_size > 1:
-            states = states * self.trainer.world_size
-            torch.distributed.all_gather_object(states, random_state(self.device))
-        checkpoint[STATE_KEY] = {
-            "samples": self.multipliers.samples,
-            "multipliers": self.multipliers.state_dict(),
-            "thresholds": dict(self.thresholds),
-            "fingerprint": self._fingerprint,
-            "window": self._window,
-            "left_out": self.left_out,
-            "skipped_steps": self.skipped_steps,
-            "monitored": {
-                monitor_of(config.scheduler): float(value)
-                for config in self.trainer.lr_scheduler_configs
-                if (value := self._monitored(config.scheduler)) is not None
-            },
-            "random_states": states,
-        }
-
-    def _load_state(self, checkpoint: dict[str, Any]) -> None:
-        state = validated_state(checkpoint)
-        resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        unknown = sorted(set(state["multipliers"]).difference(self.formulations))
-        if resuming and unknown:
-            raise TrainingError(
-                f"This checkpoint has multipliers of constraint {', '.join(map(repr, unknown))}, "
-                "which has none in this module, so it is of another module or formulation. Resume "
-                "with the configuration it was written with, or load its weights only."
-            )
-        self.multipliers = self.multipliers.for_samples(state["samples"])
-        self.multipliers.load_state_dict(state["multipliers"])
-        self.thresholds = {
-            name: value.to("cpu", torch.float32, copy=True)
-            for name, value in state["thresholds"].items()
-        }
-        self._window = state["window"]
-        self._fingerprint = state["fingerprint"]
-        self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]
-        kept = {key: value for key, value in state.items() if key != "multipliers"}
-        self._restored = kept if resuming else None
+    # Checkpoints (resume.py) --------------------------------------------------------------------
 
     def _set_hparams(self, hp: Any) -> None:
         super()._set_hparams(plain(hp))
@@ -367,12 +251,14 @@ class ManualOptimization(LightningModule):
         if self.trainer.is_last_batch:
             self._step_schedulers("epoch", plateau=False)
 
-    def _step_schedulers(self, interval: str, plateau: bool) -> None:
+    def _step_schedulers(self, interval: str, plateau: bool, count: int | None = None) -> None:
         """Steps the schedulers declared for this interval, which Lightning leaves to the module.
 
         When Lightning would: by epoch after the last batch, but on a plateau after validation.
+        count: epochs or batches so far; None takes the trainer's.
         """
-        count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
+        if count is None:
+            count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
         for config in self.trainer.lr_scheduler_configs:
             due = config.interval == interval and count % config.frequency == 0
             scheduler = config.scheduler
@@ -392,15 +278,6 @@ class ManualOptimization(LightningModule):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
-
-    def _monitored(self, scheduler: Any) -> Any:
-        """What the scheduler monitors, None if it is not logged.
-
-        After a resume between a validation and the use of what it logged, the checkpoint's value.
-        """
-        name = monitor_of(scheduler)
-        restored = (self._restored or {}).get("monitored", {})
-        return self.trainer.callback_metrics.get(name, restored.get(name))
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1

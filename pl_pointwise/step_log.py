@@ -67,7 +67,7 @@ def pooled_violations(module: PointwiseModule, measured: Measured) -> Tensor:
     return torch.cat(values) if values else torch.empty(0)
 
 
-def logs_this_step(module: ManualOptimization) -> bool:
+def logs_this_step(module: PointwiseModule) -> bool:
     """Whether a logger takes what this step logs, or callbacks or schedulers may read it."""
     trainer = module.trainer
     if trainer.is_last_batch or trainer._logger_connector.should_update_logs:

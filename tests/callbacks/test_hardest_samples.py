@@ -194,6 +194,13 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert lists[0]
 
 
+def test_a_second_run_leaves_the_first_ones_list_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        fit_line(tmp_path, Mislabelled(batch_size=2), count=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hardest", "hardest-1"]
+    assert all((folder / "samples.jsonl").exists() for folder in tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("options", [{"count": 0}, {"every_n_epochs": 0}])
 def test_useless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):

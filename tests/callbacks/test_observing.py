@@ -98,8 +98,9 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
             *("--trainer.callbacks+", "StopOnKKT", "--trainer.callbacks.tolerance", "1e-9"),
         ]
     )
-    assert len(list(tmp_path.glob("violations/values/*.parquet"))) == 3
-    assert len((tmp_path / "hardest/samples.jsonl").read_text().splitlines()) == 2
+    assert len(list(tmp_path.glob("**/violations/values/*.parquet"))) == 3
+    (samples,) = tmp_path.glob("**/hardest/samples.jsonl")
+    assert len(samples.read_text().splitlines()) == 2
     assert list(tmp_path.glob("best/*.ckpt"))
     (path,) = tmp_path.rglob("metrics.csv")
     with path.open() as file:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from pl_pointwise.callbacks import PredictionWriter
@@ -20,14 +21,14 @@ class Doubler(LightningModule):
         return [{"index": index, "twice": 2 * x, "text": "ä"} for index, x in pairs]
 
 
-def predict(path: Path, devices: int = 1) -> None:
+def predict(path: Path, devices: int = 1, **options: Any) -> None:
     rows = [{"x": torch.tensor(float(i))} for i in range(7)]
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
         strategy="ddp_spawn" if devices > 1 else "auto",
-        logger=False,
         callbacks=[PredictionWriter(str(path))],
+        **{"logger": False, **options},
         enable_progress_bar=False,
     )
     trainer.predict(
@@ -48,3 +49,11 @@ def test_one_line_per_input_in_order(tmp_path: Path) -> None:
 def test_two_ranks_write_one_file_without_repeats(tmp_path: Path) -> None:
     predict(tmp_path / "found.jsonl", devices=2)
     check(tmp_path / "found.jsonl")
+
+
+def test_written_below_the_root_folder_or_the_loggers(tmp_path: Path) -> None:
+    """They went to the working folder, over those of another run."""
+    predict(Path("found.jsonl"), default_root_dir=tmp_path)
+    check(tmp_path / "found.jsonl")
+    predict(Path("found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
+    check(tmp_path / "logs/version_0/found.jsonl")

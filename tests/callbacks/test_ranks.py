@@ -52,7 +52,8 @@ def test_files_are_those_of_one_process(
             for row in rows
         }
 
-    found, wanted = values(folder / "all"), values(folder / "single")
+    places = [folder / run / "lightning_logs/version_0" for run in ("all", "single")]
+    found, wanted = map(values, places)
     assert found.keys() == wanted.keys()
     for key, (violation, multiplier) in wanted.items():
         assert found[key][0] == pytest.approx(violation, rel=1e-4, abs=1e-5)
@@ -60,13 +61,13 @@ def test_files_are_those_of_one_process(
             assert found[key][1] is None
         else:
             assert found[key][1] == pytest.approx(multiplier, rel=1e-4, abs=1e-5)
-    assert len(list((folder / "all/violations/pictures").glob("*.png"))) == 3
+    assert len(list((places[0] / "violations/pictures").glob("*.png"))) == 3
 
     def hardest(path: Path) -> list[Any]:
         lines = (path / "hardest/samples.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
-    listed, expected = hardest(folder / "all"), hardest(folder / "single")
+    listed, expected = map(hardest, places)
     assert [row["index"] for row in listed] == [row["index"] for row in expected]
     for row, other in zip(listed, expected, strict=True):
         assert row["multiplier"] == pytest.approx(other["multiplier"], rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from matplotlib.image import imread
 
 from pl_pointwise import Average, Pointwise
@@ -126,11 +128,47 @@ def test_pictures_and_the_folder_of_tables_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_a_new_run_takes_an_earlier_runs_tables_away(tmp_path: Path) -> None:
+def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    """It took the tables of an earlier run away and left its pictures among its own."""
     run(tmp_path, Pointwise())
-    module = Toy(Pointwise(), partial=True)
-    fit(module, ROWS, epochs=1, callbacks=[ViolationCurves()], default_root_dir=tmp_path)
-    assert [path.name for path in tmp_path.glob("violations/values/*")] == ["epoch_0000.parquet"]
+    before = table(tmp_path, 2)
+    module, callback = Toy(Pointwise(), partial=True), ViolationCurves()
+    for _ in range(2):  # A callback that is used again is another run's, too.
+        fit(module, ROWS, epochs=1, callbacks=[callback], default_root_dir=tmp_path)
+    names = {
+        n: sorted(p.name for p in tmp_path.glob(f"{n}/values/*")) for n in os.listdir(tmp_path)
+    }
+    first = [f"epoch_000{epoch}.parquet" for epoch in range(3)]
+    assert names == {
+        "violations": first,
+        "violations-1": first[:1],
+        "violations-2": first[:1],
+    }
+    assert table(tmp_path, 2) == before
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_with_a_logger_it_writes_beside_the_log(tmp_path: Path) -> None:
+    for _ in range(2):
+        logger = CSVLogger(tmp_path, name="logs")
+        module, callback = Toy(Pointwise(), partial=True), ViolationCurves()
+        fit(module, ROWS, epochs=1, callbacks=[callback], logger=logger, default_root_dir=tmp_path)
+    for version in range(2):
+        assert table(tmp_path / f"logs/version_{version}", 0)
+    assert os.listdir(tmp_path) == ["logs"]
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_a_resumed_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    run(tmp_path, Pointwise())  # Another's.
+    path = tmp_path / "mid.ckpt"
+    for checkpoint in (None, path):
+        savers = [] if checkpoint else [At(8, lambda trainer: trainer.save_checkpoint(path))]
+        callbacks = [ViolationCurves(), *savers]
+        runner = trainer(max_epochs=3, callbacks=callbacks, default_root_dir=tmp_path)
+        data = ToyData(ROWS, batch_size=4)
+        runner.fit(Toy(Pointwise(dual_lr=0.3), partial=True), data, ckpt_path=checkpoint)
+    assert sorted(os.listdir(tmp_path)) == ["mid.ckpt", "violations", "violations-1"]
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -425,7 +426,7 @@ def stratified(count: int, share: int, **options) -> PointwiseSampler:
 )
 def test_every_batch_has_the_kinds_in_proportion(share, rest, batch, seed) -> None:
     count = share + rest
-    order = stratified(count, share, seed=seed).order()
+    order = stratified(count, share, seed=seed).order().tolist()
     assert sorted(order) == list(range(count))
     for start in range(0, count, batch):
         part = order[start : start + batch]
@@ -438,14 +439,14 @@ def test_within_a_kind_the_order_is_a_new_one_each_epoch() -> None:
     orders = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        orders.append([i for i in sampler.order() if i >= 10])
+        orders.append([i for i in sampler.order().tolist() if i >= 10])
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(10, 40))
-    assert stratified(40, 10).order() == stratified(40, 10).order()
+    assert stratified(40, 10).order().tolist() == stratified(40, 10).order().tolist()
 
 
 def test_two_ranks_share_the_batches_of_one_with_strata_too() -> None:
-    alone = stratified(23, 9).order()
+    alone = stratified(23, 9).order().tolist()
     ranks = [list(stratified(23, 9, num_replicas=2, rank=r)) for r in range(2)]
     together = [i for pair in zip(*ranks, strict=True) for i in pair]
     assert together[:23] == alone
@@ -453,6 +454,30 @@ def test_two_ranks_share_the_batches_of_one_with_strata_too() -> None:
 
 
 def test_one_kind_alone_and_no_strata_leave_every_sample_in() -> None:
-    assert sorted(PointwiseSampler(range(7), strata=[3] * 7).order()) == list(range(7))
+    assert sorted(PointwiseSampler(range(7), strata=[3] * 7).order().tolist()) == list(range(7))
     plain = PointwiseSampler(range(7), strata=[0, 1] * 3 + [0], shuffle=False)
-    assert plain.order() == list(range(7))
+    assert plain.order().tolist() == list(range(7))
+
+
+def test_orders_of_seeds_have_nothing_in_common() -> None:
+    """Seed 0's second epoch had the order of seed 1's first, so seeds were shifted copies."""
+
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = PointwiseSampler(range(50), seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    orders = {tuple(order(seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+    first = torch.randperm(50, generator=torch.Generator().manual_seed(3)).tolist()
+    assert order(3, 0) == first  # As it always was.
+
+
+def test_positions_are_made_one_part_at_a_time() -> None:
+    """Lists of all positions took 1.5 GB a rank and epoch for 2·10⁷ samples."""
+    sampler = PointwiseSampler(range(10**6), num_replicas=2, rank=1)
+    assert isinstance(sampler.order(), torch.Tensor)
+    tracemalloc.start()
+    assert sum(1 for _ in sampler) == 5 * 10**5
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()

@@ -29,6 +29,7 @@ SPECIAL = {
     "resumed_with_workers",
     "resumed_without_dropout",
     "terminated",
+    "stopped",
 }
 
 
@@ -174,6 +175,14 @@ def test_sigterm_to_one_rank_saves_on_both_and_the_next_run_goes_on(
         assert_same(resumed, uninterrupted, atol=0)
         assert len(resumed["batches"]) == 5
     assert not list((folder / "terminated").iterdir())  # Removed at the planned end.
+
+
+def test_stopped_within_an_epoch_two_ranks_go_on_exactly(ranks: list[dict[str, Any]]) -> None:
+    """The rest of the epoch was dropped, and the window that the stop closed stayed closed."""
+    for outcomes in ranks:
+        uninterrupted, resumed = outcomes["stopped"]
+        assert_same(resumed, uninterrupted, atol=0)
+        assert len(resumed["batches"]) == 4
 
 
 def test_two_ranks_checkpoint_resumes_on_one_rank_with_twice_the_batch(

@@ -362,6 +362,24 @@ def terminated(world: World) -> Any:
     return [*outcomes, run()]
 
 
+@scenario
+def stopped(world: World) -> Any:
+    """Stopped by max_steps within the second epoch, saved after that, and resumed."""
+
+    def run(**options: Any) -> tuple[Any, Any]:
+        module = resumable(0.4)
+        return module, world.train(module, ToyRows(UNEVEN, seed=2, partial=True), **options)
+
+    path = world.folder / f"{world.ranks}-stopped.ckpt"
+    torch.manual_seed(world.ranks)
+    outcomes = [run()[1]]
+    torch.manual_seed(world.ranks)
+    module, _ = run(max_steps=5)
+    module.trainer.save_checkpoint(path)
+    torch.manual_seed(99)
+    return [*outcomes, run(ckpt_path=path)[1]]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])

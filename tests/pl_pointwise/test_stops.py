@@ -1,0 +1,476 @@
+"""However a run stops, and wherever: resumed, it ends as the run that did not, to the last bit.
+
+The module is test_checkpoints.py's: dropout, windows of three steps, a growing α, Adam and a
+scheduler, four batches an epoch. What cannot be resumed exactly is refused.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader
+
+from pl_pointwise import Penalty, Pointwise
+from pl_pointwise.callbacks import SaveOnTermination
+from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise.test_checkpoints import HELD_OUT, ROWS, Hard, Saver
+from tests.pl_pointwise.toy import (
+    At,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    stack,
+    trainer,
+)
+
+WITHIN, AT_THE_END = 6, 8
+"""Batches before the stop, of four an epoch."""
+
+
+def start(
+    folder: Path, *callbacks: Any, workers: int = 0, module: Any = None, **options: Any
+) -> tuple[Any, Seen, Callable[..., None]]:
+    """A trainer, what it will have seen, and the call that starts it."""
+    seen = Seen()
+    options = {"max_epochs": 3, "enable_checkpointing": True} | options
+    if not any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
+        options["enable_checkpointing"] = any(
+            isinstance(callback, SaveOnTermination) for callback in callbacks
+        )
+    runner = trainer(callbacks=[seen, *callbacks], default_root_dir=folder, **options)
+
+    def fit(path: Any = None) -> None:
+        torch.manual_seed(0 if path is None else 1234)
+        data = ToyData(ROWS, HELD_OUT, batch_size=4, num_workers=workers)
+        weights_only = None if path is None else True
+        runner.fit(module or Hard(), data, ckpt_path=path, weights_only=weights_only)
+
+    return runner, seen, fit
+
+
+def stopped_by(
+    kind: str, batches: int, folder: Path, **options: Any
+) -> tuple[Path, list[tuple[int, list[int]]]]:
+    """The checkpoint of a run that stopped after so many batches, and the batches it saw."""
+    path = folder / "stopped.ckpt"
+    callbacks: list[Any] = []
+    if kind == "max_steps":
+        options |= {"max_steps": batches}
+    elif kind == "max_steps alone":
+        options |= {"max_steps": batches, "max_epochs": -1}
+    elif kind == "max_time":
+        timer = Timer(timedelta(days=1))
+        callbacks = [At(batches, lambda _: setattr(timer, "_duration", 0.0)), timer]
+    elif kind == "should_stop":
+        callbacks = [At(batches, lambda runner: setattr(runner, "should_stop", True))]
+    elif kind in ("an exception", "KeyboardInterrupt"):
+        error = RuntimeError("stop") if kind == "an exception" else KeyboardInterrupt()
+        callbacks = [At(batches, lambda _: _raise(error)), _on_exception(folder)]
+    elif kind == "SIGTERM":
+        callbacks = [
+            At(batches, lambda _: signal.raise_signal(signal.SIGTERM)),
+            SaveOnTermination(),
+        ]
+    elif kind == "by hand":
+        callbacks = [At(batches, lambda runner: runner.save_checkpoint(path))]
+    elif kind == "every_n_train_steps":
+        callbacks = [
+            ModelCheckpoint(
+                dirpath=folder, filename="{step}", every_n_train_steps=batches // 2, save_top_k=-1
+            )
+        ]
+        path = folder / f"step={batches}.ckpt"
+    elif kind == "max_epochs":
+        options |= {"max_epochs": batches // 4}
+    runner, seen, fit = start(folder, *callbacks, **options)
+    if kind in ("an exception", "KeyboardInterrupt", "SIGTERM"):
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises((RuntimeError, SystemExit, SIGTERMException)):
+            fit()
+        signal.signal(signal.SIGINT, before)
+        (path,) = folder.glob("**/*.ckpt")
+    else:
+        fit()
+        if not path.exists():
+            runner.save_checkpoint(path)
+    return path, seen.batches
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _on_exception(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(
+        dirpath=folder, save_on_exception=True, every_n_epochs=100, save_top_k=-1
+    )
+
+
+STOPS = [
+    "max_steps",
+    "max_steps alone",
+    "max_time",
+    "should_stop",
+    "an exception",
+    "KeyboardInterrupt",
+    "SIGTERM",
+    "by hand",
+    "every_n_train_steps",
+]
+
+
+def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options: Any) -> None:
+    path, before = stopped_by(kind, batches, folder, **options)
+    uninterrupted, whole, fit = start(folder / "whole", max_epochs=epochs, **options)
+    fit()
+    resumed, rest, fit = start(folder / "resumed", max_epochs=epochs, **options)
+    fit(path)
+    assert before[:batches] + rest.batches == whole.batches
+    assert_identical_run(resumed.lightning_module, uninterrupted.lightning_module)
+    assert resumed.current_epoch == uninterrupted.current_epoch
+    assert resumed.global_step == uninterrupted.global_step
+
+
+@pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
+@pytest.mark.parametrize("kind", STOPS)
+def test_a_stop_resumes_exactly(kind: str, batches: int, tmp_path: Path) -> None:
+    """The rest of an epoch cut short was dropped without a word, and a window of steps closed
+    early by the end of the fit stayed closed."""
+    assert_resumes(kind, batches, tmp_path, epochs=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
+@pytest.mark.parametrize("kind", STOPS)
+def test_a_stop_resumes_exactly_into_a_longer_run(
+    kind: str, batches: int, workers: int, tmp_path: Path
+) -> None:
+    assert_resumes(kind, batches, tmp_path, epochs=5, workers=workers)
+
+
+# In the midst of something ------------------------------------------------------------------------
+
+
+class Torn(Hard):
+    """Fails in a step, before or after the weights have moved."""
+
+    place = "objective"
+
+    def objective(self, outputs: Any, batch: Any) -> Any:
+        if self.place == "objective" and self.global_step == WITHIN:
+            raise RuntimeError("in mid-step")
+        return super().objective(outputs, batch)
+
+    def _dual_step(self) -> None:
+        if self.place == "dual step" and self.global_step == WITHIN:
+            raise RuntimeError("in mid-step")
+        super()._dual_step()
+
+
+@pytest.mark.parametrize("place", ["objective", "dual step"])
+def test_a_checkpoint_written_within_a_step_is_refused(place: str, tmp_path: Path) -> None:
+    """save_on_exception wrote new weights beside old multipliers; the resume repeated the batch."""
+    module = Torn()
+    module.place = place
+    _, _, fit = start(tmp_path, _on_exception(tmp_path), module=module)
+    with pytest.raises(RuntimeError, match="in mid-step"):
+        fit()
+    (path,) = tmp_path.glob("*.ckpt")
+    _, _, fit = start(tmp_path)
+    with pytest.raises(TrainingError, match=r"within step [67],.*the one before"):
+        fit(path)
+
+
+class Failing(ToyRows):
+    """A row that cannot be read once, after others of its batch have drawn random numbers."""
+
+    fingerprint = "failing"
+    reads, fail_at = 0, -1
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        self.reads += 1
+        row = super().__getitem__(position)
+        noise = torch.randn(4) + random.random() + float(np.random.rand())
+        if self.reads == self.fail_at:
+            raise OSError("disk")
+        return {**row, "x": row["x"] + noise}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_while_a_batch_is_fetched_resumes_exactly(workers: int, tmp_path: Path) -> None:
+    """The rows that were read before the error had drawn numbers, and drew others again."""
+
+    def run(rows: Any, *callbacks: Any, path: Any = None) -> Any:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        options: Any = {"enable_checkpointing": True} if callbacks else {}
+        runner = trainer(max_epochs=3, callbacks=list(callbacks), **options)
+        data = ToyData(rows, HELD_OUT, batch_size=4, num_workers=workers)
+        runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
+        return runner.lightning_module
+
+    uninterrupted = run(Failing(13, partial=True))
+    broken = Failing(13, partial=True)
+    broken.fail_at = 20 if workers == 0 else 10
+    with pytest.raises((OSError, RuntimeError)):
+        run(broken, _on_exception(tmp_path))
+    (path,) = tmp_path.glob("*.ckpt")
+    assert_identical_run(run(Failing(13, partial=True), path=path), uninterrupted)
+
+
+@pytest.mark.parametrize("batches", [2, 4, 6])
+def test_rows_that_draw_in_workers_draw_the_same_after_a_resume(
+    batches: int, tmp_path: Path
+) -> None:
+    """A resume at an epoch's end was another run: workers start anew, from another state."""
+
+    def run(*callbacks: Any, path: Any = None, workers: int = 2) -> Any:
+        torch.manual_seed(0 if path is None else 1234)
+        data = ToyData(Failing(13, partial=True), batch_size=4, num_workers=workers)
+        runner = trainer(max_epochs=3, callbacks=list(callbacks))
+        runner.fit(Hard(), data, ckpt_path=path, weights_only=path and True)
+        return runner.lightning_module
+
+    path = tmp_path / "saved.ckpt"
+    uninterrupted = run(At(batches, lambda runner: runner.save_checkpoint(path)))
+    assert_identical_run(run(path=path), uninterrupted)
+    assert_identical_run(run(workers=1), uninterrupted)
+
+
+class Plateau(Hard):
+    """Its scheduler acts at the end of every epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, mode="max"
+        )
+        scheduler = {"scheduler": plateau, "monitor": "val/objective"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+@pytest.mark.parametrize("kind", ["max_steps", "should_stop", "by hand"])
+@pytest.mark.parametrize("batches", [WITHIN, AT_THE_END])
+def test_a_plateau_is_judged_once_an_epoch(kind: str, batches: int, tmp_path: Path) -> None:
+    """The end of an epoch cut short judged it, and its real end once more."""
+    path, _ = stopped_by(kind, batches, tmp_path, module=Plateau())
+    runs = []
+    for checkpoint in (None, path):
+        runner, _, fit = start(tmp_path / "run", module=Plateau())
+        fit(checkpoint)
+        runs.append(runner)
+    rates = [runner.optimizers[0].param_groups[0]["lr"] for runner in runs]
+    assert rates[0] == rates[1] < 0.01
+    assert_identical_run(runs[1].lightning_module, runs[0].lightning_module)
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end"])
+@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 12}])
+def test_saved_around_the_end_of_an_epoch(hook: str, limits: Any, tmp_path: Path) -> None:
+    """Before the plateau was judged it was not judged at all; at an epoch's start, Lightning ran
+    an epoch without batches and skipped an order."""
+    saver = Saver(hook, tmp_path)
+    options = {"module": Plateau(), **limits}
+    uninterrupted, whole, fit = start(tmp_path, saver, **options)
+    fit()
+    for path in saver.paths:
+        resumed, rest, fit = start(tmp_path, **{**options, "module": Plateau()})
+        fit(path)
+        assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :]
+        assert_identical_run(resumed.lightning_module, uninterrupted.lightning_module)
+        rates = [r.optimizers[0].param_groups[0]["lr"] for r in (resumed, uninterrupted)]
+        assert rates[0] == rates[1]
+
+
+def test_plain_loader_saved_after_the_fit_goes_on_exactly(tmp_path: Path) -> None:
+    """Its order was drawn before the random state was restored."""
+
+    def run(epochs: int, path: Any = None) -> Any:
+        torch.manual_seed(0 if path is None else 1234)
+        loader = DataLoader(IndexedDataset(ROWS), 4, shuffle=True, collate_fn=stack)
+        runner = trainer(max_epochs=epochs)
+        runner.fit(Hard(), loader, ckpt_path=path, weights_only=path and True)
+        return runner
+
+    run(2).save_checkpoint(tmp_path / "after.ckpt")
+    expected = run(4).lightning_module
+    assert_identical_run(run(4, tmp_path / "after.ckpt").lightning_module, expected)
+
+
+class Sampling(Hard):
+    """Its evaluation draws random numbers, as generating answers does."""
+
+    def validation_step(self, batch: Any, *rest: Any) -> Any:
+        torch.rand(3)
+        return super().validation_step(batch, *rest)
+
+
+@pytest.mark.parametrize("kind", ["should_stop", "max_steps", "by hand"])
+def test_an_evaluation_that_a_stop_adds_draws_nothing_of_the_run(kind: str, tmp_path: Path) -> None:
+    path, _ = stopped_by(kind, WITHIN, tmp_path, module=Sampling())
+    modules = []
+    for checkpoint in (None, path):
+        runner, _, fit = start(tmp_path / "run", module=Sampling())
+        fit(checkpoint)
+        modules.append(runner.lightning_module)
+    assert_identical_run(modules[1], modules[0])
+
+
+class Unfinished(Plateau):
+    """Its second evaluation breaks off."""
+
+    breaks = True
+
+    def validation_step(self, batch: Any, *rest: Any) -> Any:
+        if self.breaks and self.global_step == AT_THE_END and rest[0] == 1:
+            raise RuntimeError("in mid-evaluation")
+        return super().validation_step(batch, *rest)
+
+
+def test_an_evaluation_that_broke_off_is_made_again_whole(tmp_path: Path) -> None:
+    """Lightning went on in the middle of it, so that a plateau was judged by a part of the data."""
+    _, _, fit = start(tmp_path, _on_exception(tmp_path), module=Unfinished())
+    with pytest.raises(RuntimeError, match="in mid-evaluation"):
+        fit()
+    (path,) = tmp_path.glob("*.ckpt")
+    runs = []
+    for checkpoint in (None, path):
+        module = Unfinished()
+        module.breaks = False
+        runner, seen, fit = start(tmp_path, module=module)
+        fit(checkpoint)
+        runs.append((runner, seen))
+    (whole, _), (resumed, rest) = runs
+    assert len(rest.batches) == 4
+    assert_identical_run(resumed.lightning_module, whole.lightning_module)
+    rates = [r.optimizers[0].param_groups[0]["lr"] for r in (resumed, whole)]
+    assert rates[0] == rates[1] < 0.01
+
+
+def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> None:
+    runner, _, fit = start(tmp_path, max_epochs=2)
+    fit()
+    module = runner.lightning_module
+    assert module.multipliers["pair"].any()
+    for table in module.multipliers.values():
+        table.zero_()
+    runner.save_checkpoint(tmp_path / "reset.ckpt")
+    resumed, _, fit = start(tmp_path, max_epochs=2)
+    fit(tmp_path / "reset.ckpt")
+    assert not resumed.lightning_module.multipliers["pair"].any()
+
+
+def test_other_settings_than_the_checkpoints_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``ckpt_path: last`` found another run's file and went on with it, without a word."""
+
+    def run(weight: float, path: Any = None) -> Any:
+        runner = trainer(max_epochs=2)
+        module = Toy(Penalty(weight=weight), learning_rate=weight)
+        runner.fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
+        return runner
+
+    run(0.5).save_checkpoint(tmp_path / "a.ckpt")
+    run(0.5, tmp_path / "a.ckpt")
+    assert "other settings" not in caplog.text
+    run(0.7, tmp_path / "a.ckpt")
+    assert "learning_rate (0.5, now 0.7)" in caplog.text
+
+
+# Which run a file of SaveOnTermination belongs to ---------------------------------------------
+
+
+def terminated(folder: Path, module: Any = None, rows: Any = ROWS, **options: Any) -> Any:
+    """A run that is terminated after six batches, unless it continues from there."""
+    seen = Seen()
+    stop = At(WITHIN, lambda _: signal.raise_signal(signal.SIGTERM))
+    runner = trainer(
+        callbacks=[seen, stop, SaveOnTermination()],
+        default_root_dir=folder,
+        **{"max_epochs": 3, "enable_checkpointing": True, **options},
+    )
+    with suppress(SIGTERMException):
+        runner.fit(module or Toy(Pointwise()), ToyData(rows, batch_size=4))
+    return seen.batches
+
+
+def test_a_run_continues_its_own_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows of a comparison both continued from the one file of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    others: list[dict[str, Any]] = [
+        {"module": Toy(Penalty(weight=1.0))},
+        {"module": Toy(Pointwise(), learning_rate=0.01)},
+        {"rows": ToyRows(13, seed=5)},
+    ]
+    folder = tmp_path / "run"
+    assert len(terminated(folder)) == WITHIN
+    (own,) = folder.glob("checkpoints/terminated-*.ckpt")
+    kept = own.read_bytes()
+    for other in others:
+        assert len(terminated(folder, **other)) == WITHIN  # From its start.
+        assert "leaves it alone" in caplog.text
+        caplog.clear()
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    assert len(terminated(folder)) == WITHIN
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert own.read_bytes() == kept
+    assert len(list(folder.glob("checkpoints/*"))) == 5
+    assert [name.name for name in tmp_path.iterdir()] == ["run"]
+    assert len(terminated(folder, max_epochs=2)) == 2  # The rest of the eight.
+    assert not own.exists()
+
+
+def test_a_longer_run_is_the_same_run(tmp_path: Path) -> None:
+    terminated(tmp_path, max_epochs=2)
+    assert len(terminated(tmp_path, max_epochs=2 + 1)) == 6  # and is terminated once more
+
+
+def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> None:
+    """fast_dev_run continued from it and removed it; so did ``test`` with the same callbacks."""
+    terminated(tmp_path)
+    (own,) = tmp_path.glob("checkpoints/*.ckpt")
+    assert len(terminated(tmp_path, fast_dev_run=2)) == 2
+    runner = trainer(
+        callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True
+    )
+    runner.test(Toy(Pointwise()), ToyData(ROWS, HELD_OUT, batch_size=4), verbose=False)
+    assert own.exists()
+
+
+def test_termination_of_a_foreign_module_is_refused(tmp_path: Path) -> None:
+    runner = trainer(
+        callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True
+    )
+    with pytest.raises(TrainingError, match=r"of a PointwiseModule.*OnExceptionCheckpoint"):
+        runner.fit(BoringModel())
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_processes_that_keep_the_multipliers_are_refused(strategy: str, stage: str) -> None:
+    """After the fit the multipliers of the module at hand were empty; after a test, violations."""
+    module = Toy(Pointwise())
+    module.trainer = trainer(strategy=strategy, devices=2)
+    with pytest.raises(TrainingError, match=r"multipliers.*strategy=\"ddp\""):
+        module.setup(stage)
+    module.setup("predict")
