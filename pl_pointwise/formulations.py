@@ -11,6 +11,7 @@ no storage, no step of the weights. docs/formulations.md has the table these fun
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -97,11 +98,27 @@ class Formulation(ABC):
         return self
 
     def config(self) -> dict[str, Any]:
-        """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
-        kind = type(self)
+        """``{class_path, init_args}``, the form in which YAML and checkpoints hold it.
+
+        An argument of the constructor is read from the attribute of its name; attributes that are
+        no arguments are left out.
+
+        Raises:
+            ValueError: there is no such attribute.
+        """
+        kind, values = type(self), vars(self)
+        parameters = inspect.signature(kind).parameters.values()
+        if not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+            missing = [p.name for p in parameters if not hasattr(self, p.name)]
+            if missing:
+                raise ValueError(
+                    f"{kind.__name__} must keep its argument {missing[0]} as an attribute of that "
+                    "name, from which YAML and checkpoints read it."
+                )
+            values = {p.name: getattr(self, p.name) for p in parameters}
         return {
             "class_path": f"{kind.__module__}.{kind.__qualname__}",
-            "init_args": dict(vars(self)),
+            "init_args": dict(values),
         }
 
     def __repr__(self) -> str:

@@ -27,18 +27,21 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from .batch_checks import Checks
 from .checkpoints import (
     STATE_KEY,
     WholeCheckpointIO,
     damaged,
-    plain,
+    plain_arguments,
     random_state,
+    require_arguments,
     restore_random_state,
     validated_state,
 )
-from .data import ResumableDataLoader, fingerprint
+from .data import fingerprint
 from .errors import TrainingError
-from .fit_checks import check_strategy, total_steps, training_set
+from .fingerprints import RANDOM_ROWS
+from .fit_checks import check_fit, check_trainer, number_of_steps, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
@@ -50,6 +53,7 @@ log = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 _BEFORE = {
+    "configure_callbacks": "_check_trainer",
     "setup": "_use_whole_checkpoints",
     "on_train_start": "_start_training",
     "on_train_epoch_start": "_start_epoch",
@@ -106,6 +110,8 @@ class ManualOptimization(LightningModule):
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
+    shared_keys: tuple[str, ...] = ()
+    """Entries of a batch that all its samples share, where ``select`` could not tell."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -119,6 +125,8 @@ class ManualOptimization(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self._hooks_running: set[str] = set()
+        self.checks = Checks()
+        self._arguments_left_out: dict[str, str] = {}
         self.automatic_optimization = False
         self.multipliers = Multipliers(0)
         self.multiplier_folder: str | None = None
@@ -147,17 +155,18 @@ class ManualOptimization(LightningModule):
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
+    def _check_trainer(self) -> None:
+        check_trainer(self)
+
     def _start_training(self) -> None:
-        check_strategy(self)
+        check_fit(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
             self._claim_multipliers(dataset)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
-        loader = self.trainer.train_dataloader
-        if isinstance(loader, ResumableDataLoader):
-            loader.limit = min(len(loader), self.trainer.num_training_batches)
+        self.checks.start(self, dataset)
         if self._restored is not None:
             self._restore_random_state(self._restored["random_states"])
         self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
@@ -185,6 +194,12 @@ class ManualOptimization(LightningModule):
     def _claim_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
+        if found.startswith(RANDOM_ROWS):
+            self._warn(
+                "Rows of the training set differ each time they are read, so only their number "
+                "tells a resumed run whether they are the same. Give the data set an attribute "
+                "`fingerprint`, a text of your own, to have that checked."
+            )
         restored = (self._restored or {}).get("fingerprint")
         if restored is not None and restored != found:
             raise TrainingError(
@@ -215,6 +230,7 @@ class ManualOptimization(LightningModule):
             self.trainer.strategy.barrier()
 
     def _start_epoch(self) -> None:
+        self.checks.epoch(self)
         self._taken_this_epoch = self._skipped_this_epoch = 0
 
     def _end_epoch(self) -> None:
@@ -302,11 +318,14 @@ class ManualOptimization(LightningModule):
                 if (value := self._monitored(config.scheduler)) is not None
             },
             "random_states": states,
+            "arguments_left_out": dict(self._arguments_left_out),
         }
 
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
         state = validated_state(checkpoint)
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if self._trainer is None:
+            require_arguments(state, self._arguments_left_out)
         unknown = sorted(set(state["multipliers"]).difference(self.formulations))
         if resuming and unknown:
             raise TrainingError(
@@ -327,7 +346,8 @@ class ManualOptimization(LightningModule):
         self._restored = kept if resuming else None
 
     def _set_hparams(self, hp: Any) -> None:
-        super()._set_hparams(plain(hp))
+        kept, self._arguments_left_out = plain_arguments(hp)
+        super()._set_hparams(kept)
 
     # Optimizers and devices ---------------------------------------------------------------------
 
@@ -353,6 +373,13 @@ class ManualOptimization(LightningModule):
         if self._factors is None:
             self._factors = self.optimization.factors(self._total_steps)
         return self._factors(step)
+
+    def number_of_steps(self) -> int:
+        """Steps of the whole run, for a schedule in ``configure_optimizers``.
+
+        Unlike ``trainer.estimated_stepping_batches`` it leaves a resume in mid-epoch possible.
+        """
+        return number_of_steps(self)
 
     def _step_schedulers_after_batch(self) -> None:
         self._step_schedulers("step", plateau=False)
@@ -399,13 +426,7 @@ class ManualOptimization(LightningModule):
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _optimizer(self) -> Any:
-        optimizers = self.optimizers()
-        if isinstance(optimizers, list):
-            raise TrainingError(
-                f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
-                "has one, for the weights. Use parameter groups."
-            )
-        return optimizers
+        return self.optimizers()  # One: see check_optimizer.
 
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
@@ -422,6 +443,7 @@ class ManualOptimization(LightningModule):
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        self.checks.step(self, measured)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"
