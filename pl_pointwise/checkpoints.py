@@ -33,7 +33,7 @@ from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
-from .step import require_names
+from .step import OBJECTIVE, require_names
 
 
 class NotPlainError(TypeError):
@@ -232,14 +232,23 @@ def formulations_from(
     return {name: one for name, one in built.items() if one is not None}
 
 
-def constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[str, Constraint]:
-    """Constraints by name, also from their plain form; see :func:`plain`.
-
-    what: the argument's name.
+def declared_constraints(
+    constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
+) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
+    """Those of training and of evaluation by name, also from their plain form; see :func:`plain`.
 
     Raises:
-        ValueError: not a mapping of names to constraints.
+        ValueError: not a mapping of names to constraints, or a name that is not to be used.
     """
+    training = _constraints_from("constraints", constraints)
+    evaluation = _constraints_from("evaluation_constraints", evaluation_constraints or {})
+    if OBJECTIVE in training:
+        raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
+    require_names("evaluation_constraints", evaluation, training)
+    return training, {**training, **evaluation}
+
+
+def _constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[str, Constraint]:
     if not isinstance(constraints, Mapping):
         raise ValueError(
             f"{what}={constraints!r}: give a dict of constraints by name, such as "

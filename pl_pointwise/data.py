@@ -357,7 +357,7 @@ def _take(value: Any, rows: Tensor, size: int, layout: Mapping[str, Kind], path:
         return value
     if kind == "rows" and length != size:
         raise DataError(
-            f'Batch entry "{path}" has length {length} in a batch of {size} samples, and its length '
+            f'Batch entry "{path}" has length {length} in a batch of {size} samples, and that '
             "depends on the samples: which rows are whose? Override select() to say so, or list "
             "the entry in the module's shared_keys if it belongs to the batch as a whole."
         )

@@ -20,7 +20,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 from .data import PointwiseSampler, ResumableDataLoader, fingerprint
 from .errors import TrainingError
-from .fingerprints import kept_random_state, probes_of
+from .fingerprints import RANDOM_ROWS, kept_random_state, probes_of
 
 if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
@@ -265,6 +265,16 @@ def check_index(dataset: Any) -> None:
                     f'Row {position} of {type(dataset).__name__} carries "index" '
                     f"{int(row['index'])}. {SHARED_ROWS}"
                 )
+
+
+def warn_of_random_rows(module: ManualOptimization, found: str) -> None:
+    """found: the training set's fingerprint."""
+    if found.startswith(RANDOM_ROWS):
+        module._warn(
+            "Rows of the training set differ each time they are read, so only their number tells a "
+            "resumed run whether they are the same. Give the data set an attribute `fingerprint`, "
+            "a text of your own, to have that checked."
+        )
 
 
 def require_same_data(module: ManualOptimization, dataset: Any) -> None:

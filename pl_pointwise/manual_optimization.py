@@ -40,11 +40,17 @@ from .checkpoints import (
 )
 from .data import fingerprint
 from .errors import TrainingError
-from .fingerprints import RANDOM_ROWS
-from .fit_checks import check_fit, check_trainer, number_of_steps, total_steps, training_set
+from .fit_checks import (
+    check_fit,
+    check_trainer,
+    number_of_steps,
+    total_steps,
+    training_set,
+    warn_of_random_rows,
+)
 from .formulations import Formulation
 from .multipliers import Multipliers
-from .optimizers import Optimization, keeping_monitors
+from .optimizers import Optimization, keeping_monitors, monitor_of
 from .step import Measured
 
 log = logging.getLogger(__name__)
@@ -194,12 +200,7 @@ class ManualOptimization(LightningModule):
     def _claim_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
-        if found.startswith(RANDOM_ROWS):
-            self._warn(
-                "Rows of the training set differ each time they are read, so only their number "
-                "tells a resumed run whether they are the same. Give the data set an attribute "
-                "`fingerprint`, a text of your own, to have that checked."
-            )
+        warn_of_random_rows(self, found)
         restored = (self._restored or {}).get("fingerprint")
         if restored is not None and restored != found:
             raise TrainingError(
@@ -313,7 +314,7 @@ class ManualOptimization(LightningModule):
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
-                _monitor(config.scheduler): float(value)
+                monitor_of(config.scheduler): float(value)
                 for config in self.trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
@@ -375,10 +376,7 @@ class ManualOptimization(LightningModule):
         return self._factors(step)
 
     def number_of_steps(self) -> int:
-        """Steps of the whole run, for a schedule in ``configure_optimizers``.
-
-        Unlike ``trainer.estimated_stepping_batches`` it leaves a resume in mid-epoch possible.
-        """
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
         return number_of_steps(self)
 
     def _step_schedulers_after_batch(self) -> None:
@@ -404,7 +402,7 @@ class ManualOptimization(LightningModule):
             if plateau and metric is None:
                 known = ", ".join(sorted(self.trainer.callback_metrics))
                 message = (
-                    f"The scheduler monitors {_monitor(scheduler)!r}, which is not logged. "
+                    f"The scheduler monitors {monitor_of(scheduler)!r}, which is not logged. "
                     f"Logged: {known}."
                 )
                 if getattr(scheduler, "strict", True):
@@ -418,7 +416,7 @@ class ManualOptimization(LightningModule):
 
         After a resume between a validation and the use of what it logged, the checkpoint's value.
         """
-        name = _monitor(scheduler)
+        name = monitor_of(scheduler)
         restored = (self._restored or {}).get("monitored", {})
         return self.trainer.callback_metrics.get(name, restored.get(name))
 
@@ -498,17 +496,3 @@ class ManualOptimization(LightningModule):
     def _warn(self, message: str) -> None:
         if self.trainer.is_global_zero:
             log.warning(message)
-
-
-def _monitor(scheduler: Any) -> str:
-    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
-    return getattr(scheduler, "monitor", None) or ""
-
-
-def connected_zero(module: LightningModule) -> Tensor:
-    """Zero, with a zero gradient for every trainable parameter."""
-    total = torch.zeros((), device=module.device)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            total = total + (parameter * 0).sum()
-    return total

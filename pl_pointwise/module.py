@@ -18,18 +18,17 @@ from torchmetrics import Metric
 from .batch_statistic import Slope
 from .batch_terms import BatchTerms
 from .checkpoints import (
-    constraints_from,
     constructor_frame,
+    declared_constraints,
     formulations_from,
     from_plain,
     replayed_random_state,
 )
 from .data import PADDING, take_rows
-from .errors import DataError
 from .evaluation import Evaluation, SampleViolations, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
-from .manual_optimization import ManualOptimization, connected_zero
-from .optimizers import Training
+from .manual_optimization import ManualOptimization
+from .optimizers import Training, connected_zero
 from .step import (
     OBJECTIVE,
     DualStep,
@@ -43,8 +42,8 @@ from .step import (
     non_finite_values,
     pack,
     pieces_of,
+    require_columns,
     require_mapping,
-    require_names,
     stand_in,
     unpack,
     validate_values,
@@ -120,15 +119,9 @@ class PointwiseModule(ManualOptimization):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(frame=constructor_frame(self))
-        constraints = constraints_from("constraints", constraints)
-        evaluation_constraints = constraints_from(
-            "evaluation_constraints", evaluation_constraints or {}
+        self.constraints, self.evaluation_constraints = declared_constraints(
+            constraints, evaluation_constraints
         )
-        if OBJECTIVE in constraints:
-            raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
-        require_names("evaluation_constraints", evaluation_constraints, constraints)
-        self.constraints = constraints
-        self.evaluation_constraints = {**constraints, **evaluation_constraints}
         self.formulations = formulations_from(formulation, self.constraints)
         training = from_plain(Training, training)
         self.optimization = training.optimization
@@ -302,12 +295,7 @@ class PointwiseModule(ManualOptimization):
                 constraint, values[name], micro.masks[name], name
             )
             violations[name] = torch.where(masks[name], violation, 0)
-            if self._columns.setdefault(name, violation.shape[1]) != violation.shape[1]:
-                raise DataError(
-                    f'Constraint "{name}": {violation.shape[1]} columns in this batch, '
-                    f"{self._columns[name]} before. Give the same number in every batch and mark "
-                    "missing ones in membership()."
-                )
+            require_columns(name, violation.shape[1], self._columns)
         return self.checks.terms(self, Terms(objective, violations, masks))
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
 
 from .errors import one_of
 
@@ -171,3 +173,17 @@ def _annotate(entry: Any, monitor: str | None = None) -> None:
         entry = entry.get("scheduler")
     for key, value in keys.items():
         setattr(entry, key, value)
+
+
+def monitor_of(scheduler: Any) -> str:
+    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
+    return getattr(scheduler, "monitor", None) or ""
+
+
+def connected_zero(module: LightningModule) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    total = torch.zeros((), device=module.device)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            total = total + (parameter * 0).sum()
+    return total

@@ -266,6 +266,19 @@ def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None
         )
 
 
+def require_columns(name: str, found: int, columns: dict[str, int]) -> None:
+    """Notes the number of columns of a constraint's violations.
+
+    Raises:
+        DataError: another number than before.
+    """
+    if columns.setdefault(name, found) != found:
+        raise DataError(
+            f'Constraint "{name}": {found} columns in this batch, {columns[name]} before. Give the '
+            "same number in every batch and mark missing ones in membership()."
+        )
+
+
 def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
     """
     partial: whether names may be missing.
