@@ -260,7 +260,8 @@ def _require_cut(module: PointwiseModule, piece: Any, index: Tensor) -> None:
             parts = module.membership(part)
             if same and hasattr(masks, "items"):
                 for name, mask in masks.items():
-                    same &= torch.equal(parts[name].cpu(), mask.cpu()[rows])
+                    if len(mask) == len(index):  # Else the step says so.
+                        same &= torch.equal(parts[name].cpu(), mask.cpu()[rows])
         except DataError as error:
             raise DataError(f"{error} {_WHY_CUT}") from error
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -81,6 +82,11 @@ def check_optimizer(module: ManualOptimization) -> None:
         raise TrainingError(
             f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
             "has one, for the weights. Use parameter groups."
+        )
+    if isinstance(optimizers[0], _MockOptimizer):
+        raise TrainingError(
+            "configure_optimizers returned None: nothing would be trained. Return an optimizer, or "
+            "leave the method out for AdamW."
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise TrainingError(
@@ -244,7 +250,7 @@ def repeats_samples(loader: Any) -> bool:
         return sampler.replacement or sampler.num_samples > len(sampler.data_source)
     known = (PointwiseSampler, SequentialSampler, DistributedSampler)
     wrapped = getattr(getattr(sampler, "dataset", None), "_sampler", None)
-    return wrapped is not None or not isinstance(sampler, known)
+    return wrapped is not None or type(sampler) not in known
 
 
 def check_index(dataset: Any) -> None:

@@ -30,7 +30,7 @@ from pl_pointwise import (
     Relaxed,
     Tilted,
 )
-from pl_pointwise.formulations import formulation_from
+from pl_pointwise.checkpoints import formulation_from
 
 # Several decades on both sides of zero, and exact zeros.
 magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
