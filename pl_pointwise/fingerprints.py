@@ -62,6 +62,7 @@ def _digest_of(row: Any) -> bytes:
 
 
 _SIMPLE = (str, bytes, int, float, bool, type(None))
+_SIMPLE_TYPES = frozenset(_SIMPLE)
 
 
 def _digest(value: Any, digest: Any) -> None:
@@ -82,7 +83,7 @@ def _digest(value: Any, digest: Any) -> None:
         _digest(sorted(value, key=repr), digest)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         digest.update(f"[{len(value)}]".encode())
-        if all(type(entry) in _SIMPLE for entry in value):
+        if _SIMPLE_TYPES.issuperset(map(type, value)):
             digest.update(repr(list(value)).encode())
             return
         for entry in value:
