@@ -53,7 +53,7 @@ class Checks:
         self._epochs = 0
         """That the loader has begun."""
 
-    def start(self, module: PointwiseModule, dataset: Any) -> None:
+    def start(self, module: Any, dataset: Any) -> None:
         """Everything is to be checked again: a fit starts.
 
         dataset: the training set, None where there is none to index.
@@ -78,7 +78,7 @@ class Checks:
         self._batch_is_new, self._epochs = True, 0
         self._seen = torch.zeros(len(dataset), dtype=torch.bool) if watched else None
 
-    def epoch(self, module: PointwiseModule) -> None:
+    def epoch(self, module: Any) -> None:
         """At the start of an epoch: Lightning may have reloaded the training data.
 
         Raises:
@@ -129,7 +129,7 @@ class Checks:
             raise TrainingError(_without_gradient(name, values[name]))
         return terms
 
-    def step(self, module: PointwiseModule, measured: Measured) -> None:
+    def step(self, module: Any, measured: Measured) -> None:
         """Before a step is taken: the first has a gradient, and none repeats the epoch's samples.
 
         Raises:
@@ -200,7 +200,8 @@ def _layout_of(piece: Any, index: Tensor, loader: Any) -> dict[str, Kind]:
     Raises:
         DataError: an entry depends on the number of samples, and has not one row for each.
     """
-    dataset, size = getattr(loader, "dataset", None), len(index)
+    dataset: Any = getattr(loader, "dataset", None)
+    size = len(index)
     rows = index[index >= 0][: 1 if size == 2 else 2].tolist()
     collate = getattr(loader, "collate_fn", None)
     if size < 2 or not rows or not hasattr(dataset, "__getitem__") or collate is None:

@@ -223,7 +223,7 @@ def check_sampler(loader: Any, ranks: int) -> None:
         return
     remedy = "Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
     if isinstance(sampler, DistributedSampler):
-        positions = len(sampler.dataset)  # Of a sampler that Lightning wrapped: that sampler's.
+        positions = len(sampler.dataset)  # type: ignore[arg-type]  # Of a sampler that Lightning wrapped: that sampler's.
         if positions % ranks and not sampler.drop_last:
             raise TrainingError(
                 f"{positions} samples over {ranks} ranks: a {type(sampler).__name__} would repeat "
@@ -303,7 +303,7 @@ def number_of_steps(module: ManualOptimization) -> int:
     Raises:
         TrainingError: the run has no end.
     """
-    trainer = module.trainer
+    trainer: Any = module.trainer
     batches: float = trainer.num_training_batches
     if trainer.train_dataloader is None and trainer.max_epochs not in (None, -1):
         made = trainer.fit_loop._data_source.dataloader()

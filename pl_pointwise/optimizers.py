@@ -148,7 +148,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(configure)
     def configured(module: Any) -> Any:
-        loop = getattr(module._trainer, "fit_loop", None)
+        loop: Any = getattr(module._trainer, "fit_loop", None)
         unread = loop is not None and loop._combined_loader is None
         result = configure(module)
         module.checks.loaders_set_up_early = unread and loop._combined_loader is not None
