@@ -7,14 +7,18 @@ writing and reading files.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import random
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
 from inspect import isabstract
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar, get_type_hints
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
@@ -29,34 +33,76 @@ from torch.serialization import get_crc32_options
 from .data import generator_states
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
-from .step import require_names
+from .step import OBJECTIVE, require_names
+
+
+class NotPlainError(TypeError):
+    """A value without a plain form."""
 
 
 def plain(value: Any) -> Any:
     """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
 
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, numpy scalars
-    numbers. Anything else has no plain form and becomes ``None``.
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths and devices strings,
+    numpy scalars numbers, arrays lists, an Enum that is also a string or number its value. A
+    ``torch.dtype`` and a tensor load weights-only as they are.
+
+    Raises:
+        NotPlainError: anything else, such as a network, a function, or an Enum that equals no
+            plain value.
     """
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value
     if isinstance(value, Formulation):
         return plain(value.config())
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return plain({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, Namespace):
         return plain(vars(value))
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(entry) for entry in value]
     if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
         return plain(value.item())
-    if isinstance(value, (Path, str)):
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return value.detach().cpu().clone()
+    if isinstance(value, Enum) and isinstance(value, (str, int, float)):
+        return plain(value.value)
+    if isinstance(value, (Path, str, torch.device)):
         return str(value)
     if isinstance(value, (bool, int, float)):
         return plain(float(value) if isinstance(value, float) else int(value))
-    return None
+    raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Constructor arguments that have a plain form, and of the others the type, by name."""
+    if isinstance(arguments, Namespace):
+        arguments = vars(arguments)
+    kept, left_out = dict[str, Any](), dict[str, str]()
+    for name, value in dict(arguments).items():
+        try:
+            kept[name] = plain(value)
+        except NotPlainError as error:
+            left_out[name] = str(error)
+    return kept, left_out
+
+
+def constructor_frame(module: Any) -> FrameType | None:
+    """The frame of the outermost ``__init__`` that is making ``module``: its class's own.
+
+    Its arguments, and no others, are what ``load_from_checkpoint`` needs. Called within it.
+    """
+    found, frame = None, inspect.currentframe()
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if frame.f_code.co_name == "__init__" and names and frame.f_locals.get(names[0]) is module:
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 Settings = TypeVar("Settings")
@@ -66,9 +112,14 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
     """The dataclass behind its plain form, those among its fields included; see :func:`plain`.
 
     An object passes through, so that a constructor takes what a checkpoint's hyperparameters hold.
+
+    Raises:
+        ValueError: an object of another type.
     """
-    if not isinstance(value, Mapping):
+    if isinstance(value, kind):
         return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is no {kind.__name__}: write {kind.__name__}(…).")
     hints = get_type_hints(kind)
     nested = {f.name: hints[f.name] for f in fields(kind) if is_dataclass(hints[f.name])}  # type: ignore[arg-type]
     return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
@@ -122,7 +173,7 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
         return config
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
-        raise ValueError(f"Not a formulation: {config!r}. Give an object such as Pointwise().")
+        raise ValueError(_no_formulation(config))
     module_name, _, class_name = path.rpartition(".")
     known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
     if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
@@ -140,6 +191,25 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     return built
 
 
+def _no_formulation(given: Any) -> str:
+    """What to write in place of something that is no formulation."""
+    known = {kind.__name__: kind for kind in _subclasses(Formulation)}
+    name = given.__name__ if isinstance(given, type) else given
+    near = get_close_matches(str(name).lower(), [each.lower() for each in known], 1)
+    kinds = [kind for each, kind in known.items() if each.lower() in near]
+    example = f"{kinds[0].__name__}({_required(kinds[0])})" if kinds else "Pointwise(alpha=1.0)"
+    return (
+        f"Not a formulation: {given!r}. Give an object such as {example}, a dict of them by "
+        "constraint, or None for plain training; in YAML {class_path, init_args}."
+    )
+
+
+def _required(kind: type[Formulation]) -> str:
+    """The arguments that a formulation cannot be made without, as one writes them."""
+    parameters = list(inspect.signature(kind).parameters.values())
+    return ", ".join(f"{p.name}=…" for p in parameters if p.default is p.empty)
+
+
 def _subclasses(kind: Any) -> list[type[Formulation]]:
     children = kind.__subclasses__()
     leaves = [leaf for child in children for leaf in _subclasses(child)]
@@ -154,12 +224,12 @@ def formulations_from(
     That of an equality is the one that enforces it, see ``Formulation.for_equality``.
 
     Raises:
-        ValueError: a name that is no constraint's, a constraint without one, or an equality with
-            one that cannot enforce it.
+        ValueError: no formulation, a name that is no constraint's, a constraint without one, or an
+            equality with one that cannot enforce it.
     """
     if formulation is None:
         return {}
-    if isinstance(formulation, Formulation) or "class_path" in formulation:
+    if not isinstance(formulation, Mapping) or "class_path" in formulation:
         formulation = dict.fromkeys(constraints, formulation)
     require_names("formulation", formulation, constraints)
     missing = [name for name in constraints if name not in formulation]
@@ -171,6 +241,39 @@ def formulations_from(
         for name, one in built.items()
         if one is not None
     }
+
+
+def declared_constraints(
+    constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
+) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
+    """Those of training and of evaluation by name, also from their plain form; see :func:`plain`.
+
+    Raises:
+        ValueError: not a mapping of names to constraints, or a name that is not to be used.
+    """
+    training = _constraints_from("constraints", constraints)
+    evaluation = _constraints_from("evaluation_constraints", evaluation_constraints or {})
+    if OBJECTIVE in training:
+        raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
+    require_names("evaluation_constraints", evaluation, training)
+    return training, {**training, **evaluation}
+
+
+def _constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[str, Constraint]:
+    if not isinstance(constraints, Mapping):
+        raise ValueError(
+            f"{what}={constraints!r}: give a dict of constraints by name, such as "
+            '{"fit": Constraint(at_most=0.1)}.'
+        )
+    built = {}
+    for name, constraint in constraints.items():
+        if not isinstance(constraint, (Constraint, Mapping)):
+            raise ValueError(
+                f"{what}: {name!r} is {constraint!r}. Write Constraint(at_most=…) or "
+                "Constraint(at_least=…)."
+            )
+        built[str(name)] = from_plain(Constraint, constraint)
+    return built
 
 
 # The module's entry -----------------------------------------------------------------------------
@@ -254,6 +357,24 @@ def _require_window(window: Any, samples: int) -> None:
                 or not ((index >= 0) & (index < samples)).all()
             ):
                 raise damaged("'window'")
+
+
+def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """
+    given: arguments of the module that is loaded which have no plain form; see ``plain_arguments``.
+
+    Raises:
+        TrainingError: the saved module had other ones, which the checkpoint does not hold, so that
+            their defaults were taken.
+    """
+    left_out = state.get("arguments_left_out") or {}
+    missing = [name for name in left_out if name not in given]
+    if missing:
+        raise TrainingError(
+            f"This checkpoint does not hold {', '.join(f'{n} ({left_out[n]})' for n in missing)}, "
+            "an argument of the module without a plain form. Give it again: "
+            f"load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
+        )
 
 
 def damaged(what: str) -> TrainingError:

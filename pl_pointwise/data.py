@@ -11,7 +11,7 @@ import os
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from .errors import DataError
+from .fingerprints import fingerprint_of_content
 
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
@@ -36,14 +37,25 @@ class Rows(Protocol):
 
 
 class IndexedDataset(Dataset[dict[str, Any]]):
-    """Adds ``index`` to the dict rows of a map-style data set.
+    """Adds ``index`` to the rows of a map-style data set.
 
     Position i ≥ 0 gives ``{**row, "index": i}``. Position −1−i, which :class:`PointwiseSampler`
     hands out as padding, gives row i with index −1.
+
+    Args:
+        rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole, so that its samples
+            are counted from 0.
+        fields: names of the entries of rows that are tuples, ``("x", "y")`` for a TensorDataset of
+            two tensors, or of the one entry of rows that are tensors. Mappings and named tuples
+            have names.
+
+    Raises:
+        DataError: a row without names, or of another number of entries than ``fields``.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, fields: Sequence[str] | None = None) -> None:
         self.rows = rows
+        self.fields = (fields,) if isinstance(fields, str) else fields
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,8 +64,25 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         if isinstance(position, Drawing):
             position.start()
         if position >= 0:
-            return {**self.rows[int(position)], "index": int(position)}
-        return {**self.rows[-1 - position], "index": PADDING}
+            return {**self._named(self.rows[int(position)]), "index": int(position)}
+        return {**self._named(self.rows[-1 - position]), "index": PADDING}
+
+    def _named(self, row: Any) -> Mapping[str, Any]:
+        if isinstance(row, Mapping):
+            return row
+        if hasattr(row, "_asdict"):
+            named: Mapping[str, Any] = row._asdict()
+            return named
+        entries = row if isinstance(row, (tuple, list)) else (row,)
+        fields = self.fields
+        if fields is None or len(fields) != len(entries):
+            names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
+            raise DataError(
+                f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
+                f"without names{'' if fields is None else f', and fields has {len(fields)}'}. A "
+                f"batch is a mapping: name the entries, IndexedDataset(rows, fields=[{names}])."
+            )
+        return dict(zip(fields, entries, strict=True))
 
 
 class PointwiseSampler(DistributedSampler[Any]):
@@ -283,7 +312,8 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and, where it has one, "predict", and defines :meth:`collate`. ``test``
+    "train", "val", "test" and, where it has one, "predict", and defines :meth:`collate`. Where rows
+    are tuples, it names their entries: ``IndexedDataset(rows, fields=["x", "y"])``. ``test``
     is run on the held-out data and on the training data in one full pass each. A training set with
     an attribute ``strata``, the kind of each sample, has its kinds spread evenly over the batches.
 
@@ -375,31 +405,75 @@ class PointwiseDataModule(LightningDataModule):
         return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
 
 
-def take_rows(batch: Any, rows: Tensor) -> Any:
-    """The given rows of a batch: of all tensors, arrays and lists whose leading dimension is its.
+Kind = Literal["rows", "parts", "shared"]
+"""What an entry of a batch is: a row for each sample, parts that are so in turn, or neither."""
 
-    batch: a mapping with ``index``, (B,), from which B is read; nested mappings are followed.
+
+def take_rows(batch: Any, rows: Tensor, layout: Mapping[str, Kind] | None = None) -> Any:
+    """The given rows of a batch; what all samples share stays whole.
+
+    batch: a mapping with ``index``, (B,), from which B is read; mappings, lists and tuples in it
+        are followed.
     rows: (R,) positions in the batch, on the CPU.
+    layout: what the entries are, by path ("x", "nested.x", "pair.0"). One that is not listed has a
+        row for each sample if it is a tensor, array, list or tuple of length B.
+
+    Raises:
+        DataError: an entry with a row for each sample has not B of them.
     """
     size = len(batch["index"])
-    positions = rows.tolist()
+    return _take(batch, rows, size, layout or {}, "")
 
-    def select(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() > 0 and len(value) == size:
-            return value[rows.to(value.device)]
-        if isinstance(value, np.ndarray) and value.ndim > 0 and len(value) == size:
-            return value[positions]
-        if isinstance(value, Mapping):
-            return {key: select(entry) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)) and len(value) == size:
-            return [value[position] for position in positions]
+
+def _take(value: Any, rows: Tensor, size: int, layout: Mapping[str, Kind], path: str) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: _take(entry, rows, size, layout, f"{path}.{key}" if path else str(key))
+            for key, entry in value.items()
+        }
+    length = length_of(value)
+    kind = layout.get(path)
+    if kind == "shared" or length is None:
         return value
+    if kind == "rows" and length != size:
+        raise DataError(
+            f'Batch entry "{path}" has length {length} in a batch of {size} samples, and that '
+            "depends on the samples: which rows are whose? Override select() to say so, or list "
+            "the entry in the module's shared_keys if it belongs to the batch as a whole."
+        )
+    if kind != "parts" and length == size:
+        if isinstance(value, Tensor):
+            return value[rows.to(value.device)]
+        if isinstance(value, np.ndarray):
+            return value[rows.numpy()]
+        taken = [value[position] for position in rows.tolist()]
+        return tuple(taken) if type(value) is tuple else taken
+    if isinstance(value, (list, tuple)):
+        parts = [_take(v, rows, size, layout, f"{path}.{i}") for i, v in enumerate(value)]
+        if all(part is v for part, v in zip(parts, value, strict=True)):
+            return value
+        if hasattr(value, "_make"):
+            return value._make(parts)
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return value
 
-    return {key: select(value) for key, value in batch.items()}
+
+def length_of(value: Any) -> int | None:
+    """Of a list, a tuple, or along the first dimension; None for what has none."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, (list, tuple)) else None
 
 
-def plain_fields(row: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a row that are texts, numbers or truth values, as texts."""
+def plain_fields(row: Any) -> dict[str, str]:
+    """The fields of a row that are texts, numbers or truth values, as texts.
+
+    Those of a row without names are called "0", "1", ….
+    """
+    if hasattr(row, "_asdict"):
+        row = row._asdict()
+    if not isinstance(row, Mapping):
+        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
     fields = {}
     for name, value in row.items():
         if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
@@ -409,40 +483,16 @@ def plain_fields(row: Mapping[str, Any]) -> dict[str, str]:
     return fields
 
 
-def fingerprint(rows: Rows, probes: int = 64) -> str:
+def fingerprint(rows: Rows) -> str:
     """A digest that tells data sets, and orders of one data set, apart.
 
-    The data set's own ``fingerprint`` (Hugging Face: ``_fingerprint``) where it has one, else its
-    length and the content of up to ``probes`` evenly spread rows.
+    The data set's own attribute ``fingerprint``, a text, where it has one. Else its length and the
+    content of its rows: of all up to 1,024 rows, of 64 evenly spread ones above. Where reading a
+    row again gives another content (random augmentation) only the length is left.
+
+    Draws nothing from the random state.
     """
-    rows = rows.rows if isinstance(rows, IndexedDataset) else rows
-    own = getattr(rows, "fingerprint", None) or getattr(rows, "_fingerprint", None)
-    if isinstance(own, str):
-        return own
-    count = len(rows)
-    digest = hashlib.sha256(str(count).encode())
-    for probe in range(min(probes, count)):
-        _digest(rows[probe * count // min(probes, count)], digest)
-    return digest.hexdigest()
-
-
-def _digest(value: Any, digest: Any) -> None:
-    if isinstance(value, Tensor):
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(
-            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            digest.update(f"{key}:".encode())
-            _digest(value[key], digest)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        digest.update(f"[{len(value)}]".encode())
-        for entry in value:
-            _digest(entry, digest)
-    elif isinstance(value, (str, bytes, int, float, bool)) or value is None:
-        digest.update(repr(value).encode())
-    elif hasattr(value, "tobytes"):
-        digest.update(value.tobytes())
-    else:
-        digest.update(type(value).__name__.encode())
+    while isinstance(rows, IndexedDataset):
+        rows = rows.rows
+    own = getattr(rows, "fingerprint", None)
+    return own if isinstance(own, str) else fingerprint_of_content(rows)

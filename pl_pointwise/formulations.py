@@ -76,9 +76,21 @@ class Formulation(ABC):
         return {"class_path": path, "init_args": self._arguments()}
 
     def _arguments(self) -> dict[str, Any]:
-        """Those of the constructor; a subclass may have attributes derived from them too."""
-        names = inspect.signature(type(self)).parameters
-        return {name: value for name, value in vars(self).items() if name in names}
+        """Those of the constructor, each from the attribute of its name; others are left out.
+
+        Raises:
+            ValueError: there is no such attribute.
+        """
+        parameters = inspect.signature(type(self)).parameters.values()
+        if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+            return dict(vars(self))
+        missing = [p.name for p in parameters if not hasattr(self, p.name)]
+        if missing:
+            raise ValueError(
+                f"{type(self).__name__} must keep its argument {missing[0]} as an attribute of "
+                "that name, from which YAML and checkpoints read it."
+            )
+        return {p.name: getattr(self, p.name) for p in parameters}
 
     def _changed(self: Own, **attributes: Any) -> Own:
         """A copy with other attributes, made without the constructor."""

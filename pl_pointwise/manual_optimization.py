@@ -19,18 +19,26 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoints import WholeCheckpointIO, plain
-from .data import ResumableDataLoader, fingerprint
+from .batch_checks import Checks
+from .checkpoints import WholeCheckpointIO, plain_arguments
+from .data import fingerprint
 from .errors import TrainingError
 from .evaluation import SampleViolations
-from .fit_checks import check_launcher, check_strategy, total_steps, training_set
+from .fit_checks import (
+    check_fit,
+    check_launcher,
+    check_trainer,
+    number_of_steps,
+    total_steps,
+    training_set,
+    warn_of_random_rows,
+)
 from .formulations import Formulation
 from .initial_multipliers import check_multipliers
 from .multipliers import Multipliers
@@ -44,6 +52,7 @@ log = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 _BEFORE = {
+    "configure_callbacks": "_check_trainer",
     "setup": "_use_whole_checkpoints",
     "on_train_start": "_start_training",
     "on_train_epoch_start": "_start_epoch",
@@ -103,6 +112,8 @@ class ManualOptimization(Resuming):
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
+    shared_keys: tuple[str, ...] = ()
+    """Entries of a batch that all its samples share, where ``select`` could not tell."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -116,6 +127,8 @@ class ManualOptimization(Resuming):
     def __init__(self) -> None:
         super().__init__()
         self._hooks_running: set[str] = set()
+        self.checks = Checks()
+        self._arguments_left_out: dict[str, str] = {}
         self.automatic_optimization = False
         self.multipliers = Multipliers(0)
         self.multiplier_folder: str | None = None
@@ -146,8 +159,11 @@ class ManualOptimization(Resuming):
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
+    def _check_trainer(self) -> None:
+        check_trainer(self)
+
     def _start_training(self) -> None:
-        check_strategy(self)
+        check_fit(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
@@ -155,9 +171,7 @@ class ManualOptimization(Resuming):
         check_multipliers(self)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
-        loader = self.trainer.train_dataloader
-        if isinstance(loader, ResumableDataLoader):
-            loader.limit = min(len(loader), self.trainer.num_training_batches)
+        self.checks.start(self, dataset)
         self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
         self._stopped = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
@@ -170,6 +184,7 @@ class ManualOptimization(Resuming):
     def _claim_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
+        warn_of_random_rows(self, found)
         restored = (self._restored or {}).get("fingerprint")
         if restored is not None and restored != found:
             raise TrainingError(
@@ -200,6 +215,7 @@ class ManualOptimization(Resuming):
             self.trainer.strategy.barrier()
 
     def _start_epoch(self) -> None:
+        self.checks.epoch(self)
         self._taken_this_epoch = self._skipped_this_epoch = 0
 
     def _end_epoch(self) -> None:
@@ -216,7 +232,8 @@ class ManualOptimization(Resuming):
     # Checkpoints (resume.py) --------------------------------------------------------------------
 
     def _set_hparams(self, hp: Any) -> None:
-        super()._set_hparams(plain(hp))
+        kept, self._arguments_left_out = plain_arguments(hp)
+        super()._set_hparams(kept)
 
     # Optimizers and devices ---------------------------------------------------------------------
 
@@ -244,6 +261,10 @@ class ManualOptimization(Resuming):
         if self._factors is None:
             self._factors = self.optimization.factors(self._total_steps)
         return self._factors(step)
+
+    def number_of_steps(self) -> int:
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
+        return number_of_steps(self)
 
     def _step_schedulers_after_batch(self) -> None:
         self._step_schedulers("step", plateau=False)
@@ -283,13 +304,7 @@ class ManualOptimization(Resuming):
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _optimizer(self) -> Any:
-        optimizers = self.optimizers()
-        if isinstance(optimizers, list):
-            raise TrainingError(
-                f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
-                "has one, for the weights. Use parameter groups."
-            )
-        return optimizers
+        return self.optimizers()  # One: see check_optimizer.
 
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
@@ -306,6 +321,7 @@ class ManualOptimization(Resuming):
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
+        self.checks.step(self, measured)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"
@@ -360,12 +376,3 @@ class ManualOptimization(Resuming):
     def _warn(self, message: str) -> None:
         if self.trainer.is_global_zero:
             log.warning(message)
-
-
-def connected_zero(module: LightningModule) -> Tensor:
-    """Zero, with a zero gradient for every trainable parameter."""
-    total = torch.zeros((), device=module.device)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            total = total + (parameter * 0).sum()
-    return total

@@ -17,13 +17,18 @@ from torchmetrics import Metric
 
 from .batch_statistic import Slope
 from .batch_terms import BatchTerms
-from .checkpoints import formulations_from, from_plain, replayed_random_state
+from .checkpoints import (
+    constructor_frame,
+    declared_constraints,
+    formulations_from,
+    from_plain,
+    replayed_random_state,
+)
 from .data import PADDING, take_rows
-from .errors import DataError
 from .evaluation import Evaluation, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
-from .manual_optimization import ManualOptimization, connected_zero
-from .optimizers import Training
+from .manual_optimization import ManualOptimization
+from .optimizers import Training, connected_zero
 from .step import (
     OBJECTIVE,
     DualStep,
@@ -37,7 +42,8 @@ from .step import (
     non_finite_values,
     pack,
     pieces_of,
-    require_names,
+    require_columns,
+    require_mapping,
     stand_in,
     unpack,
     validate_values,
@@ -112,12 +118,10 @@ class PointwiseModule(ManualOptimization):
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["constraints", "evaluation_constraints"])
-        if OBJECTIVE in constraints:
-            raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
-        require_names("evaluation_constraints", evaluation_constraints or {}, constraints)
-        self.constraints = dict(constraints)
-        self.evaluation_constraints = {**constraints, **(evaluation_constraints or {})}
+        self.save_hyperparameters(frame=constructor_frame(self))
+        self.constraints, self.evaluation_constraints = declared_constraints(
+            constraints, evaluation_constraints
+        )
         self.formulations = formulations_from(formulation, self.constraints)
         training = from_plain(Training, training)
         self.optimization = training.optimization
@@ -151,7 +155,7 @@ class PointwiseModule(ManualOptimization):
 
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
-        return take_rows(batch, rows)
+        return take_rows(batch, rows, self.checks.layout)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
@@ -190,6 +194,7 @@ class PointwiseModule(ManualOptimization):
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
         self._resume_within_epoch(batch_idx)
+        self.checks.batch(self, batch)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
         measured = self._measure(micro_batches, counts)
@@ -220,7 +225,7 @@ class PointwiseModule(ManualOptimization):
     def _micro_batch(self, batch: Any, index: Tensor) -> MicroBatch:
         names = [OBJECTIVE, *self.constraints]
         masks = self.membership(batch)
-        require_names("membership()", masks, names)
+        require_mapping("membership()", masks, names, partial=True)
         return MicroBatch(batch, index, complete_masks(masks, names, index, self.device))
 
     def _counts(self, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
@@ -288,20 +293,12 @@ class PointwiseModule(ManualOptimization):
                 constraint, values[name], micro.masks[name], name, name in signed
             )
             violations[name] = torch.where(masks[name], violation, 0)
-            if self._columns.setdefault(name, violation.shape[1]) != violation.shape[1]:
-                raise DataError(
-                    f'Constraint "{name}": {violation.shape[1]} columns in this batch, '
-                    f"{self._columns[name]} before. Give the same number in every batch and mark "
-                    "missing ones in membership()."
-                )
-        return Terms(objective, violations, masks)
+            require_columns(name, violation.shape[1], self._columns)
+        return self.checks.terms(self, Terms(objective, violations, masks))
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)
-        require_names("constraint_values()", values, self.constraints)
-        missing = [name for name in self.constraints if name not in values]
-        if missing:
-            raise ValueError(f"constraint_values() lacks {', '.join(map(repr, missing))}.")
+        require_mapping("constraint_values()", values, self.constraints)
         return {name: validate_values(value, name, count) for name, value in values.items()}
 
     def _multiplier_rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:

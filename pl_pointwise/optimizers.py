@@ -6,9 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Literal
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from .errors import one_of
+
+Schedule = Literal["constant", "linear", "cosine"]
+Order = Literal["simultaneous", "dual_first"]
 
 
 @dataclass
@@ -19,13 +28,22 @@ class Optimization:
         learning_rate: the peak.
         weight_decay: AdamW's.
         schedule: "constant", "linear" (to zero) or "cosine" (to zero).
-        warmup_ratio: share of all steps over which the rate rises from zero.
+        warmup_ratio: share of all steps over which the rate rises from zero, from 0 to 1.
+
+    Raises:
+        ValueError: a negative or infinite number, a share beyond 1, or another schedule.
     """
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     warmup_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_number("learning_rate", self.learning_rate, minimum=0)
+        _require_number("weight_decay", self.weight_decay, minimum=0)
+        _require_number("warmup_ratio", self.warmup_ratio, minimum=0, maximum=1)
+        one_of("schedule", self.schedule, get_args(Schedule))
 
     @property
     def is_constant(self) -> bool:
@@ -65,25 +83,35 @@ class Training:
             memory.
 
     Raises:
-        ValueError: a size below 1, or ``primal_steps > 1`` with ``order="dual_first"``.
+        ValueError: a size below 1 or not whole, a norm that is not above 0, another order, or
+            ``primal_steps > 1`` with ``order="dual_first"``.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
     micro_batch_size: int | None = None
     gradient_clip_val: float | None = None
     primal_steps: int = 1
-    order: Literal["simultaneous", "dual_first"] = "simultaneous"
+    order: Order = "simultaneous"
     multiplier_folder: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
             self.optimization = Optimization(**self.optimization)
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size={self.micro_batch_size}: must be at least 1.")
-        if self.primal_steps < 1:
-            raise ValueError(f"primal_steps={self.primal_steps}: must be at least 1.")
-        if self.order not in ("simultaneous", "dual_first"):
-            raise ValueError(f'order={self.order!r}: "simultaneous" or "dual_first".')
+        if not isinstance(self.optimization, Optimization):
+            raise ValueError(
+                f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
+                "another optimizer override configure_optimizers."
+            )
+        if self.micro_batch_size is not None:
+            _require_count("micro_batch_size", self.micro_batch_size)
+        _require_count("primal_steps", self.primal_steps)
+        if self.gradient_clip_val is not None:
+            _require_number("gradient_clip_val", self.gradient_clip_val, above=0)
+        one_of("order", self.order, get_args(Order))
+        if self.multiplier_folder is not None and not isinstance(
+            self.multiplier_folder, (str, Path)
+        ):
+            raise ValueError(f"multiplier_folder={self.multiplier_folder!r}: give a path, or None.")
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
                 'order="dual_first" updates λ before every step of the weights, so it has no '
@@ -91,17 +119,44 @@ class Training:
             )
 
 
+def _require_number(
+    name: str,
+    value: float,
+    *,
+    minimum: float = -math.inf,
+    above: float = -math.inf,
+    maximum: float = math.inf,
+) -> None:
+    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if valid and above < value and minimum <= value <= maximum:
+        return
+    bounds = [f"above {above:g}"] * (above > -math.inf)
+    bounds += [f"at least {minimum:g}"] * (minimum > -math.inf)
+    bounds += [f"at most {maximum:g}"] * (maximum < math.inf)
+    remedy = " None sets no bound." if name == "gradient_clip_val" else ""
+    raise ValueError(f"{name}={value!r}: must be a number, {' and '.join(bounds)}.{remedy}")
+
+
+def _require_count(name: str, value: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r}: must be a whole number, at least 1.")
+
+
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
 
     Under manual optimization Lightning drops the keys ``monitor``, ``strict`` and
     ``reduce_on_plateau`` of a scheduler. Here they become attributes of the scheduler, as
-    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already.
+    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already. Notes also whether it made
+    Lightning set up the loaders, as reading ``trainer.estimated_stepping_batches`` does.
     """
 
     @wraps(configure)
     def configured(module: Any) -> Any:
+        loop: Any = getattr(module._trainer, "fit_loop", None)
+        unread = loop is not None and loop._combined_loader is None
         result = configure(module)
+        module.checks.loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Mapping):
                 scheduler = part if "scheduler" in part else part.get("lr_scheduler")
@@ -128,3 +183,12 @@ def _annotate(entry: Any, monitor: str | None = None) -> None:
 def monitor_of(scheduler: Any) -> str:
     """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
     return getattr(scheduler, "monitor", None) or ""
+
+
+def connected_zero(module: LightningModule) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    total = torch.zeros((), device=module.device)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            total = total + (parameter * 0).sum()
+    return total

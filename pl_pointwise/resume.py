@@ -22,6 +22,7 @@ from .checkpoints import (
     plain,
     plain_random_state,
     random_state,
+    require_arguments,
     restore_random_state,
     validated_state,
 )
@@ -46,6 +47,7 @@ class Resuming(LightningModule):
     skipped_steps: int
     _window: list[tuple[int, dict[str, list[Tensor]]]]
     _fingerprint: str | None
+    _arguments_left_out: dict[str, str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,6 +143,7 @@ class Resuming(LightningModule):
                 if (value := self._monitored(config.scheduler)) is not None
             },
             "random_states": states,
+            "arguments_left_out": dict(self._arguments_left_out),
         }
 
     def _evaluation_is_due(self) -> bool:
@@ -198,6 +201,8 @@ class Resuming(LightningModule):
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
         state = validated_state(checkpoint)
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if self._trainer is None:
+            require_arguments(state, self._arguments_left_out)
         unknown = sorted(set(state["multipliers"]).difference(self.formulations))
         if resuming and unknown:
             raise TrainingError(

@@ -115,7 +115,9 @@ def index_of(batch: Any) -> Tensor:
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
             'A batch needs "index", the position of each sample in its data set, as a tensor (B,): '
-            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule."
+            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule. "
+            f"Here it is a {type(batch).__name__}; rows that are tuples get names there, "
+            'IndexedDataset(rows, fields=["x", "y"]).'
         )
     return index.cpu()
 
@@ -272,6 +274,38 @@ def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None
             f"{what} names {', '.join(map(repr, unknown))}; "
             f"this module has {', '.join(map(repr, known))}."
         )
+
+
+def require_columns(name: str, found: int, columns: dict[str, int]) -> None:
+    """Notes the number of columns of a constraint's violations.
+
+    Raises:
+        DataError: another number than before.
+    """
+    if columns.setdefault(name, found) != found:
+        raise DataError(
+            f'Constraint "{name}": {found} columns in this batch, {columns[name]} before. Give the '
+            "same number in every batch and mark missing ones in membership()."
+        )
+
+
+def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
+    """
+    partial: whether names may be missing.
+
+    Raises:
+        ValueError: no mapping, a name that is not known, or one that is missing.
+    """
+    names = list(names)
+    if not isinstance(given, Mapping):
+        entries = ", ".join(f'"{name}": …' for name in names)
+        raise ValueError(
+            f"{what} returned a {type(given).__name__}: return a dict by name, {{{entries}}}."
+        )
+    require_names(what, given, names)
+    missing = [] if partial else [name for name in names if name not in given]
+    if missing:
+        raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}.")
 
 
 def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iterator[str]:

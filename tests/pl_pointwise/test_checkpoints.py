@@ -461,7 +461,7 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
         folder=tmp_path / "models",
         sizes=Sizes(),
         optimization=Optimization(learning_rate=1e-2, schedule="cosine"),
-        extra=[np.int64(3), (1, 2), {"a": np.float64(0.5)}, torch.tensor(2.5), torch.nn.ReLU()],
+        extra=[np.int64(3), (1, 2), {"a": np.float64(0.5)}, torch.tensor(2.5), None],
     )
     fit(module, ToyRows(7), epochs=1)  # type: ignore[arg-type]
     module.trainer.save_checkpoint(path)

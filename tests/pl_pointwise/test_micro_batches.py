@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Pointwise, Tilted
+from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -290,11 +291,14 @@ def test_batch_without_its_index_is_refused(index: Any) -> None:
 def test_same_sample_twice_in_a_batch_steps_once() -> None:
     """A sampler with replacement would otherwise step λ twice, or write one step over the other."""
 
+    class Repeating(PointwiseSampler):
+        def order(self) -> list[int]:
+            return [2, 2, 0, 2]
+
     class Twice(ToyData):
         def train_dataloader(self) -> Any:
-            loader = super().train_dataloader()
-            loader.sampler.order = lambda: [2, 2, 0, 2]
-            return loader
+            dataset = IndexedDataset(self.datasets["train"])
+            return ResumableDataLoader(dataset, Repeating(dataset), 4, self.collate)
 
     module = Toy(Pointwise(alpha=None, dual_lr=0.5), learning_rate=0.0)
     rows = ToyRows(4)

@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from pl_pointwise import (
     Average,
@@ -299,9 +298,12 @@ def test_gradient_below_the_bound_is_left_alone() -> None:
 
 
 def test_the_trainers_own_clipping_and_accumulation_are_refused() -> None:
-    """By Lightning; the module's gradient_clip_val and micro_batch_size take their place."""
-    for option in ({"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}):
-        with pytest.raises(MisconfigurationException, match="manual optimization"):
+    """The module's gradient_clip_val and micro_batch_size take their place."""
+    for option, own in (
+        ({"gradient_clip_val": 1.0}, "gradient_clip_val"),
+        ({"accumulate_grad_batches": 2}, "micro_batch_size"),
+    ):
+        with pytest.raises(TrainingError, match=rf"training=Training\({own}"):
             fit(Toy(Pointwise()), ToyRows(4), **option)
 
 

@@ -1,0 +1,102 @@
+"""What tells data sets, and orders of one data set, apart: a digest of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+READ_WHOLE = 1024
+"""Rows up to which a fingerprint reads them all."""
+
+RANDOM_ROWS = "random rows"
+"""Begins the fingerprint of rows that differ each time they are read."""
+
+_REREAD = 16
+
+
+def probes_of(count: int) -> list[int]:
+    """Positions that are read to tell data sets of ``count`` rows apart: all, or 64 spread ones."""
+    read = count if count <= READ_WHOLE else 64
+    return [probe * count // read for probe in range(read)]
+
+
+def fingerprint_of_content(rows: Any) -> str:
+    """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
+    count = len(rows)
+    with kept_random_state():
+        probes = probes_of(count)
+        digests = [_digest_of(rows[probe]) for probe in probes]
+        # A few rows are read often, as a random change may leave one as it is.
+        few = range(0, len(probes), max(1, len(probes) // _REREAD))[:_REREAD]
+        for n in [n for n in few for _ in range(-(-_REREAD // len(few)))]:
+            if _digest_of(rows[probes[n]]) != digests[n]:
+                return f"{RANDOM_ROWS}: {count}"
+    return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Runs the block, then puts the CPU's generators back: of Python, NumPy and torch."""
+    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        torch.set_rng_state(tensor)
+
+
+def _digest_of(row: Any) -> bytes:
+    digest = hashlib.sha256()
+    _digest(row, digest)
+    return digest.digest()
+
+
+_SIMPLE = (str, bytes, int, float, bool, type(None))
+_SIMPLE_TYPES = frozenset(_SIMPLE)
+
+
+def _digest(value: Any, digest: Any) -> None:
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            value = value.to_dense()
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(f"{key}:".encode())
+            _digest(value[key], digest)
+    elif isinstance(value, np.ndarray) and value.dtype == object:  # Its bytes are addresses.
+        _digest(value.tolist(), digest)
+    elif isinstance(value, (set, frozenset)):
+        _digest(sorted(value, key=repr), digest)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        digest.update(f"[{len(value)}]".encode())
+        if _SIMPLE_TYPES.issuperset(map(type, value)):
+            digest.update(repr(list(value)).encode())
+            return
+        for entry in value:
+            _digest(entry, digest)
+    elif isinstance(value, _SIMPLE):
+        digest.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):
+        digest.update(f"{getattr(value, 'dtype', '')}{getattr(value, 'shape', '')}".encode())
+        digest.update(value.tobytes())
+    elif is_dataclass(value) and not isinstance(value, type):
+        digest.update(type(value).__name__.encode())
+        _digest({field.name: getattr(value, field.name) for field in fields(value)}, digest)
+    elif isinstance(value, Enum):
+        digest.update(str(value).encode())
+    else:
+        digest.update(type(value).__name__.encode())

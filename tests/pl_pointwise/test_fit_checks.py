@@ -1,0 +1,787 @@
+"""What goes wrong in ordinary Lightning habits is refused before the first step, by name."""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from pl_pointwise import (
+    Average,
+    Constraint,
+    Formulation,
+    Optimization,
+    Penalty,
+    Pointwise,
+    PointwiseModule,
+    Training,
+)
+from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
+from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.fit_checks import check_sampler
+from tests.pl_pointwise.toy import ToyData, ToyRows, trainer
+
+
+class Line(PointwiseModule):
+    """z = x·w under z ≤ 0.1; the tests break a part of it."""
+
+    def __init__(
+        self,
+        formulation: Any = Pointwise(),  # noqa: B008
+        training: Training = Training(optimization=Optimization(learning_rate=0.01)),  # noqa: B008
+    ) -> None:
+        super().__init__(
+            formulation=formulation,
+            constraints={"fit": Constraint(at_most=0.1)},
+            training=training,
+        )
+        self.net = torch.nn.Linear(4, 1)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.net(batch["x"])[:, 0]
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return (outputs - batch["y"]).square()
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+        return {"fit": outputs}
+
+
+class Rows:
+    """Row i is a pair of x in R^4 and y."""
+
+    def __init__(self, count: int = 8, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x, self.y = torch.randn(count, 4, generator=generator), torch.zeros(count)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        if not 0 <= position < len(self.x):
+            raise IndexError(position)
+        return {"x": self.x[position], "y": self.y[position]}
+
+
+def loader(dataset: Any = None, **options: Any) -> DataLoader[Any]:
+    dataset = IndexedDataset(Rows()) if dataset is None else dataset
+    return DataLoader(dataset, **({"batch_size": 4} | options))
+
+
+def fit(module: Any, train: Any = None, **options: Any) -> Any:
+    trainer(**options).fit(module, loader() if train is None else train)
+    return module
+
+
+# Index ------------------------------------------------------------------------------------------
+
+
+class Numbered(Rows):
+    """With an "index" of its own, as a column of a table may be called."""
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {**super().__getitem__(position), "index": position}
+
+
+class Constant(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return {**super().__getitem__(position), "index": 0}
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ConcatDataset([IndexedDataset(Rows(4)), IndexedDataset(Rows(4, seed=1))]),
+        ConcatDataset([Numbered(4), Numbered(4)]),
+        Constant(8),
+        Subset(IndexedDataset(Rows(12)), range(3, 11)),
+    ],
+    ids=["two indexed", "two tables", "constant", "subset"],
+)
+def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
+    """Samples shared rows of λ, other rows stayed 0, without a word."""
+    module = Line()
+    with pytest.raises(TrainingError, match=r"carries \"index\" \d+.*wrap the whole data set"):
+        fit(module, loader(dataset))
+    assert module.global_step == 0
+
+
+def test_parts_that_are_wrapped_as_a_whole_train() -> None:
+    joined = ConcatDataset([Rows(4), Rows(4, seed=1)])
+    module = fit(Line(Pointwise(dual_lr=1.0)), loader(IndexedDataset(joined)))
+    assert module.multipliers["fit"].shape == (8, 1)
+    again = Subset(IndexedDataset(Rows(12)), range(3, 11))
+    assert fit(Line(), loader(IndexedDataset(again))).multipliers.samples == 8
+
+
+def test_average_needs_no_index() -> None:
+    """One multiplier belongs to no sample."""
+    assert fit(Line(Average()), loader(Constant(8))).global_step == 2
+
+
+def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
+    """Adds what a row lacks, wrongly: the position in the batch."""
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    return {**batch, "index": torch.arange(len(rows))}
+
+
+def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
+    """A collate function that numbers the samples of a batch shared λ over all batches."""
+    module = Line()
+    with pytest.raises(TrainingError, match="index 0 came twice in epoch 0"):
+        fit(module, loader(Rows(), collate_fn=collate_counting_from_zero))
+    assert module.global_step == 1
+
+    def constant(rows: list[Any]) -> dict[str, Tensor]:
+        return {**collate_counting_from_zero(rows), "index": torch.zeros(len(rows)).long()}
+
+    with pytest.raises(TrainingError, match="index 0 came twice"):
+        fit(Line(), loader(Rows(), collate_fn=constant))
+
+
+def test_a_sampler_with_replacement_may_repeat_samples() -> None:
+    for sampler in (
+        WeightedRandomSampler([1.0] * 8, 16),
+        RandomSampler(range(8), replacement=True, num_samples=16),
+    ):
+        assert fit(Line(), loader(sampler=sampler), max_epochs=2).global_step == 8
+
+
+def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
+    def floating(rows: list[Any]) -> dict[str, Tensor]:
+        return {**collate_counting_from_zero(rows), "index": torch.arange(len(rows)) * 1.0}
+
+    with pytest.raises(DataError, match="float32: give whole numbers"):
+        fit(Line(), loader(Rows(), collate_fn=floating))
+
+
+class Reloaded(ToyData):
+    """Other data from the second epoch on."""
+
+    def __init__(self, later: Any) -> None:
+        super().__init__(Rows(), batch_size=4)
+        self.later = later
+
+    def train_dataloader(self) -> Any:
+        if self.trainer is not None and self.trainer.current_epoch > 0:
+            self.datasets["train"] = self.later
+        return super().train_dataloader()
+
+
+def test_a_reload_with_other_data_is_refused() -> None:
+    """λ of a sample went on as another sample's."""
+    module = Line()
+    options: dict[str, Any] = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    with pytest.raises(TrainingError, match="Epoch 1: the training DataLoader was reloaded over"):
+        trainer(**options).fit(module, Reloaded(Rows(seed=1)))
+    assert module.global_step == 2
+    same = Line()
+    trainer(**options).fit(same, Reloaded(Rows()))
+    assert same.global_step == 6
+    free = Line(Average())
+    trainer(**options).fit(free, Reloaded(Rows(seed=1)))
+    assert free.global_step == 6
+
+
+# Samplers over ranks ----------------------------------------------------------------------------
+
+
+def test_the_sampler_is_asked_and_not_the_data_set() -> None:
+    """Seven of ten rows over two ranks: Lightning's wrapper repeated one, stepped twice."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    def of(sampler: Any) -> DataLoader[Any]:
+        return loader(IndexedDataset(Rows(10)), sampler=sampler)
+
+    seven = DistributedSamplerWrapper(list(range(7)), num_replicas=2, rank=0)
+    with pytest.raises(TrainingError, match="7 samples over 2 ranks"):
+        check_sampler(of(seven), 2)
+    eight = DistributedSamplerWrapper(list(range(8)), num_replicas=2, rank=0)
+    check_sampler(of(eight), 2)
+    dropping = DistributedSampler(range(7), num_replicas=2, rank=0, drop_last=True)  # type: ignore[arg-type]
+    check_sampler(of(dropping), 2)
+    check_sampler(of(PointwiseSampler(Rows(7), num_replicas=2)), 2)
+    check_sampler(of(seven), 1)
+    with pytest.raises(TrainingError, match="a RandomSampler that gives every rank all samples"):
+        check_sampler(of(RandomSampler(range(10))), 2)
+
+
+# Cutting a batch --------------------------------------------------------------------------------
+
+
+def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
+    batch = {key: torch.as_tensor([row[key] for row in rows]) for key in ("index", "y")}
+    return {**batch, "x": torch.stack([row["x"] for row in rows]), **more}
+
+
+class Shared(Line):
+    """Reads a table that all samples of the batch share, of as many rows as a batch has."""
+
+    def forward(self, batch: Any) -> Tensor:
+        assert len(batch["table"]) == 4
+        return super().forward(batch) + batch["table"].sum()
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_a_shared_entry_stays_whole_whatever_its_length(micro_batch_size: int | None) -> None:
+    """It was cut as if each sample had a row of it: the sum of λ was 14.5 for 15.3."""
+
+    def with_table(rows: list[Any]) -> dict[str, Any]:
+        return collate(rows, table=torch.arange(4.0) / 10)
+
+    torch.manual_seed(0)
+    whole = Shared(Pointwise(dual_lr=1.0))
+    cut = Shared(Pointwise(dual_lr=1.0), Training(micro_batch_size=micro_batch_size))
+    cut.load_state_dict(whole.state_dict())
+    whole.optimization = cut.optimization
+    for module in (whole, cut):
+        fit(module, loader(collate_fn=with_table), max_epochs=3)
+    torch.testing.assert_close(cut.multipliers["fit"], whole.multipliers["fit"])
+
+
+def test_an_entry_of_another_length_is_refused_by_name() -> None:
+    """Two candidates a sample: which are whose was found out at the first NaN, if at all."""
+
+    def with_pairs(rows: list[Any]) -> dict[str, Any]:
+        return collate(rows, pairs=torch.zeros(2 * len(rows), 3))
+
+    with pytest.raises(DataError, match=r'entry "pairs" has length 8 in a batch of 4.*shared_keys'):
+        fit(Line(), loader(collate_fn=with_pairs))
+
+    class Told(Line):
+        shared_keys = ("pairs",)
+
+    assert fit(Told(), loader(collate_fn=with_pairs)).global_step == 2
+
+    class Cutting(Line):
+        def select(self, batch: Any, rows: Tensor) -> Any:
+            pairs = batch["pairs"].view(-1, 2, 3)[rows].flatten(0, 1)
+            rest = {key: value for key, value in batch.items() if key != "pairs"}
+            return {**super().select(rest, rows), "pairs": pairs}
+
+    assert fit(Cutting(), loader(collate_fn=with_pairs)).global_step == 2
+
+
+def test_tuples_within_a_batch_are_cut_in_their_parts() -> None:
+    """A pair of tensors was taken for a list with an entry a sample wherever B was 2."""
+
+    class Paired(Line):
+        def forward(self, batch: Any) -> Tensor:
+            first, second = batch["pair"]
+            return super().forward({"x": first + second})
+
+    def with_pair(rows: list[Any]) -> dict[str, Any]:
+        batch = collate(rows)
+        return {**batch, "pair": [batch["x"], batch["x"] * 2]}
+
+    for size in (2, 4):
+        module = Paired(training=Training(micro_batch_size=1))
+        assert fit(module, loader(collate_fn=with_pair, batch_size=size)).global_step == 8 // size
+
+
+@pytest.mark.parametrize("kind", ["fails", "other samples", "membership"])
+def test_select_is_tried_on_the_first_batch(kind: str) -> None:
+    """A batch that cannot be cut trained until the first NaN, then died with a wrong message."""
+
+    class Uncut(Line):
+        def select(self, batch: Any, rows: Tensor) -> Any:
+            if kind == "fails":
+                return batch["graph"][rows]
+            return super().select(batch, rows if kind == "membership" else rows.flip(0))
+
+        def membership(self, batch: Any) -> dict[str, Tensor]:
+            first = torch.arange(len(batch["index"])) == 0
+            return {"fit": first if kind == "membership" else batch["index"] >= 0}
+
+    module = Uncut()
+    match = "select.. cannot take 2 of the 4" if kind == "fails" else "gave other samples"
+    with pytest.raises(DataError, match=match):
+        fit(module)
+    assert module.global_step == 0
+
+
+# Values without a gradient ----------------------------------------------------------------------
+
+
+class WithoutGradient(Line):
+    def __init__(self, term: str, formulation: Any = Pointwise()) -> None:  # noqa: B008
+        super().__init__(formulation)
+        self.term = term
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        value = super().objective(outputs, batch)
+        if self.term == "no objective":
+            return torch.zeros_like(outputs).detach()
+        return value.detach() if self.term == "objective" else value
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+        return {"fit": (outputs > 0).float() if self.term == "fit" else outputs}
+
+
+@pytest.mark.parametrize(
+    ("term", "match"), [("fit", 'Constraint "fit": its values carry'), ("objective", "The objecti")]
+)
+def test_a_term_without_a_gradient_is_refused_by_name(term: str, match: str) -> None:
+    """A share of errors was accepted as a constraint, and its λ grew."""
+    module = WithoutGradient(term)
+    with pytest.raises(TrainingError, match=match):
+        fit(module)
+    assert module.global_step == 0
+
+
+def test_a_term_of_frozen_weights_alone_is_refused() -> None:
+    class Frozen(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = torch.nn.Linear(4, 1)
+            self.other.requires_grad_(False)
+
+        def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+            x = batch["x"].clone().requires_grad_()
+            return {"fit": self.other(x)[:, 0]}
+
+    with pytest.raises(TrainingError, match="depend on no trained weight"):
+        fit(Frozen())
+
+
+def test_what_is_only_measured_needs_no_gradient() -> None:
+    assert fit(WithoutGradient("fit", None)).global_step == 2
+    assert fit(WithoutGradient("fit", Penalty(weight=0.0))).global_step == 2
+    assert fit(WithoutGradient("no objective")).global_step == 2
+
+
+def test_a_term_is_judged_when_a_sample_carries_it() -> None:
+    class Late(WithoutGradient):
+        def membership(self, batch: Any) -> dict[str, Tensor]:
+            return {"fit": batch["index"] == 7}
+
+    module = Late("fit")
+    with pytest.raises(TrainingError, match='Constraint "fit"'):
+        fit(module)
+    assert module.global_step == 1
+
+
+class Times(Line):
+    """The output times a factor: 0 is what a broken backward pass amounts to."""
+
+    def __init__(self, factor: float, *terms: str) -> None:
+        super().__init__()
+        self.factor, self.terms = factor, terms
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return outputs * (self.factor if "objective" in self.terms else 1)
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> Any:
+        return {"fit": outputs * (self.factor if "fit" in self.terms else 1) - 100}
+
+
+def test_a_first_step_without_any_gradient_is_refused() -> None:
+    """4-bit weights on a CPU: all gradients were 0, and the run ended normally."""
+    module = Times(0.0, "objective", "fit")
+    with pytest.raises(TrainingError, match="none of the 2 trained weights has a gradient"):
+        fit(module)
+    assert module.global_step == 0
+    # Nothing pulls while every sample satisfies its constraint; that is no error.
+    assert fit(Times(0.0, "objective")).global_step == 2
+
+
+# Settings that cannot be ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"warmup_ratio": 10}, "at least 0 and at most 1"),
+        ({"warmup_ratio": -0.1}, "at least 0"),
+        ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"learning_rate": "1e-4"}, "must be a number"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
+    ],
+)
+def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
+    """schedule="cosin" was constant, warmup_ratio=10 never warm."""
+    with pytest.raises(ValueError, match=match):
+        Optimization(**settings)
+    assert Optimization(learning_rate=0.0, warmup_ratio=1).warmup_ratio == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
+        ({"gradient_clip_val": -1.0}, "above 0"),
+        ({"micro_batch_size": 2.5}, "whole number"),
+        ({"micro_batch_size": 0}, "at least 1"),
+        ({"primal_steps": True}, "whole number"),
+        ({"order": "dual-first"}, "Did you mean 'dual_first'"),
+        ({"optimization": "adam"}, "Optimization.learning_rate"),
+        ({"multiplier_folder": 3}, "give a path"),
+    ],
+)
+def test_impossible_training_is_refused(settings: Any, match: str) -> None:
+    """gradient_clip_val=0 froze the weights while λ grew."""
+    with pytest.raises(ValueError, match=match):
+        Training(**settings)
+
+
+def test_training_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="is no Training: write Training"):
+        Line(training=Optimization())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("formulation", "match"),
+    [
+        ("pointwise", r"'pointwise'. Give an object such as Pointwise\(\)"),
+        ("relaxd", r"such as Relaxed\(beta=…\)"),
+        (Pointwise, r"such as Pointwise\(\)"),
+        (3, "Not a formulation: 3"),
+        ({"fit": "average"}, r"such as Average\(\)"),
+    ],
+)
+def test_what_is_no_formulation_is_told_what_to_write(formulation: Any, match: str) -> None:
+    """formulation="pointwise" was answered letter by letter."""
+    with pytest.raises(ValueError, match=match):
+        Line(formulation)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "match"),
+    [
+        ({"fit": 0.1}, r"'fit' is 0.1. Write Constraint\(at_most"),
+        (Constraint(at_most=0.1), "give a dict of constraints by name"),
+    ],
+)
+def test_what_is_no_constraint_is_told_what_to_write(constraints: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        PointwiseModule(formulation=None, constraints=constraints)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("method", ["constraint_values", "membership"])
+def test_a_bare_tensor_is_told_what_to_write(method: str) -> None:
+    """The message listed tensors."""
+    module = Line()
+    setattr(module, method, lambda *args: torch.zeros(4))
+    with pytest.raises(ValueError, match=rf"{method}\(\) returned a Tensor: return a dict .*\"fit"):
+        fit(module)
+
+
+# What Lightning offers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"gradient_clip_val": 0.5},
+            r"training=Training\(gradient_clip_val=0.5\) to (Line|Overriding)",
+        ),
+        ({"accumulate_grad_batches": 4}, r"4 times as large.*micro_batch_size"),
+    ],
+)
+def test_the_trainers_own_options_name_the_modules(options: Any, match: str) -> None:
+    """Lightning advised to switch to automatic optimization."""
+    with pytest.raises(TrainingError, match=match):
+        fit(Line(), **options)
+
+    class Overriding(Line):
+        def configure_callbacks(self) -> list[Any]:
+            return []
+
+    with pytest.raises(TrainingError, match=match):
+        fit(Overriding(), **options)
+    evaluating = trainer(**options)
+    evaluating.test(Line(), loader(), verbose=False)
+
+
+def configured(make: Any) -> Line:
+    module = Line()
+    module.configure_optimizers = lambda: make(module.parameters())  # type: ignore[method-assign]
+    return module
+
+
+def test_optimizers_that_cannot_be_driven_are_refused() -> None:
+    """LBFGS ended in a foreign traceback, two optimizers in one at the first step."""
+    with pytest.raises(TrainingError, match="LBFGS evaluates a step several times"):
+        fit(configured(torch.optim.LBFGS))
+    with pytest.raises(TrainingError, match="returned 2 optimizers"):
+        fit(configured(lambda p: [torch.optim.SGD([each], 0.1) for each in p]))
+    with pytest.raises(TrainingError, match="returned None: nothing"):
+        fit(configured(lambda p: None))
+
+
+def test_sparse_gradients_are_refused() -> None:
+    module = Line()
+    module.table = torch.nn.Embedding(3, 4, sparse=True)
+    with pytest.raises(TrainingError, match=r"table: Embedding\(sparse=True\)"):
+        fit(module)
+    module.table.requires_grad_(False)
+    assert fit(module).global_step == 2
+
+
+def test_weight_averaging_over_batch_norm_is_refused() -> None:
+    """It trained one more epoch, with steps of weights and multipliers."""
+    module = Line()
+    average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)
+    assert fit(module, callbacks=[average], max_epochs=2).global_step == 4
+    module = Line()
+    module.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), module.net)
+    average = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)
+    with pytest.raises(TrainingError, match="BatchNorm"):
+        fit(module, callbacks=[average], max_epochs=2)
+
+
+# Resuming, and the number of steps --------------------------------------------------------------
+
+
+def resumable(count: int = 8) -> ResumableDataLoader:
+    dataset = IndexedDataset(Rows(count))
+    return ResumableDataLoader(dataset, PointwiseSampler(dataset), 2, collate)
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "warned"),
+    [
+        (loader(batch_size=2), {"every_n_train_steps": 3}, True),
+        (loader(batch_size=2), {"every_n_train_steps": 4}, False),
+        (loader(batch_size=2), {}, False),
+        (resumable(), {"every_n_train_steps": 3}, False),
+    ],
+)
+def test_a_plain_loader_that_cannot_resume_is_said_at_the_start(
+    train: Any, options: Any, warned: bool, tmp_path: Path, caplog: Any
+) -> None:
+    """It was said at the resume, when the run had been lost."""
+    saver = ModelCheckpoint(tmp_path, **options)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        fit(Line(), train, callbacks=[saver], enable_checkpointing=True)
+    assert ("saves in the middle of an epoch" in caplog.text) == warned
+
+
+class Scheduled(Line):
+    steps: int
+
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.early = early
+
+    def configure_optimizers(self) -> Any:
+        count = self.number_of_steps()
+        if self.early:
+            assert self.trainer.estimated_stepping_batches == count
+        self.steps = count
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_estimated_stepping_batches_is_warned_of_and_number_of_steps_is_not(
+    early: bool, tmp_path: Path, caplog: Any
+) -> None:
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=3)
+    module = Scheduled(early)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        fit(module, resumable(), callbacks=[saver], enable_checkpointing=True, max_epochs=2)
+    assert ("self.number_of_steps()" in caplog.text) == early
+    assert module.steps == module.global_step == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_epochs": 3}, 12),
+        ({"max_epochs": 3, "limit_train_batches": 3}, 9),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
+        ({"max_epochs": 3, "max_steps": 5}, 5),
+        ({"max_epochs": -1, "max_steps": 5}, 5),
+        ({"fast_dev_run": 2}, 2),
+    ],
+)
+def test_number_of_steps_is_what_is_taken(options: Any, steps: int) -> None:
+    module = fit(Scheduled(False), resumable(), **options)
+    assert module.steps == module.global_step == steps
+    with pytest.raises(TrainingError, match="no end"):
+        fit(Scheduled(False), resumable(), max_epochs=-1, max_steps=-1)
+
+
+# Rows that are tuples, and rows that are random -------------------------------------------------
+
+
+def test_a_tensor_data_set_trains_with_names() -> None:
+    """The error recommended IndexedDataset, which then raised "'tuple' object is not a mapping"."""
+    tensors = TensorDataset(Rows().x, Rows().y)
+    with pytest.raises(DataError, match=r"IndexedDataset\(rows, fields=\[\"x\", \"y\"\]\)"):
+        fit(Line(), loader(tensors))
+    with pytest.raises(DataError, match=r"tuples of 2 without names.*fields=\[\"x\", \"y\"\]"):
+        fit(Line(), loader(IndexedDataset(tensors)))
+    module = fit(Line(), loader(IndexedDataset(tensors, fields=("x", "y"))))
+    assert module.global_step == 2
+
+
+class Augmented(Rows):
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        row = super().__getitem__(position)
+        return {**row, "x": row["x"] + 0.01 * torch.randn(4)}
+
+
+def test_random_rows_resume_and_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    """Random augmentation in __getitem__ was refused as another training set."""
+    path = tmp_path / "augmented.ckpt"
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        module = fit(Line(), loader(IndexedDataset(Augmented())))
+    assert "differ each time they are read" in caplog.text
+    module.trainer.save_checkpoint(path)
+    resumed = Line()
+    trainer(max_epochs=2).fit(resumed, loader(IndexedDataset(Augmented())), ckpt_path=path)
+    assert resumed.global_step == 4
+    with pytest.raises(TrainingError, match="another training set"):
+        trainer(max_epochs=2).fit(Line(), loader(IndexedDataset(Augmented(6))), ckpt_path=path)
+
+
+# Arguments and checkpoints ----------------------------------------------------------------------
+
+
+class Mode(str, Enum):
+    FAST = "fast"
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Own(Pointwise):
+    """With an attribute that is derived from an argument."""
+
+    def __init__(self, *, strength: float = 1.0) -> None:
+        super().__init__(alpha=strength)
+        self.strength = strength
+        self.twice = 2 * strength
+
+
+class Arguments(PointwiseModule):
+    """An argument called as one of the base module's, and others of all kinds."""
+
+    def __init__(
+        self,
+        formulation: Formulation | None,
+        constraints: dict[str, Constraint],
+        mode: Any = None,
+        dtype: Any = None,
+        scale: Any = None,
+        colour: Any = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(
+            formulation=formulation,
+            constraints=constraints,
+            training=Training(micro_batch_size=2),
+            **others,
+        )
+        self.net = torch.nn.Linear(4, 1)
+        self.mode, self.dtype_, self.scale, self.colour = mode, dtype, scale, colour
+
+    forward = Line.forward
+    objective = Line.objective
+    constraint_values = Line.constraint_values
+
+
+def saved(module: Any, path: Path) -> Path:
+    fit(module)
+    module.trainer.save_checkpoint(path)
+    return path
+
+
+def test_a_subclass_loads_from_its_own_arguments_alone(tmp_path: Path) -> None:
+    """Failed for a fixed `training=`, an argument `constraints`, a derived attribute."""
+    bounds = {"fit": Constraint(at_most=0.25)}
+    module = Arguments(
+        Own(strength=3.0), bounds, mode=Mode.FAST, dtype=torch.bfloat16, scale=torch.ones(2).numpy()
+    )
+    path = saved(module, tmp_path / "a.ckpt")
+    loaded = Arguments.load_from_checkpoint(path, weights_only=True)
+    assert loaded.formulations == {"fit": Own(strength=3.0)}
+    assert loaded.constraints == bounds
+    assert loaded.micro_batch_size == 2
+    assert loaded.mode == Mode.FAST
+    assert loaded.dtype_ is torch.bfloat16
+    assert loaded.scale == [1.0, 1.0]
+    own = {"fit": Constraint(at_most=0.5)}
+    module = Arguments(None, bounds, evaluation_constraints=own)
+    loaded = Arguments.load_from_checkpoint(saved(module, tmp_path / "b.ckpt"), weights_only=True)
+    assert loaded.evaluation_constraints == own
+
+
+def test_an_argument_without_a_plain_form_is_asked_for(tmp_path: Path, caplog: Any) -> None:
+    """It was None after load_from_checkpoint, without a word."""
+    module = Arguments(None, {"fit": Constraint(at_most=0.25)}, colour=Colour.RED)
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        path = saved(module, tmp_path / "c.ckpt")
+    assert "will not hold the arguments colour" in caplog.text
+    with pytest.raises(TrainingError, match=r"load_from_checkpoint\(path, colour=…\)"):
+        Arguments.load_from_checkpoint(path, weights_only=True)
+    loaded = Arguments.load_from_checkpoint(path, weights_only=True, colour=Colour.RED)
+    assert loaded.colour is Colour.RED
+    trainer(max_epochs=2).fit(module, loader(), ckpt_path=path)
+
+
+def test_a_formulation_must_keep_its_arguments() -> None:
+    class Forgetful(Pointwise):
+        def __init__(self, *, strength: float = 1.0) -> None:
+            super().__init__(alpha=strength)
+
+    with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
+        Line(Forgetful())
+
+
+def test_two_rows_of_a_thousand_that_are_exchanged_are_another_order() -> None:
+    from pl_pointwise.data import fingerprint
+
+    rows = [{"text": str(i), "label": i % 2} for i in range(1000)]
+    other = [*rows[:500], rows[501], rows[500], *rows[502:]]
+    assert fingerprint(rows) != fingerprint(other)
+    assert fingerprint(rows) == fingerprint([dict(row) for row in rows])
+
+
+def test_a_touched_file_is_the_same_data(tmp_path: Path) -> None:
+    """datasets' own fingerprint is of the file's time too."""
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "rows.json"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    from pl_pointwise.data import fingerprint
+
+    def read() -> Any:
+        return datasets.Dataset.from_json(str(path), cache_dir=str(tmp_path))
+
+    first = read()
+    path.touch()
+    import os
+
+    os.utime(path, (1, 1))
+    assert fingerprint(read()) == fingerprint(first)
+
+
+def test_checks_draw_nothing_from_the_random_state() -> None:
+    """Else a run would change with a check."""
+    from pl_pointwise.data import fingerprint
+
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    fingerprint(Augmented())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(ToyRows(3)) == 3
