@@ -13,9 +13,8 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
@@ -42,7 +41,10 @@ from .fit_checks import check_strategy, total_steps, training_set
 from .formulations import Formulation
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
+from .own_hooks import give_own_parts
+from .repeated_step import RunningStatistics
 from .step import Measured
+from .trainer_checks import check_overrides, require_a_step
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ _BEFORE = {
     "setup": "_use_whole_checkpoints",
     "on_train_start": "_start_training",
     "on_train_epoch_start": "_start_epoch",
+    "on_train_batch_end": "_require_a_step",
     "on_train_end": "_end_training",
     "on_fit_end": "_end_fit",
     "on_validation_epoch_start": "_start_evaluations",
@@ -68,41 +71,25 @@ _AFTER = {"on_train_epoch_end": "_end_epoch"}
 """Likewise, after it: a scheduler may monitor what the subclass logs there."""
 
 
-def _with_own_part(
-    name: str, hook: Callable[..., Any], own: str, after: bool
-) -> Callable[..., Any]:
-    """The hook with the module's own part, once, whether or not an override calls ``super()``."""
-
-    @wraps(hook)
-    def whole(self: ManualOptimization, *args: Any, **named: Any) -> Any:
-        if name in self._hooks_running:  # Called by an override of this very hook.
-            return hook(self, *args, **named)
-        self._hooks_running.add(name)
-        try:
-            if not after:
-                getattr(self, own)(*args, **named)
-            result = hook(self, *args, **named)
-            if after:
-                getattr(self, own)(*args, **named)
-            return result
-        finally:
-            self._hooks_running.discard(name)
-
-    whole.has_own_part = True  # type: ignore[attr-defined]
-    return whole
-
-
 class ManualOptimization(LightningModule):
     """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint.
 
     What it does in Lightning's hooks is out of reach of a subclass that overrides a hook without
-    calling ``super()``: see ``_BEFORE`` and ``_AFTER``.
+    calling ``super()``: see ``_BEFORE`` and ``_AFTER``, and :mod:`~pl_pointwise.own_hooks`.
     """
+
+    own_hooks: ClassVar[Mapping[str, str]] = _BEFORE
+    """By hook of Lightning's: the method in which this class does its own part of it, before an
+    override's. A subclass that states its own adds to this one's."""
+    own_hooks_after: ClassVar[Mapping[str, str]] = _AFTER
+    """Likewise, after an override's."""
 
     formulations: dict[str, Formulation]
     optimization: Optimization
     gradient_clip_val: float | None
     micro_batch_size: int | None
+    measured: Measured | None
+    _statistics: RunningStatistics
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
@@ -111,10 +98,7 @@ class ManualOptimization(LightningModule):
         super().__init_subclass__(**kwargs)
         if "configure_optimizers" in vars(cls):
             cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
-        for name, own in (_BEFORE | _AFTER).items():
-            hook = getattr(cls, name)
-            if not hasattr(hook, "has_own_part"):
-                setattr(cls, name, _with_own_part(name, hook, own, name in _AFTER))
+        give_own_parts(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,6 +133,7 @@ class ManualOptimization(LightningModule):
 
     def _start_training(self) -> None:
         check_strategy(self)
+        check_overrides(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
@@ -216,6 +201,7 @@ class ManualOptimization(LightningModule):
 
     def _start_epoch(self) -> None:
         self._taken_this_epoch = self._skipped_this_epoch = 0
+        self._statistics.refresh()
 
     def _end_epoch(self) -> None:
         if self._is_counted_twice():
@@ -227,6 +213,9 @@ class ManualOptimization(LightningModule):
                 "outputs, and lower the learning rate."
             )
         self._step_schedulers("epoch", plateau=True)
+
+    def _require_a_step(self, *_: Any) -> None:
+        require_a_step(self)
 
     def _is_counted_twice(self) -> bool:
         """Whether this is a second end of an epoch, without batches, and if so takes it back.
