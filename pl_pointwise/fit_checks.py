@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.distributed.tensor import DTensor
+from torch.utils.data import IterableDataset
 
 from .data import PointwiseSampler
 from .errors import TrainingError
@@ -59,7 +60,8 @@ def training_set(module: ManualOptimization) -> Any:
     """
     loader: Any = module.trainer.train_dataloader
     dataset = getattr(loader, "dataset", None)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not rows or isinstance(dataset, IterableDataset):  # Which may have both, and no rows.
         if any(f.scope == "sample" for f in module.formulations.values()):
             raise TrainingError(
                 "Multipliers per sample need a training DataLoader over one map-style data set "

@@ -12,7 +12,8 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,8 +44,9 @@ from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors
 from .own_hooks import give_own_parts
 from .repeated_step import RunningStatistics
+from .schedule import FirstGroupsLambdaLR
 from .step import Measured
-from .trainer_checks import check_overrides, require_a_step
+from .trainer_checks import check_start, prepare, require_a_step, warn_of_no_step
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +130,13 @@ class ManualOptimization(LightningModule):
 
     def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
+        prepare(self)
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
     def _start_training(self) -> None:
         check_strategy(self)
-        check_overrides(self)
+        check_start(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
@@ -235,6 +238,7 @@ class ManualOptimization(LightningModule):
 
     def _end_fit(self) -> None:
         self._dual_step()  # Still open if the run was resumed at its end.
+        warn_of_no_step(self)
         self._restored = None
 
     def _resume_within_epoch(self, batch_idx: int) -> None:
@@ -329,11 +333,22 @@ class ManualOptimization(LightningModule):
             weight_decay=settings.weight_decay,
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._factor(step))
+        scheduler = FirstGroupsLambdaLR(optimizer, lambda step: self._factor(step))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    @property
+    def learning_rate(self) -> float:
+        """The default optimizer's peak, where ``Tuner.lr_find`` reads and writes it."""
+        return self.optimization.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.optimization = replace(self.optimization, learning_rate=value)
+        with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
+            self.hparams["training"]["optimization"]["learning_rate"] = value
 
     def _factor(self, step: int) -> float:
         """Of the peak learning rate; before the number of steps is known, step 0's."""
@@ -388,13 +403,7 @@ class ManualOptimization(LightningModule):
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _optimizer(self) -> Any:
-        optimizers = self.optimizers()
-        if isinstance(optimizers, list):
-            raise TrainingError(
-                f"configure_optimizers returned {len(optimizers)} optimizers; a PointwiseModule "
-                "has one, for the weights. Use parameter groups."
-            )
-        return optimizers
+        return self.optimizers()
 
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""

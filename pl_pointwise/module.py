@@ -44,6 +44,7 @@ from .step import (
     weights,
 )
 from .step_log import log_of_all_ranks, log_step
+from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -193,6 +194,7 @@ class PointwiseModule(ManualOptimization):
         self._resume_within_epoch(batch_idx)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
+        before_zero_grad(self)
         self._statistics.keep(self)
         measured = self._measure(micro_batches, counts)
         self._statistics.forget_unchanged()
