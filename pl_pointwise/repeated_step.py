@@ -107,6 +107,7 @@ def _culprits(module: PointwiseModule, bad: Tensor, micro_batches: list[MicroBat
     One NaN is in every output of a BatchNorm in training mode. In evaluation mode no sample sees
     the others; where none has such a value there, all are taken.
     """
+    module._statistics.restore()
     modes = [(part, part.training) for part in module.modules()]
     packed = []
     try:
