@@ -44,7 +44,8 @@ class SampleViolations:
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""
-        return self.violation[self.mask]
+        with torch.inference_mode(False):  # Else a pass of evaluation gives tensors that are fixed.
+            return self.violation[self.mask]
 
     def worst(self) -> Tensor:
         """(n,), the largest violation of each sample: what to certify (certificates.py)."""

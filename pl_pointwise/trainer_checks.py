@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -13,6 +14,9 @@ from .errors import TrainingError
 
 if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
+
+# It says that weights are saved after the step: here they are, with the multipliers after it.
+warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
 NEVER_CALLED = {
     "optimizer_step": "Change learning rates in a scheduler of configure_optimizers, or look at "
@@ -32,17 +36,23 @@ def prepare(module: ManualOptimization) -> None:
     hold the backward pass, which a compiler does not take.
 
     Raises:
-        TrainingError: a callback that accumulates gradients over batches.
+        TrainingError: a callback that accumulates gradients over batches, or saves by the clock.
     """
     context = getattr(module, "_compiler_ctx", None)
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         if context is not None:
             setattr(module, step, context[f"original_{step}"])
-    if any(isinstance(c, GradientAccumulationScheduler) for c in module.trainer.callbacks):  # type: ignore[attr-defined]
+    callbacks: list[Any] = module.trainer.callbacks  # type: ignore[attr-defined]
+    if any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
         raise TrainingError(
             "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. "
             "Take the callback out, give the loader the whole step's batch size, and set "
             "Training(micro_batch_size=…) to what fits into memory at once."
+        )
+    if any(getattr(c, "_train_time_interval", None) is not None for c in callbacks):
+        raise TrainingError(
+            "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
+            "every_n_train_steps, or SaveOnTermination for the end of a job's time."
         )
 
 
