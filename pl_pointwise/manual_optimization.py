@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from . import trainer_checks
 from .checkpoints import (
     STATE_KEY,
     WholeCheckpointIO,
@@ -46,7 +47,6 @@ from .own_hooks import give_own_parts
 from .repeated_step import RunningStatistics
 from .schedule import FirstGroupsLambdaLR
 from .step import Measured
-from .trainer_checks import check_start, prepare, require_a_step, warn_of_no_step
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +120,7 @@ class ManualOptimization(LightningModule):
         self._fingerprint: str | None = None
         self._restored: dict[str, Any] | None = None
         self._total_steps: int | None = None
+        self._scheduler_positions: dict[int, Any] = {}
         self._factors: Callable[[int], float] | None = None
 
     @abstractmethod
@@ -130,13 +131,14 @@ class ManualOptimization(LightningModule):
 
     def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
-        prepare(self)
+        trainer_checks.prepare(self)
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
     def _start_training(self) -> None:
         check_strategy(self)
-        check_start(self)
+        trainer_checks.check_start(self)
+        self._scheduler_positions = trainer_checks.note_schedulers(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
@@ -218,7 +220,7 @@ class ManualOptimization(LightningModule):
         self._step_schedulers("epoch", plateau=True)
 
     def _require_a_step(self, *_: Any) -> None:
-        require_a_step(self)
+        trainer_checks.require_a_step(self)
 
     def _is_counted_twice(self) -> bool:
         """Whether this is a second end of an epoch, without batches, and if so takes it back.
@@ -238,7 +240,7 @@ class ManualOptimization(LightningModule):
 
     def _end_fit(self) -> None:
         self._dual_step()  # Still open if the run was resumed at its end.
-        warn_of_no_step(self)
+        trainer_checks.warn_of_no_step(self)
         self._restored = None
 
     def _resume_within_epoch(self, batch_idx: int) -> None:
@@ -340,12 +342,12 @@ class ManualOptimization(LightningModule):
         }
 
     @property
-    def learning_rate(self) -> float:
-        """The default optimizer's peak, where ``Tuner.lr_find`` reads and writes it."""
+    def peak_learning_rate(self) -> float:
+        """The default optimizer's; ``Tuner.lr_find`` takes it as ``attr_name``."""
         return self.optimization.learning_rate
 
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
+    @peak_learning_rate.setter
+    def peak_learning_rate(self, value: float) -> None:
         self.optimization = replace(self.optimization, learning_rate=value)
         with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
             self.hparams["training"]["optimization"]["learning_rate"] = value
@@ -370,6 +372,7 @@ class ManualOptimization(LightningModule):
         When Lightning would: by epoch after the last batch, but on a plateau after validation.
         """
         count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
+        trainer_checks.check_not_stepped(self, self._scheduler_positions)
         for config in self.trainer.lr_scheduler_configs:
             due = config.interval == interval and count % config.frequency == 0
             scheduler = config.scheduler
@@ -389,6 +392,7 @@ class ManualOptimization(LightningModule):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
+        self._scheduler_positions = trainer_checks.note_schedulers(self)
 
     def _monitored(self, scheduler: Any) -> Any:
         """What the scheduler monitors, None if it is not logged.

@@ -144,3 +144,26 @@ def before_zero_grad(module: ManualOptimization) -> None:
     optimizer = module.trainer.optimizers[0]
     call._call_callback_hooks(module.trainer, "on_before_zero_grad", optimizer)
     call._call_lightning_module_hook(module.trainer, "on_before_zero_grad", optimizer)
+
+
+def note_schedulers(module: ManualOptimization) -> dict[int, Any]:
+    """Where each scheduler stands."""
+    schedulers = [config.scheduler for config in module.trainer.lr_scheduler_configs]
+    return {id(each): getattr(each, "last_epoch", None) for each in schedulers}
+
+
+def check_not_stepped(module: ManualOptimization, known: dict[int, Any]) -> None:
+    """
+    known: where each scheduler stood after the module's last step of it.
+
+    Raises:
+        TrainingError: somebody else stepped one, as manual optimization asks for elsewhere.
+    """
+    for scheduler, now in note_schedulers(module).items():
+        if now != known.get(scheduler, now):
+            name = type(module).__name__
+            raise TrainingError(
+                f"A scheduler of {name} stands at {now}, and the module left it at "
+                f"{known[scheduler]}: it steps schedulers by itself, at the interval that "
+                "configure_optimizers declares. Take out lr_schedulers().step()."
+            )

@@ -167,21 +167,27 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
 # Tuner --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Toy, ByDefault])
-def test_lr_find_suggests_and_leaves_the_module_as_it_was(kind: type[Toy], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Toy, "learning_rate"), (ByDefault, "peak_learning_rate")]
+)
+def test_lr_find_suggests_and_leaves_the_module_as_it_was(
+    kind: type[Toy], name: str, tmp_path: Path
+) -> None:
     """It saw NaN only; and a module with the default optimizer had no rate that it could set."""
     module = kind(Pointwise(dual_lr=1.0))
-    before, chosen = weights_of(module), module.learning_rate
+    before, chosen = weights_of(module), getattr(module, name)
     runner = trainer(max_epochs=20, default_root_dir=tmp_path)
-    found = Tuner(runner).lr_find(module, data(), min_lr=1e-4, max_lr=1.0, num_training=30)
+    found = Tuner(runner).lr_find(
+        module, data(), min_lr=1e-4, max_lr=1.0, num_training=30, attr_name=name
+    )
     assert found is not None
     assert all(torch.isfinite(torch.tensor(found.results["loss"])))
-    assert found.suggestion() == module.learning_rate != chosen
+    assert found.suggestion() == getattr(module, name) != chosen
     assert torch.equal(weights_of(module), before)
     assert not any(table.any() for table in module.multipliers.values())
     runner.fit(module, data())
     rates = [group["lr"] for group in runner.optimizers[0].param_groups]
-    assert rates == [module.learning_rate]
+    assert rates == [getattr(module, name)]
     if kind is ByDefault:
         assert module.hparams["training"]["optimization"]["learning_rate"] == rates[0]
 
@@ -515,6 +521,32 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     module = run(Around(Pointwise(dual_lr=1.0)))
     assert_identical_run(module, plain)
     assert "mine" in module.trainer.callback_metrics
+
+
+class StepsItsScheduler(Toy):
+    """As Lightning's pages on manual optimization show it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def on_train_epoch_end(self) -> None:
+        self.lr_schedulers().step()  # type: ignore[call-arg, union-attr]
+
+
+def test_a_scheduler_that_the_user_steps_too_is_refused() -> None:
+    """It was stepped twice an epoch."""
+    with pytest.raises(TrainingError, match="Take out lr_schedulers"):
+        run(StepsItsScheduler(Pointwise()))
+
+
+def test_a_list_of_loaders_trains_statistics_of_the_batch() -> None:
+    module = run(Toy(Average()), [loader(), loader()])
+    assert module.trainer.global_step == 6
+    assert module.measured is not None
+    assert len(module.measured.index) == 6
+    with pytest.raises(TrainingError, match="map-style data set"):
+        run(loaders=[loader(), loader()])
 
 
 @pytest.mark.parametrize("schedule", [{0: 2}, {1: 2}])
