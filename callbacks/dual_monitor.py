@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.step_log import log_of_all_ranks
 
 from .convergence import Convergence
 
@@ -67,7 +68,9 @@ class DualMonitor(Callback):
             names = [f"q{100 * p:g}" for p in QUANTILES[:-1]] + ["max"]
             figures |= {f"multiplier_{n}": v for n, v in zip(names, values, strict=True)}
             figures["active"] = float((multipliers != 0).double().mean())
-            pl_module.log_dict({f"dual/{name}/{key}": value for key, value in figures.items()})
+            log_of_all_ranks(
+                pl_module, {f"dual/{name}/{key}": value for key, value in figures.items()}
+            )
         self._convergence = Convergence()
 
     def state_dict(self) -> dict[str, Any]:

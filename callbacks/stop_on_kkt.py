@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.step_log import log_of_all_ranks
 
 from .convergence import Convergence
 
@@ -70,17 +71,17 @@ class StopOnKKT(Callback):
     ) -> None:
         if not isinstance(pl_module, PointwiseModule) or pl_module.measured is None:
             return
-        clipped = 1.0
+        factor = _scale_of_gradients(trainer, optimizer)
         if pl_module.gradient_clip_val is not None:
             norm = pl_module.measured.gradient_norm
-            clipped = min(1.0, pl_module.gradient_clip_val / (norm + 1e-6))  # As torch clips.
+            factor *= min(1.0, pl_module.gradient_clip_val / (norm + 1e-6))  # As torch clips.
         for name, parameter in pl_module.named_parameters():
             if parameter.grad is not None:
                 gradient = parameter.grad.detach()
                 if isinstance(gradient, DTensor):
                     gradient = gradient.full_tensor()
                 total = self._gradient.setdefault(name, torch.zeros_like(gradient).float())
-                self._gradient[name] = total.to(gradient.device).add_(gradient, alpha=1 / clipped)
+                self._gradient[name] = total.to(gradient.device).add_(gradient, alpha=1 / factor)
         self._steps += 1
 
     def on_train_batch_end(
@@ -105,7 +106,7 @@ class StopOnKKT(Callback):
             "complementarity": max((f["slackness"] for f in by_constraint), default=0.0),
         }
         parts["residual"] = max(parts.values())
-        pl_module.log_dict({f"kkt/{key}": value for key, value in parts.items()})
+        log_of_all_ranks(pl_module, {f"kkt/{key}": value for key, value in parts.items()})
         # One answer for all ranks, whose gradients may differ in their last bit.
         within = trainer.strategy.broadcast(parts["residual"] <= self.tolerance)
         self.met = self.met + 1 if within else 0
@@ -132,3 +133,14 @@ class StopOnKKT(Callback):
         self.met, self._steps = state_dict["met"], state_dict["steps"]
         self._convergence.sums = state_dict["sums"]
         self._gradient = state_dict["gradient"]
+
+
+def _scale_of_gradients(trainer: Trainer, optimizer: Optimizer) -> float:
+    """What the gradients are multiplied by, under float16, when an optimizer's step begins.
+
+    Lightning divides by it before, but where the optimizer does so itself, as fused ones do.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return 1.0
+    return float(scaler.get_scale())

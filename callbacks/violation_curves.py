@@ -131,7 +131,8 @@ class ViolationCurves(Callback):
             for panel in panels.unique().to_pylist():
                 values = table["violation"].filter(pc.equal(panels, panel))
                 curves.setdefault(panel, {})[number] = values.to_numpy()
-        cdfs_by_epoch(curves, folder / f"pictures/{path.stem}.png")
+        if curves:  # Perhaps no sample carried a constraint.
+            cdfs_by_epoch(curves, folder / f"pictures/{path.stem}.png")
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": self._last.tables, "folder": self.folder.state()}

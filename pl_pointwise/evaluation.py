@@ -44,7 +44,8 @@ class SampleViolations:
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""
-        return self.violation[self.mask]
+        with torch.inference_mode(False):  # Else a pass of evaluation gives tensors that are fixed.
+            return self.violation[self.mask]
 
     def worst(self) -> Tensor:
         """(n,), the largest violation of each sample: what to certify (certificates.py)."""
@@ -171,10 +172,52 @@ class Evaluation:
             violations[name] = found
             statistics = violation_statistics(found.pooled())
             shown |= {f"{stage}/{name}/{key}": value for key, value in statistics.items()}
-        for name, metric_of_task in self.task.items():
-            if metric_of_task.update_called:
-                shown[f"{stage}/{name}"] = metric_of_task.compute()
+        for name, metric_of_task in updated_anywhere(self.task).items():
+            shown[f"{stage}/{name}"] = metric_of_task.compute()
         return shown, violations
+
+
+def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Those that some rank updated, ready to be computed, which is a collective, on every rank.
+
+    A rank that updated none of its own has states of the other ranks' types to gather: of a list,
+    an empty tensor.
+    """
+    own = {name: _list_states(m) if m.update_called else None for name, m in metrics.items()}
+    everywhere = [own]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        everywhere = [own] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everywhere, own)
+    updated = {}
+    for name, metric in metrics.items():
+        found = [states[name] for states in everywhere if states[name] is not None]
+        if not found:
+            continue
+        for state, (dtype, shape) in _merged(found).items():
+            if not getattr(metric, state):
+                getattr(metric, state).append(torch.empty(shape, dtype=dtype, device=metric.device))
+        if not metric.update_called:
+            metric._update_count = 1  # Else it warns of what is as it should be.
+        updated[name] = metric
+    return updated
+
+
+ListStates = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""By name of a metric's state that is a list of tensors: their type, their shape without rows."""
+
+
+def _list_states(metric: Metric) -> ListStates:
+    states = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        name: (entries[0].dtype, (0, *entries[0].shape[1:]))
+        for name, entries in states.items()
+        if isinstance(entries, list) and entries and isinstance(entries[0], Tensor)
+    }
+
+
+def _merged(found: list[ListStates]) -> ListStates:
+    """Of several ranks, the first that has a state tells."""
+    return {name: of for states in reversed(found) for name, of in states.items()}
 
 
 def stages_of(stage: str, loaders: Any) -> list[str]:

@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.connectors.data_connector import _process_dataloa
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from .data import PointwiseSampler, ResumableDataLoader, fingerprint
 from .errors import TrainingError
@@ -215,7 +215,8 @@ def training_set(module: ManualOptimization) -> Any:
     dataset: Any = getattr(loader, "dataset", None)
     if isinstance(loader, ResumableDataLoader):
         loader.limit = min(len(loader), module.trainer.num_training_batches)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not rows or isinstance(dataset, IterableDataset):  # Which may have both, and no rows.
         if has_multipliers_per_sample(module):
             raise TrainingError(
                 "Multipliers per sample need a training DataLoader over one map-style data set "

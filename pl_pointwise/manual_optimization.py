@@ -12,10 +12,10 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from functools import wraps
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from . import trainer_checks
 from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
 from .data import fingerprint
@@ -43,7 +44,10 @@ from .formulations import Formulation
 from .initial_multipliers import check_multipliers
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors, monitor_of
+from .own_hooks import give_own_parts
+from .repeated_step import RunningStatistics
 from .resume import Resuming
+from .schedule import FirstGroupsLambdaLR
 from .step import Measured
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ _BEFORE = {
     "setup": "_use_whole_checkpoints",
     "on_train_start": "_start_training",
     "on_train_epoch_start": "_start_epoch",
+    "on_train_batch_end": "_require_a_step",
     "on_train_end": "_end_training",
     "on_fit_end": "_end_fit",
     "on_validation_model_zero_grad": "_note_random_state",
@@ -74,41 +79,25 @@ _AFTER = {"on_train_epoch_end": "_end_epoch"}
 """Likewise, after it: a scheduler may monitor what the subclass logs there."""
 
 
-def _with_own_part(
-    name: str, hook: Callable[..., Any], own: str, after: bool
-) -> Callable[..., Any]:
-    """The hook with the module's own part, once, whether or not an override calls ``super()``."""
-
-    @wraps(hook)
-    def whole(self: ManualOptimization, *args: Any, **named: Any) -> Any:
-        if name in self._hooks_running:  # Called by an override of this very hook.
-            return hook(self, *args, **named)
-        self._hooks_running.add(name)
-        try:
-            if not after:
-                getattr(self, own)(*args, **named)
-            result = hook(self, *args, **named)
-            if after:
-                getattr(self, own)(*args, **named)
-            return result
-        finally:
-            self._hooks_running.discard(name)
-
-    whole.has_own_part = True  # type: ignore[attr-defined]
-    return whole
-
-
 class ManualOptimization(Resuming):
     """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint.
 
     What it does in Lightning's hooks is out of reach of a subclass that overrides a hook without
-    calling ``super()``: see ``_BEFORE`` and ``_AFTER``.
+    calling ``super()``: see ``_BEFORE`` and ``_AFTER``, and :mod:`~pl_pointwise.own_hooks`.
     """
+
+    own_hooks: ClassVar[Mapping[str, str]] = _BEFORE
+    """By hook of Lightning's: the method in which this class does its own part of it, before an
+    override's. A subclass that states its own adds to this one's."""
+    own_hooks_after: ClassVar[Mapping[str, str]] = _AFTER
+    """Likewise, after an override's."""
 
     formulations: dict[str, Formulation]
     optimization: Optimization
     gradient_clip_val: float | None
     micro_batch_size: int | None
+    measured: Measured | None
+    _statistics: RunningStatistics
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
@@ -119,10 +108,7 @@ class ManualOptimization(Resuming):
         super().__init_subclass__(**kwargs)
         if "configure_optimizers" in vars(cls):
             cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
-        for name, own in (_BEFORE | _AFTER).items():
-            hook = getattr(cls, name)
-            if not hasattr(hook, "has_own_part"):
-                setattr(cls, name, _with_own_part(name, hook, own, name in _AFTER))
+        give_own_parts(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +131,7 @@ class ManualOptimization(Resuming):
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
         self._total_steps: int | None = None
+        self._scheduler_positions: dict[int, Any] = {}
         self._factors: Callable[[int], float] | None = None
 
     @abstractmethod
@@ -156,6 +143,7 @@ class ManualOptimization(Resuming):
     def _use_whole_checkpoints(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
         check_launcher(self, stage)
+        trainer_checks.prepare(self)
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
@@ -164,6 +152,8 @@ class ManualOptimization(Resuming):
 
     def _start_training(self) -> None:
         check_fit(self)
+        trainer_checks.check_start(self)
+        self._scheduler_positions = trainer_checks.note_schedulers(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
         if dataset is not None:
@@ -217,6 +207,7 @@ class ManualOptimization(Resuming):
     def _start_epoch(self) -> None:
         self.checks.epoch(self)
         self._taken_this_epoch = self._skipped_this_epoch = 0
+        self._statistics.refresh()
 
     def _end_epoch(self) -> None:
         if self._skipped_this_epoch and not self._taken_this_epoch:
@@ -228,6 +219,13 @@ class ManualOptimization(Resuming):
         if not self._is_cut_short():
             self._step_schedulers("epoch", plateau=True)
         self._epoch_is_open = False
+
+    def _require_a_step(self, *_: Any) -> None:
+        trainer_checks.require_a_step(self)
+
+    def _end_fit(self) -> None:
+        trainer_checks.warn_of_no_step(self)
+        super()._end_fit()
 
     # Checkpoints (resume.py) --------------------------------------------------------------------
 
@@ -246,11 +244,22 @@ class ManualOptimization(Resuming):
             weight_decay=settings.weight_decay,
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._factor(step))
+        scheduler = FirstGroupsLambdaLR(optimizer, lambda step: self._factor(step))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The default optimizer's; ``Tuner.lr_find`` takes it as ``attr_name``."""
+        return self.optimization.learning_rate
+
+    @peak_learning_rate.setter
+    def peak_learning_rate(self, value: float) -> None:
+        self.optimization = replace(self.optimization, learning_rate=value)
+        with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
+            self.hparams["training"]["optimization"]["learning_rate"] = value
 
     def _factor(self, step: int) -> float:
         """Of the peak learning rate; before the number of steps is known, step 0's."""
@@ -280,6 +289,7 @@ class ManualOptimization(Resuming):
         """
         if count is None:
             count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
+        trainer_checks.check_not_stepped(self, self._scheduler_positions)
         for config in self.trainer.lr_scheduler_configs:
             due = config.interval == interval and count % config.frequency == 0
             scheduler = config.scheduler
@@ -299,6 +309,7 @@ class ManualOptimization(Resuming):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
+        self._scheduler_positions = trainer_checks.note_schedulers(self)
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1

@@ -5,7 +5,6 @@ Around the step (schedulers, checkpoints, the start and end of a fit): ``manual_
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,11 +23,12 @@ from .checkpoints import (
     from_plain,
     replayed_random_state,
 )
-from .data import PADDING, take_rows
+from .data import take_rows
 from .evaluation import Evaluation, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
 from .optimizers import Training, connected_zero
+from .repeated_step import RunningStatistics, without_non_finite
 from .step import (
     OBJECTIVE,
     DualStep,
@@ -39,19 +39,18 @@ from .step import (
     complete_masks,
     index_of,
     last_visits,
-    non_finite_values,
     pack,
     pieces_of,
     require_columns,
     require_mapping,
-    stand_in,
+    spread,
     unpack,
     validate_values,
     violations_and_mask,
     weights,
-    without_samples,
 )
-from .step_log import log_step
+from .step_log import log_of_all_ranks, log_step
+from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -134,6 +133,7 @@ class PointwiseModule(ManualOptimization):
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
         self._columns: dict[str, int] = {}
+        self._statistics = RunningStatistics()
         self._evaluations: dict[str, Evaluation] = {}
 
     # What a task writes -------------------------------------------------------------------------
@@ -197,14 +197,19 @@ class PointwiseModule(ManualOptimization):
         self.checks.batch(self, batch)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
+        before_zero_grad(self)
+        self._statistics.keep(self)
         measured = self._measure(micro_batches, counts)
-        measured = self._without_non_finite(measured, micro_batches, counts)
+        self._statistics.forget_unchanged()
+        measured = without_non_finite(self, measured, micro_batches, counts)
         self.measured, self.dual_steps = measured, {}
         if self._may_step(measured):
             self._primal_step()
             self._note_visits(measured)
             if len(self._window) >= self.primal_steps:
                 self._dual_step()
+        else:
+            self._statistics.restore()
         log_step(self, measured)
         self._step_schedulers_after_batch()
         return torch.tensor(measured.lagrangian)
@@ -239,18 +244,35 @@ class PointwiseModule(ManualOptimization):
 
     # Forward and backward -----------------------------------------------------------------------
 
-    def _measure(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> Measured:
+    def _measure(
+        self,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        kept: Tensor | None = None,
+    ) -> Measured:
         """Accumulates the step's gradient; one gather and one copy bring what was measured.
 
         Every rank's batch has the same number of rows: samplers of several ranks pad.
+
+        kept: bool (rows of this rank's batch,) where the micro-batches are without some; what was
+            measured of these is 0.
         """
         packed, norm = self._forward_backward(micro_batches, counts)
+        if kept is not None:
+            packed = [spread(packed, kept, self._columns, self._per_sample, self.device)]
+        return self._gathered(packed, norm)
+
+    def _gathered(self, packed: list[Tensor], norm: Tensor) -> Measured:
+        """Packed rows of all ranks."""
         rows = torch.cat(packed)
         if self.trainer.world_size > 1:
             rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
         flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
-        per_sample = [name for name, f in self.formulations.items() if f.scope == "sample"]
-        return unpack(flat[:-1].view(rows.shape), self._columns, per_sample, float(flat[-1]))
+        return unpack(flat[:-1].view(rows.shape), self._columns, self._per_sample, float(flat[-1]))
+
+    @property
+    def _per_sample(self) -> list[str]:
+        return [name for name, f in self.formulations.items() if f.scope == "sample"]
 
     def _forward_backward(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
@@ -421,53 +443,8 @@ class PointwiseModule(ManualOptimization):
             return None
         with torch.no_grad(), replayed_random_state(self.device):
             found = [self._terms(micro) for micro in micro_batches]
+        self._statistics.restore()  # The pass that follows updates them, once.
         return terms.slopes(found, counts, self.device, self._over_ranks)
-
-    # Values that are not finite -----------------------------------------------------------------
-
-    def _without_non_finite(
-        self, measured: Measured, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
-    ) -> Measured:
-        """The step computed again without the samples that have a value that is not finite."""
-        bad = measured.non_finite()
-        self.left_out += int(bad.sum())
-        for value in non_finite_values(measured, bad):
-            self._warn(
-                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
-                "Inspect that record or lower the learning rate."
-            )
-        if bad.any() or not math.isfinite(measured.gradient_norm):
-            # A copy that only fills up a rank spoils the gradient as its sample does.
-            bad |= measured.index == PADDING
-        if not bad.any():
-            return measured
-        lagrangian, norm = self._step_without(micro_batches, counts, measured, bad)
-        return measured.keep(~bad, lagrangian, norm)
-
-    def _step_without(
-        self,
-        micro_batches: list[MicroBatch],
-        counts: dict[str, Tensor],
-        measured: Measured,
-        bad: Tensor,
-    ) -> tuple[float, float]:
-        """Computes the step again without some samples; its Lagrangian and its gradient's norm.
-
-        Sharded weights are put together in every forward pass by all ranks, so there a rank needs
-        as many micro-batches as before. NaN where it has not one sample left to fill them.
-        """
-        kept = without_samples(micro_batches, measured.index[bad], self.select)
-        if not self._weights_are_sharded():
-            kept = [micro for micro in kept if len(micro.index)]
-        elif not (~bad).view(self.trainer.world_size, -1).any(1).all():
-            self._warn("A rank has no sample left, and sharded weights need one on every rank.")
-            return math.nan, math.nan
-        else:
-            spare = next(micro for micro in kept if len(micro.index))
-            kept = [micro if len(micro.index) else stand_in(spare, self.select) for micro in kept]
-        packed, norm = self._forward_backward(kept, counts)
-        lagrangian = sum((rows[:, 3].sum() for rows in packed), torch.zeros_like(norm).double())
-        return float(self._over_ranks(lagrangian, "sum")), float(norm)
 
     # Evaluation ---------------------------------------------------------------------------------
 
@@ -493,5 +470,5 @@ class PointwiseModule(ManualOptimization):
         for stage, evaluation in self._evaluations.items():
             shown, self.evaluated[stage] = evaluation.results()
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
-            self.log_dict(shown, add_dataloader_idx=False)
+            log_of_all_ranks(self, shown, add_dataloader_idx=False)
         self._evaluations = {}

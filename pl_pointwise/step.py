@@ -58,8 +58,8 @@ class Measured:
     lagrangian: float  # of the terms per sample; those of the batch are added when they are known
     gradient_norm: float  # before clipping
 
-    def keep(self, rows: Tensor, lagrangian: float, gradient_norm: float) -> Measured:
-        """The given samples, bool (R,), with the values of a step that had only these."""
+    def keep(self, rows: Tensor) -> Measured:
+        """The given samples, bool (R,)."""
         return replace(
             self,
             index=self.index[rows],
@@ -67,8 +67,6 @@ class Measured:
             violations={name: violation[rows] for name, violation in self.violations.items()},
             masks={name: mask[rows] for name, mask in self.masks.items()},
             multipliers={name: rows_[rows] for name, rows_ in self.multipliers.items()},
-            lagrangian=lagrangian,
-            gradient_norm=gradient_norm,
         )
 
     def non_finite(self) -> Tensor:
@@ -137,6 +135,27 @@ def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian
         columns += [violation, terms.masks[name]]
         columns += [multipliers[name]] if name in multipliers else []
     return torch.cat([column.detach().to(widest(device)) for column in columns], dim=1)
+
+
+def spread(
+    packed: list[Tensor],
+    kept: Tensor,
+    columns: Mapping[str, int],
+    per_sample: Iterable[str],
+    device: torch.device,
+) -> Tensor:
+    """Packed rows at their positions in the whole batch, (rows of the batch, …); 0 elsewhere.
+
+    kept: bool (rows of the batch,); rows of padding are none of these.
+    columns, per_sample: as in :func:`unpack`.
+    """
+    per_sample = set(per_sample)
+    width = 4 + sum((3 if name in per_sample else 2) * of for name, of in columns.items())
+    whole = torch.zeros(len(kept), width, dtype=widest(device), device=device)
+    if packed:
+        rows = torch.cat(packed)
+        whole[kept.to(device)] = rows[rows[:, 0] >= 0]
+    return whole
 
 
 def unpack(

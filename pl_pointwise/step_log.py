@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from .metrics import cvar, share_violated, violation_statistics
@@ -35,6 +36,18 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
             "skipped_steps": float(module.skipped_steps),
         }
         module.log_dict({f"running/{key}": value for key, value in statistics.items()})
+
+
+def log_of_all_ranks(
+    module: LightningModule, values: Mapping[str, Tensor | float], **options: Any
+) -> None:
+    """Logs values of an epoch that every rank has alike.
+
+    As their largest over the ranks, which is what each has; else Lightning asks for
+    ``sync_dist=True`` for each of them, whose mean may round.
+    """
+    ranks = module.trainer.world_size > 1
+    module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
 
 
 def running_statistics(module: PointwiseModule, measured: Measured) -> dict[str, Tensor | float]:

@@ -51,6 +51,8 @@ class LanguageModelModule(PointwiseModule):
 
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
 
+    own_hooks: ClassVar[Mapping[str, str]] = {"on_fit_start": "_prepare_fit"}
+
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
     default_lora: ClassVar[Lora]
@@ -93,9 +95,8 @@ class LanguageModelModule(PointwiseModule):
         self._encoder: ConversationEncoder | None = None
         self.register_state_dict_post_hook(_drop_frozen_base)
 
-    def on_fit_start(self) -> None:
+    def _prepare_fit(self) -> None:
         """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
-        super().on_fit_start()
         self.train()
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache

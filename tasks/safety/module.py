@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -125,6 +125,7 @@ class SafetyModule(LanguageModelModule):
     """
 
     host_keys = (*LanguageModelModule.host_keys, "roles", "unsafe", "preceding")
+    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
@@ -257,9 +258,8 @@ class SafetyModule(LanguageModelModule):
             beta=self.safe_dpo_beta,
         )
 
-    def on_train_start(self) -> None:
+    def _check_training_set(self) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        super().on_train_start()
         dataset = getattr(self.trainer.train_dataloader, "dataset", None)
         samples = getattr(dataset, "rows", None)
         roles = [record.roles for record in getattr(samples, "records", ())]

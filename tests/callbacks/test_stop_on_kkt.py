@@ -17,6 +17,7 @@ from torch import Tensor
 from pl_pointwise import Constraint, Formulation, Pointwise, PointwiseModule, Relaxed
 from pl_pointwise.callbacks import StopOnKKT
 from tests.callbacks.witness import Witness
+from tests.pl_pointwise.test_precision import Float, scaled
 from tests.pl_pointwise.toy import PAIRS, At, Toy, ToyData, ToyRows, fit, trainer
 
 CENTRE = torch.tensor([2.0, 1.0], dtype=torch.float64)
@@ -233,6 +234,25 @@ def test_a_csv_file_receives_the_parts(tmp_path: Path) -> None:
     lines = csv.DictReader((Path(logger.log_dir) / "metrics.csv").open())
     found = [float(line["kkt/residual"]) for line in lines if line["kkt/residual"]]
     assert found == pytest.approx([parts["kkt/residual"] for parts in reported.parts])
+
+
+class FusedFloat(Float):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=True)
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("kind", [Float, FusedFloat])
+def test_stationarity_does_not_grow_with_the_loss_scale(kind: type[Float], clip: Any) -> None:
+    """A fused optimizer unscales in its own step: a run under 16-mixed never stopped."""
+    found = []
+    for plugins in ([], [scaled(2.0)], [scaled(1024.0)]):
+        reported = Residuals()
+        module = kind(Pointwise(dual_lr=1.0), gradient_clip_val=clip)
+        callbacks = [StopOnKKT(1e-9), reported]
+        fit(module, ToyRows(9), epochs=2, callbacks=callbacks, plugins=plugins)
+        found.append(reported.parts[-1]["kkt/stationarity"])
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=0.1)
 
 
 @pytest.mark.parametrize("options", [{"tolerance": 0.0}, {"tolerance": 1.0, "patience": 0}])

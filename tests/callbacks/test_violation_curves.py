@@ -210,3 +210,20 @@ def test_a_sanity_check_is_no_validation(tmp_path: Path) -> None:
     )
     runner.fit(Toy(Pointwise()), ToyData(ROWS, HELD_OUT, batch_size=4))
     assert {key[0] for key in table(tmp_path, 0)} == {"running"}
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Average(), None])
+def test_an_epoch_in_which_nobody_carries_a_constraint_has_no_picture(
+    formulation: Any, tmp_path: Path
+) -> None:
+    """It ended the run: "Number of rows must be a positive integer, not 0"."""
+    rows = ToyRows(9, seed=2, partial=True)
+    rows.has["objective"][:] = True
+    for name in BOUNDS:
+        rows.has[name][:] = False
+    module = Toy(formulation, partial=True)
+    callbacks = [ViolationCurves()]
+    fit(module, rows, epochs=1, held_out=rows, callbacks=callbacks, default_root_dir=tmp_path)
+    assert module.trainer.global_step == 3
+    assert table(tmp_path, 0) == {}
+    assert not list(tmp_path.glob("violations/pictures/*.png"))

@@ -1,0 +1,52 @@
+"""Two ranks evaluate together: what one of them found, and what both log, is of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.programs.evaluation_ranks import UPDATED_BY_ONE, World, results
+from tests.programs.launch import run_on_ranks
+
+
+@pytest.fixture(name="ranks", scope="module")
+def results_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("evaluation")
+    run_on_ranks(2, "tests.programs.evaluation_ranks", [str(folder)], folder)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_a_metric_that_one_rank_updated_is_computed_on_all(ranks: list[dict[str, Any]]) -> None:
+    """The other rank left it out, and the first waited in its collective until the job died."""
+    for found in ranks:
+        assert found["logged"]["val/mean"] == UPDATED_BY_ONE
+        assert found["logged"]["val/pairs"] == 2 * UPDATED_BY_ONE
+        assert "val/never" not in found["logged"]
+
+
+def test_what_is_logged_is_that_of_one_rank_and_without_advice(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Five warnings asked for ``sync_dist=True`` of values that were of all ranks already."""
+    single = results(World(ranks=1, folder=tmp_path))
+    for found in ranks:
+        assert found["advice"] == []
+        assert found["logged"] == ranks[0]["logged"]
+        assert found["logged"] == pytest.approx(single["logged"], rel=1e-4, abs=1e-6)
+        assert {"kkt/residual", "val/fit/violated", "dual/fit/step"} <= found["logged"].keys()
+
+
+def test_a_nan_behind_a_batchnorm_leaves_out_one_sample_on_both(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for found in ranks:
+        assert found["left out"] == [2, 0]  # Once in each of two epochs.
+        assert found["finite"]
+        assert torch.equal(found["weights"], ranks[0]["weights"])
+        for name, table in found["multipliers"].items():
+            assert torch.equal(table, ranks[0]["multipliers"][name])
+            assert not table[3].any()
+            assert table.any()

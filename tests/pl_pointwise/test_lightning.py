@@ -1,0 +1,573 @@
+"""Lightning's own switches, callbacks and habits: each works as documented there, or is refused.
+
+docs/lightning.md has the whole list. A run with a switch that should change nothing is compared,
+to the last bit, with the run without it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    RichProgressBar,
+    Timer,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+
+from pl_pointwise import Average, Pointwise, PointwiseModule
+from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import TrainingError
+from tests.pl_pointwise.toy import (
+    At,
+    Seen,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    multipliers_of,
+    stack,
+    trainer,
+    weights_of,
+)
+
+ROWS, HELD_OUT = ToyRows(9), ToyRows(5, seed=1)
+EPOCHS = 2
+
+
+def data(**options: Any) -> ToyData:
+    return ToyData(ROWS, HELD_OUT, batch_size=3, **options)
+
+
+def toy(**options: Any) -> Toy:
+    return Toy(Pointwise(dual_lr=1.0), **options)
+
+
+def run(module: Toy | None = None, loaders: Any = None, **options: Any) -> Toy:
+    module = toy() if module is None else module
+    runner = trainer(**{"max_epochs": EPOCHS, **options})
+    runner.fit(module, data() if loaders is None else loaders)
+    return module
+
+
+@pytest.fixture(scope="module")
+def plain() -> Toy:
+    """The run without any switch."""
+    return run()
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(IndexedDataset(ROWS), collate_fn=stack, **{"batch_size": 3, **options})
+
+
+class ByDefault(Toy):
+    """With the default optimizer and its schedule."""
+
+    def configure_optimizers(self) -> Any:
+        return PointwiseModule.configure_optimizers(self)
+
+
+# What changes nothing -----------------------------------------------------------------------------
+
+UNCHANGED: dict[str, dict[str, Any]] = {
+    "simple profiler": {"profiler": "simple"},
+    "advanced profiler": {"profiler": "advanced"},
+    "deterministic": {"deterministic": "warn"},
+    "detect anomaly": {"detect_anomaly": True},
+    "benchmark": {"benchmark": True},
+    "no inference mode": {"inference_mode": False},
+    "sanity check": {"num_sanity_val_steps": -1},
+    "no validation": {"limit_val_batches": 0},
+    "validation within epochs": {"val_check_interval": 2},
+    "validation at shares of epochs": {"val_check_interval": 0.34},
+    "validation across epochs": {"val_check_interval": 4, "check_val_every_n_epoch": None},
+    "validation now and then": {"check_val_every_n_epoch": 2},
+    "loaders made anew": {"reload_dataloaders_every_n_epochs": 1},
+    "least epochs": {"min_epochs": EPOCHS},
+    "time limit": {"max_time": "00:01:00:00"},
+    "timer": {"callbacks": [Timer(duration="00:01:00:00")]},
+    "progress bar": {"callbacks": [RichProgressBar()], "enable_progress_bar": True},
+    "never logged": {"logger": True, "log_every_n_steps": 0},
+}
+
+
+@pytest.mark.parametrize("options", UNCHANGED.values(), ids=UNCHANGED)
+def test_a_switch_of_the_trainer_changes_nothing(
+    options: dict[str, Any], plain: Toy, tmp_path: Path
+) -> None:
+    assert_identical_run(run(**options, default_root_dir=tmp_path), plain)
+
+
+def test_loggers_and_their_monitors_change_nothing(plain: Toy, tmp_path: Path) -> None:
+    loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board", log_graph=True)]
+    monitors = [LearningRateMonitor("step", log_momentum=True), DeviceStatsMonitor(cpu_stats=True)]
+    module = run(logger=loggers, callbacks=monitors, log_every_n_steps=1)
+    assert_identical_run(module, plain)
+    (table,) = (tmp_path / "csv").rglob("metrics.csv")
+    assert "running/lagrangian" in table.read_text().splitlines()[0]
+
+
+def test_callbacks_that_read_the_loss_get_the_lagrangian(plain: Toy, tmp_path: Path) -> None:
+    """``training_step`` returned None: SpikeDetection raised a KeyError in the first step."""
+    seen: list[Any] = []
+
+    def note(trainer: Any, module: Any, outputs: Any, batch: Any, position: int) -> None:
+        seen.append((outputs, trainer.callback_metrics["running/lagrangian"]))
+
+    spikes = SpikeDetection(exclude_batches_path=str(tmp_path / "skipped.json"))
+    module = run(
+        callbacks=[spikes, LambdaCallback(on_train_batch_end=note)],
+        logger=CSVLogger(tmp_path),
+        log_every_n_steps=1,
+    )
+    assert_identical_run(module, plain)
+    assert len(seen) == 6
+    for outputs, logged in seen:
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        assert not loss.requires_grad
+        assert float(loss) == pytest.approx(float(logged), rel=1e-6)
+
+
+def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
+    """``on_before_zero_grad`` was never called: averages of weights kept there did not move."""
+    called: list[str] = []
+    names = ("before_zero_grad", "before_backward", "after_backward", "before_optimizer_step")
+    hooks: Any = {
+        f"on_{name}": lambda *_, name=name: called.append(name)  # type: ignore[misc]
+        for name in names
+    }
+    module = run(callbacks=[LambdaCallback(**hooks)])
+    assert called == list(names) * 6
+    assert_identical_run(module, plain)
+
+
+# Tuner --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Toy, "learning_rate"), (ByDefault, "peak_learning_rate")]
+)
+def test_lr_find_suggests_and_leaves_the_module_as_it_was(
+    kind: type[Toy], name: str, tmp_path: Path
+) -> None:
+    """It saw NaN only; and a module with the default optimizer had no rate that it could set."""
+    module = kind(Pointwise(dual_lr=1.0))
+    before, chosen = weights_of(module), getattr(module, name)
+    runner = trainer(max_epochs=20, default_root_dir=tmp_path)
+    found = Tuner(runner).lr_find(
+        module, data(), min_lr=1e-4, max_lr=1.0, num_training=30, attr_name=name
+    )
+    assert found is not None
+    assert all(torch.isfinite(torch.tensor(found.results["loss"])))
+    assert found.suggestion() == getattr(module, name) != chosen
+    assert torch.equal(weights_of(module), before)
+    assert not any(table.any() for table in module.multipliers.values())
+    runner.fit(module, data())
+    rates = [group["lr"] for group in runner.optimizers[0].param_groups]
+    assert rates == [getattr(module, name)]
+    if kind is ByDefault:
+        assert module.hparams["training"]["optimization"]["learning_rate"] == rates[0]
+
+
+def test_batch_size_finder_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    module, loaders = toy(), ToyData(ROWS, batch_size=2)
+    before = weights_of(module)
+    runner = trainer(default_root_dir=tmp_path)
+    size = Tuner(runner).scale_batch_size(module, loaders, steps_per_trial=1, max_trials=2)
+    assert loaders.batch_size == size > 2
+    assert torch.equal(weights_of(module), before)
+    assert not any(table.any() for table in module.multipliers.values())
+
+
+# Weights that callbacks change --------------------------------------------------------------------
+
+
+def test_weight_averaging_keeps_the_multipliers_of_the_run(plain: Toy) -> None:
+    module = run(callbacks=[EMAWeightAveraging(decay=0.5)])
+    assert not torch.equal(weights_of(module), weights_of(plain))  # The averages, at the end.
+    for name, table in multipliers_of(plain).items():
+        assert torch.equal(module.multipliers[name], table)
+
+
+class Backbone(ByDefault):
+    """A head on a backbone with a BatchNorm."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        del self.first, self.last
+        self.backbone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).double()
+        self.head = torch.nn.Linear(4, 1).double()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.head(self.backbone(batch["x"]))[:, 0]
+
+
+def test_backbone_finetuning_adds_its_group_under_the_default_schedule() -> None:
+    """It ended in ``zip() argument 2 is shorter than argument 1``, of LambdaLR."""
+    module = Backbone(Pointwise())
+    module.optimization.schedule = "linear"
+    before = module.backbone[0].weight.detach().clone()
+    thaw = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.02)
+    run(module, callbacks=[thaw], max_epochs=3)
+    head, backbone = module.trainer.optimizers[0].param_groups
+    assert not torch.equal(module.backbone[0].weight, before)
+    assert head["lr"] == 0
+    assert backbone["lr"] > 0
+
+
+def test_pruning_holds() -> None:
+    module = Backbone(Pointwise())
+    run(module, callbacks=[ModelPruning("l1_unstructured", [(module.head, "weight")], amount=0.5)])
+    assert int((module.head.weight == 0).sum()) >= 2
+
+
+def test_gradients_of_recomputed_activations_are_the_same(plain: Toy) -> None:
+    class Recomputed(Toy):
+        def forward(self, batch: Any) -> Tensor:
+            inner = super().forward
+            found = torch.utils.checkpoint.checkpoint(inner, batch, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            return found
+
+    assert_identical_run(run(Recomputed(Pointwise(dual_lr=1.0))), plain)
+
+
+def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
+    """The compiler took the whole step, backward pass and all, and failed inside itself."""
+    module = toy()
+    compiled = torch.compile(module, backend="eager")
+    runner = trainer(max_epochs=EPOCHS)
+    runner.fit(compiled, data())
+    assert_identical_run(module, plain)
+    runner.test(compiled, data(), verbose=False)
+    assert "test" in module.violations
+
+
+# How much of the data, and how it comes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"limit_train_batches": 2}, {"overfit_batches": 2}])
+def test_limits_count_batches(option: dict[str, Any]) -> None:
+    seen = Seen()
+    run(callbacks=[seen], **option)
+    assert [len(index) for _, index in seen.batches] == [3, 3, 3, 3]
+
+
+def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
+    module = ByDefault(Pointwise())
+    module.optimization.schedule, module.optimization.warmup_ratio = "cosine", 0.1
+    run(module, fast_dev_run=True)
+    assert module.trainer.global_step == 1
+    assert "val" in module.violations
+
+
+def test_limits_of_an_evaluation_are_seen_in_its_samples() -> None:
+    module = toy()
+    trainer(limit_test_batches=1).test(module, data(), verbose=False)
+    assert module.evaluated["test"]["fit"].index.tolist() == [0, 1, 2]
+
+
+def test_a_sampler_with_replacement_steps_a_multiplier_once_a_step() -> None:
+    """A sample that a batch has twice weighs twice in the means, and takes one dual step."""
+    seen = Seen()
+    sampler = WeightedRandomSampler(
+        [8.0] + [1.0] * 8, 9, generator=torch.Generator().manual_seed(0)
+    )
+    module = run(loaders=loader(sampler=sampler), callbacks=[seen], max_epochs=1)
+    assert any(len(set(index)) < len(index) for _, index in seen.batches)
+    visited = torch.zeros(9, dtype=torch.bool)
+    visited[[i for _, index in seen.batches for i in index]] = True
+    assert not module.multipliers["fit"][~visited].any()
+    step = module.dual_steps["fit"]
+    assert step.index is not None
+    assert sorted(step.index.tolist()) == sorted(set(seen.batches[-1][1]))
+
+
+def test_a_batch_sampler_of_the_users_decides_the_steps() -> None:
+    class ByLength:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield from ([0, 1], [2, 3, 4], [5, 6, 7, 8])
+
+        def __len__(self) -> int:
+            return 3
+
+    batches = DataLoader(IndexedDataset(ROWS), collate_fn=stack, batch_sampler=ByLength())  # type: ignore[arg-type]
+    assert run(loaders=batches).trainer.global_step == 6
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{**ROWS[i], "index": i} for i in range(9)])
+
+
+class StreamWithLength(Stream):
+    def __len__(self) -> int:
+        return 9
+
+
+@pytest.mark.parametrize("stream", [Stream(), StreamWithLength()], ids=["without", "with length"])
+def test_a_stream_trains_statistics_and_refuses_multipliers_per_sample(stream: Any) -> None:
+    """With a length it ended in torch's ``NotImplementedError``."""
+    batches = DataLoader(stream, batch_size=3, collate_fn=stack)
+    assert run(Toy(Average()), batches).multipliers["fit"].shape == ()
+    with pytest.raises(TrainingError, match="map-style data set"):
+        run(loaders=batches)
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
+def test_several_training_loaders_are_refused(mode: Any) -> None:
+    pair = {"small": loader(), "large": loader()}
+    for loaders in (pair, CombinedLoader(pair, mode)):
+        with pytest.raises(TrainingError, match="'small', 'large': a batch would be one of each"):
+            run(Toy(Average()), loaders)
+
+
+# Where a run begins and ends ----------------------------------------------------------------------
+
+
+def test_a_test_or_validation_before_the_fit_changes_nothing(plain: Toy) -> None:
+    module, runner = toy(), trainer(max_epochs=EPOCHS)
+    runner.validate(module, data(), verbose=False)
+    runner.test(module, data(), verbose=False)
+    runner.fit(module, data())
+    assert_identical_run(module, plain)
+
+
+def test_a_longer_run_continues_the_shorter(plain: Toy) -> None:
+    module, runner = toy(), trainer(max_epochs=1)
+    runner.fit(module, data())
+    runner.fit_loop.max_epochs = EPOCHS
+    runner.fit(module, data())
+    assert_identical_run(module, plain)
+
+
+def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The second module came back untrained, without a word but Lightning's "stopped"."""
+    runner = trainer()
+    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
+        runner.fit(toy(), data())
+        assert "No step was taken" not in caplog.text
+        runner.fit(toy(), data())
+    assert "No step was taken. The trainer stands at epoch 1 of 1" in caplog.text
+
+
+def test_copies_train_as_the_original(plain: Toy) -> None:
+    module = toy()
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_identical_run(run(twin), plain)
+    for twin in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert torch.equal(twin.multipliers["fit"], plain.multipliers["fit"])
+
+
+def test_a_run_that_died_resumes_from_its_exception_checkpoint(plain: Toy, tmp_path: Path) -> None:
+    def die(_: Any) -> None:
+        raise RuntimeError("power cut")
+
+    callbacks = [OnExceptionCheckpoint(tmp_path), At(3, die)]
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(callbacks=callbacks, enable_checkpointing=True)
+    (path,) = tmp_path.iterdir()
+    module = toy()
+    trainer(max_epochs=EPOCHS).fit(module, data(), ckpt_path=path)
+    assert_identical_run(module, plain)
+
+
+def test_checkpoints_by_what_is_logged(plain: Toy, tmp_path: Path) -> None:
+    callbacks = [
+        ModelCheckpoint(tmp_path / "a", monitor="running/objective", every_n_train_steps=3),
+        ModelCheckpoint(tmp_path / "b", monitor="val/fit/violated"),
+        EarlyStopping("running/fit/violated", patience=9),
+        EarlyStopping("val/objective", patience=9),
+    ]
+    module = run(callbacks=callbacks, enable_checkpointing=True)
+    assert_identical_run(module, plain)
+    assert all(any((tmp_path / name).iterdir()) for name in "ab")
+    twin = Toy.load_from_checkpoint(next((tmp_path / "b").iterdir()), learning_rate=0.9)
+    assert twin.learning_rate == 0.9
+    assert twin.multipliers["fit"].any()
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true", "64-true", "32-true"])
+def test_precisions_train_and_test(precision: Any) -> None:
+    module = run(precision=precision)
+    module.trainer.test(module, data(), verbose=False)
+    assert torch.isfinite(weights_of(module)).all()
+    assert module.multipliers["fit"].dtype == torch.float32
+    for values in module.violations["test"].values():
+        assert values.dtype in (torch.float32, torch.float64)
+
+
+def test_predictions_are_the_forward_passes(plain: Toy) -> None:
+    batches = trainer().predict(plain, data())
+    assert batches is not None
+    with torch.no_grad():
+        expected = torch.tanh(HELD_OUT.x @ plain.first) @ plain.last
+    torch.testing.assert_close(torch.cat(batches), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", ["test", "validate"])
+def test_results_may_be_changed_in_place(stage: str) -> None:
+    """They were inference tensors: "Inplace update to inference tensor outside InferenceMode"."""
+    module = toy()
+    getattr(trainer(), stage)(module, data(), verbose=False)
+    for by_name in module.violations.values():
+        for values in by_name.values():
+            assert values.clamp_(min=0).min() >= 0
+    for found in (f for by_name in module.evaluated.values() for f in by_name.values()):
+        found.violation.clamp_(min=0)
+        found.index.add_(1)
+        found.mask.logical_not_()
+
+
+# What is refused before the first step ------------------------------------------------------------
+
+
+class StepsItself(Toy):
+    def optimizer_step(self, *_: Any, **__: Any) -> None:
+        raise AssertionError
+
+
+class ClipsItself(Toy):
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        raise AssertionError
+
+
+class ZeroesItself(Toy):
+    def optimizer_zero_grad(self, *_: Any, **__: Any) -> None:
+        raise AssertionError
+
+
+class Automatic(Toy):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.automatic_optimization = True
+
+
+class NoOptimizer(Toy):
+    def configure_optimizers(self) -> Any:
+        return None
+
+
+class TwoOptimizers(Toy):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+
+class Frozen(Toy):
+    def configure_optimizers(self) -> Any:
+        declared = super().configure_optimizers()
+        self.requires_grad_(False)
+        return declared
+
+
+class OwnStep(Toy):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (StepsItself, "optimizer_step, which is never called"),
+        (ClipsItself, "gradient_clip_val"),
+        (ZeroesItself, "optimizer_zero_grad, which is never called"),
+        (Automatic, "automatic_optimization is True"),
+        (NoOptimizer, "returned no optimizer"),
+        (TwoOptimizers, "returned 2 optimizers"),
+        (Frozen, "No weight requires a gradient"),
+        (OwnStep, "took no step"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None:
+    """Each trained on without a word: a hook that Lightning never calls, weights that stay."""
+    module = kind(Pointwise())
+    before = weights_of(module)
+    with pytest.raises(TrainingError, match=message):
+        run(module)
+    assert torch.equal(weights_of(module), before)
+    assert not any(table.any() for table in module.multipliers.values())
+
+
+def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
+    class Around(Toy):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("mine", loss, on_epoch=True)
+            return loss
+
+    module = run(Around(Pointwise(dual_lr=1.0)))
+    assert_identical_run(module, plain)
+    assert "mine" in module.trainer.callback_metrics
+
+
+class StepsItsScheduler(Toy):
+    """As Lightning's pages on manual optimization show it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def on_train_epoch_end(self) -> None:
+        self.lr_schedulers().step()  # type: ignore[call-arg, union-attr]
+
+
+def test_a_scheduler_that_the_user_steps_too_is_refused() -> None:
+    """It was stepped twice an epoch."""
+    with pytest.raises(TrainingError, match="Take out lr_schedulers"):
+        run(StepsItsScheduler(Pointwise()))
+
+
+def test_a_list_of_loaders_trains_statistics_of_the_batch() -> None:
+    module = run(Toy(Average()), [loader(), loader()])
+    assert module.trainer.global_step == 6
+    assert module.measured is not None
+    assert len(module.measured.index) == 6
+    with pytest.raises(TrainingError, match="map-style data set"):
+        run(loaders=[loader(), loader()])
+
+
+@pytest.mark.parametrize("schedule", [{0: 2}, {1: 2}])
+def test_accumulation_by_callback_is_refused_with_ours(schedule: dict[int, int]) -> None:
+    callback: Callback = GradientAccumulationScheduler(schedule)
+    with pytest.raises(TrainingError, match="micro_batch_size"):
+        run(callbacks=[callback])
+
+
+def test_checkpoints_by_the_clock_are_refused(tmp_path: Path) -> None:
+    """Under manual optimization Lightning takes the option and writes no file."""
+    clock = ModelCheckpoint(tmp_path, train_time_interval=timedelta(minutes=1))
+    with pytest.raises(TrainingError, match="every_n_train_steps"):
+        run(callbacks=[clock], enable_checkpointing=True)
+
+
+def test_checkpoints_in_mid_epoch_hold_the_weights_after_the_step(tmp_path: Path) -> None:
+    """To which the multipliers in the file belong, whatever Lightning's warning advises."""
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    module = run(callbacks=[saver], enable_checkpointing=True)
+    assert len(list(tmp_path.iterdir())) == 3
+    (last,) = tmp_path.glob("*step=6.ckpt")
+    saved = torch.load(last, weights_only=True)
+    assert torch.equal(saved["state_dict"]["first"], module.first)

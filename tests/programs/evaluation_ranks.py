@@ -1,0 +1,88 @@
+"""What two ranks evaluate together; ``python -m tests.programs.evaluation_ranks FOLDER``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from pl_pointwise import Pointwise
+from pl_pointwise.callbacks import DualMonitor, StopOnKKT
+from tests.pl_pointwise.test_running_statistics import Broken, Normed
+from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, multipliers_of, weights_of
+from tests.programs.two_ranks import World
+
+UPDATED_BY_ONE = 3
+"""The index of the only sample that the task's metrics look at."""
+
+
+class Pairs(Metric):
+    """A state that is a list of tensors (n, 2) of whole numbers; the sum of the second column."""
+
+    full_state_update = False
+    rows: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", default=[], dist_reduce_fx="cat")
+
+    def update(self, index: Tensor) -> None:
+        self.rows.append(torch.stack([index, 2 * index], dim=1))
+
+    def compute(self) -> Tensor:
+        return dim_zero_cat(self.rows)[:, 1].sum().float()
+
+
+class Selective(Toy):
+    """Metrics of which a rank may update none."""
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        return {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+    ) -> None:
+        chosen = batch["index"][real.cpu()]
+        chosen = chosen[chosen == UPDATED_BY_ONE]
+        if len(chosen):
+            metrics["mean"].update(chosen.double())
+            metrics["pairs"].update(chosen)
+
+
+def results(world: World) -> dict[str, Any]:
+    """What this rank found."""
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = Selective(Pointwise(dual_lr=1.0))
+        trainer = world.trainer(max_epochs=2, callbacks=[DualMonitor(), StopOnKKT(1e-9)])
+        trainer.fit(module, ToyData(ToyRows(12), ToyRows(5), batch_size=world.batch_size))
+        logged = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        found["logged"] = {k: v for k, v in logged.items() if not k.startswith("running/")}
+    found["advice"] = [str(each.message) for each in caught if "sync_dist" in str(each.message)]
+    found["objective"] = float(module.evaluated["val"]["fit"].violation.mean())
+
+    module = Normed(Pointwise(dual_lr=1.0))
+    data = ToyData(Broken(12, 3), batch_size=world.batch_size)
+    world.trainer(max_epochs=2).fit(module, data)
+    found["left out"] = [module.left_out, module.skipped_steps]
+    found["weights"], found["multipliers"] = weights_of(module), multipliers_of(module)
+    found["finite"] = bool(torch.isfinite(module.norm.running_mean).all())
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rank = os.environ["RANK"]
+    torch.save(results(World(ranks=2, folder=folder)), folder / f"rank{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
