@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,3 +67,22 @@ def number(
 def optional_number(owner: str, name: str, value: float | None) -> float | None:
     """None, or a plain float > 0; see :func:`number`."""
     return None if value is None else number(owner, name, value, above=0.0)
+
+
+def arguments_of(formulation: object) -> dict[str, Any]:
+    """Its constructor's arguments, each from the attribute of its name; others are left out.
+
+    Raises:
+        ValueError: there is no such attribute.
+    """
+    kind = type(formulation)
+    parameters = inspect.signature(kind).parameters.values()
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+        return dict(vars(formulation))
+    missing = [p.name for p in parameters if not hasattr(formulation, p.name)]
+    if missing:
+        raise ValueError(
+            f"{kind.__name__} must keep its argument {missing[0]} as an attribute of that name, "
+            "from which YAML and checkpoints read it."
+        )
+    return {p.name: getattr(formulation, p.name) for p in parameters}

@@ -11,14 +11,13 @@ no storage, no step of the weights. docs/formulations.md has the table these fun
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from .augmented import augmented, augmented_direction, grown, number, optional_number
+from .augmented import arguments_of, augmented, augmented_direction, grown, number, optional_number
 from .constraint import Constraint as Constraint
 
 Scope = Literal["sample", "batch", "none"]
@@ -73,24 +72,7 @@ class Formulation(ABC):
     def config(self) -> dict[str, Any]:
         """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
         path = f"{type(self).__module__}.{type(self).__qualname__}"
-        return {"class_path": path, "init_args": self._arguments()}
-
-    def _arguments(self) -> dict[str, Any]:
-        """Those of the constructor, each from the attribute of its name; others are left out.
-
-        Raises:
-            ValueError: there is no such attribute.
-        """
-        parameters = inspect.signature(type(self)).parameters.values()
-        if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
-            return dict(vars(self))
-        missing = [p.name for p in parameters if not hasattr(self, p.name)]
-        if missing:
-            raise ValueError(
-                f"{type(self).__name__} must keep its argument {missing[0]} as an attribute of "
-                "that name, from which YAML and checkpoints read it."
-            )
-        return {p.name: getattr(self, p.name) for p in parameters}
+        return {"class_path": path, "init_args": arguments_of(self)}
 
     def _changed(self: Own, **attributes: Any) -> Own:
         """A copy with other attributes, made without the constructor."""
@@ -99,7 +81,7 @@ class Formulation(ABC):
         return copy
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(self).items())
         return f"{type(self).__name__}({arguments})"
 
     def __eq__(self, other: object) -> bool:
