@@ -146,7 +146,8 @@ class PointwiseSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[int]:
         # A copy: a view would keep the positions of all ranks for as long as the epoch lasts.
-        mine = self.order()[self.rank :: self.num_replicas][self.skip :].clone()
+        order = torch.as_tensor(self.order())  # A subclass may give a list.
+        mine = order[self.rank :: self.num_replicas][self.skip :].clone()
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         return _positions(mine, draws)

@@ -64,11 +64,9 @@ class LanguageModelModule(PointwiseModule):
         """Load the model; a mapping is from a checkpoint's hyperparameters.
 
         Raises:
-            TypeError: no policy, but perhaps the model's name.
+            ValueError: no policy, but perhaps the model's name.
         """
         policy = from_plain(Policy, policy)
-        if not isinstance(policy, Policy):
-            raise TypeError(f"policy={policy!r}: give Policy(model_name=…).")
         self.policy = policy
         self.lora = policy.lora if isinstance(policy.lora, Lora) else self.default_lora
         self.generation = self.default_generation

@@ -201,7 +201,7 @@ def test_checkpoint_of_other_weights_is_refused(good: Path) -> None:
 
 def test_checkpoint_of_another_formulation_is_refused(good: Path) -> None:
     """One multiplier a constraint where there is one a sample."""
-    with pytest.raises(TrainingError, match=r'Constraint "(fit|pair)": multipliers of shape'):
+    with pytest.raises(TrainingError, match=r'Constraint "(fit|pair)": its multipliers, '):
         resume(good, Toy(Average(), primal_steps=3))
 
 

@@ -188,8 +188,6 @@ def test_lr_find_suggests_and_leaves_the_module_as_it_was(
     runner.fit(module, data())
     rates = [group["lr"] for group in runner.optimizers[0].param_groups]
     assert rates == [getattr(module, name)]
-    if kind is ByDefault:
-        assert module.hparams["training"]["optimization"]["learning_rate"] == rates[0]
 
 
 def test_batch_size_finder_leaves_the_module_as_it_was(tmp_path: Path) -> None:
@@ -495,7 +493,7 @@ class OwnStep(Toy):
         (ClipsItself, "gradient_clip_val"),
         (ZeroesItself, "optimizer_zero_grad, which is never called"),
         (Automatic, "automatic_optimization is True"),
-        (NoOptimizer, "returned no optimizer"),
+        (NoOptimizer, "configure_optimizers returned None"),
         (TwoOptimizers, "returned 2 optimizers"),
         (Frozen, "No weight requires a gradient"),
         (OwnStep, "took no step"),

@@ -359,5 +359,5 @@ def test_index_of_another_data_set_is_refused() -> None:
             return {**super().__getitem__(position), "index": torch.tensor(position + 100)}
 
     loader: Any = torch.utils.data.DataLoader(Shifted(4), batch_size=4)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match="103 is outside the training set of 4"):
+    with pytest.raises(TrainingError, match=r'Row 0 of Shifted carries "index" 100'):
         trainer().fit(Toy(Pointwise()), loader)

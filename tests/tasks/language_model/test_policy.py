@@ -151,7 +151,7 @@ def test_pefts_options_train_and_are_merged(options, language_model_folder, data
 
 
 def test_a_name_instead_of_a_policy_is_explained(language_model_folder) -> None:
-    with pytest.raises(TypeError, match=r"give Policy\(model_name="):
+    with pytest.raises(ValueError, match=r"is no Policy: write Policy\("):
         When2CallModule(str(language_model_folder))  # type: ignore[arg-type]
 
 
