@@ -123,7 +123,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._planned_end = True
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # type: ignore[override]
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # Not after a test or a search for a learning rate: the run it belongs to goes on.
         if stage == "fit" and self._planned_end and self._path is not None:
             trainer.strategy.remove_checkpoint(self._path)
@@ -171,7 +171,7 @@ def _rows_digest(trainer: Trainer, data: Any) -> str | None:
     """Of training rows that are there already, unless they are not the same twice."""
     if data is None:
         loader: Any = trainer.fit_loop._data_source.instance
-        rows = getattr(loader, "dataset", None)
+        rows: Any = getattr(loader, "dataset", None)
     else:
         rows = getattr(data, "datasets", {}).get("train")
     if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):

@@ -190,7 +190,7 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
         torch.distributed.all_gather_object(everywhere, own)
     updated = {}
     for name, metric in metrics.items():
-        found = [states[name] for states in everywhere if states[name] is not None]
+        found = [known for states in everywhere if (known := states[name]) is not None]
         if not found:
             continue
         for state, (dtype, shape) in _merged(found).items():

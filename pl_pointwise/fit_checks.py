@@ -124,7 +124,7 @@ def check_averaging(module: ManualOptimization) -> None:
     Raises:
         TrainingError: Lightning would train on to renew the statistics of averaged weights.
     """
-    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks = module.trainer.callbacks
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks)
     if averages and any(isinstance(part, _BatchNorm) for part in module.modules()):
         raise TrainingError(
@@ -140,7 +140,7 @@ def warn_of_checkpoints_that_cannot_resume(module: ManualOptimization) -> None:
     each_epoch = trainer.num_training_batches
     saving = [
         callback
-        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        for callback in trainer.callbacks
         if isinstance(callback, ModelCheckpoint)
         and (
             callback._train_time_interval is not None

@@ -42,7 +42,7 @@ def prepare(module: ManualOptimization) -> None:
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         if context is not None:
             setattr(module, step, context[f"original_{step}"])
-    callbacks: list[Any] = module.trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Any] = module.trainer.callbacks
     if any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
         raise TrainingError(
             "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. "
@@ -129,7 +129,7 @@ def require_a_step(module: ManualOptimization) -> None:
 def warn_of_no_step(module: ManualOptimization) -> None:
     """When a fit ends: says so if a module that never took a step took none again."""
     trainer = module.trainer
-    if module.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if module.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:
         module._warn(
             f"No step was taken. The trainer stands at epoch {trainer.current_epoch} of "
             f"{trainer.max_epochs} and step {trainer.global_step} of {trainer.max_steps} (−1: "
