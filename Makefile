@@ -41,8 +41,9 @@ types: $(VENV)/.installed-test
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 		--cache-dir $(CURDIR)/.mypy_cache -p pl_pointwise
 
+# Two processes with two threads each on two cores were seen twenty times slower.
 pytest: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # A warning is an error.  The reference's pages are written anew, or those of removed modules stay.
 docs: $(VENV)/.installed-docs
