@@ -49,11 +49,11 @@ nitpicky = True
 _OTHERS = (
     "Path|abc|argparse|collections|contextlib|datasets|huggingface_hub|jsonargparse|lightning"
     "|lightning_fabric|matplotlib|numpy|os|pandas|pathlib|peft|pyarrow|sentence_transformers|torch"
-    "|torchmetrics|transformers|typing"
+    "|torchmetrics|transformers|types|typing"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_OTHERS})(\..*)?"),
-    ("py:.*", r"(.*\.)?(_\w+|[A-Z]|Settings)"),  # private names, type variables
+    ("py:.*", r"(.*\.)?(_\w+|[A-Z]|Settings|Tensor|Optimizer)"),  # private names, type variables
 ]
 
 # Markdown
@@ -135,6 +135,17 @@ def _keep_indented_blocks(
     lines[:] = shown
 
 
+def _keep_bars(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """A bar is an absolute value, |v|, and not reStructuredText's substitution."""
+    for position, line in enumerate(lines):
+        if not re.match(r"    |>>> ", line):
+            parts = re.split(r"(``.*?``)", line)  # Every second one is a literal.
+            parts[::2] = [re.sub(r"(?<!\\)\|", r"\\|", part) for part in parts[::2]]
+            lines[position] = "".join(parts)
+
+
 def _prose_of_attributes(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
@@ -151,6 +162,7 @@ def _prose_of_attributes(
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
     app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
+    app.connect("autodoc-process-docstring", _keep_bars, priority=650)
     # Browsers draw MathML themselves; the default is a script from elsewhere.
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("missing-reference", _reference_by_last_name)

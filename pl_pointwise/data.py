@@ -413,11 +413,12 @@ Kind = Literal["rows", "parts", "shared"]
 def take_rows(batch: Any, rows: Tensor, layout: Mapping[str, Kind] | None = None) -> Any:
     """The given rows of a batch; what all samples share stays whole.
 
-    batch: a mapping with ``index``, (B,), from which B is read; mappings, lists and tuples in it
-        are followed.
+    Mappings, lists and tuples in the batch are followed. An entry that ``layout`` does not list has
+    a row for each sample if it is a tensor, array, list or tuple of length B.
+
+    batch: a mapping with ``index``, (B,), from which B is read.
     rows: (R,) positions in the batch, on the CPU.
-    layout: what the entries are, by path ("x", "nested.x", "pair.0"). One that is not listed has a
-        row for each sample if it is a tensor, array, list or tuple of length B.
+    layout: what the entries are, by path ("x", "nested.x", "pair.0").
 
     Raises:
         DataError: an entry with a row for each sample has not B of them.
