@@ -38,7 +38,7 @@ class Convergence:
     def add(self, module: PointwiseModule) -> None:
         """Adds the dual steps of the module's last training step, if it took any."""
         for name, step in module.dual_steps.items():
-            formulation = module.formulations[name].at_epoch(module.current_epoch)
+            formulation = module.in_force(name)
             relaxation = getattr(formulation, "relaxation", None)
             relaxed = None if relaxation is None else relaxation(step.violation, step.after)
             found = _of_samples(step, relaxed) if step.index is not None else _of_statistic(step)

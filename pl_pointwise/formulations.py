@@ -11,83 +11,18 @@ no storage, no step of the weights. docs/formulations.md has the table these fun
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .augmented import arguments_of, augmented, augmented_direction, grown, number, optional_number
+from .augmented import augmented, augmented_direction, number
 from .constraint import Constraint as Constraint
+from .formulation import Ascending, Auto, Scope
+from .formulation import Formulation as Formulation
 
-Scope = Literal["sample", "batch", "none"]
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
-Own = TypeVar("Own", bound="Formulation")
-GROWTH = 1e6  # Where alpha_max is None α grows up to so many times its first value.
-
-
-class Formulation(ABC):
-    """ψ(v, λ) with its derivative in λ, and the size of the dual step.
-
-    ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
-    column), one statistic of the batch ("batch", see :class:`BatchFormulation`), or, with "none",
-    each sample's violation without any multiplier.
-
-    ``signed`` is True where it enforces an equality by one multiplier of either sign: v is then the
-    residual ℓ − c. See :meth:`for_equality`.
-    """
-
-    scope: Scope
-    dual_lr: float = 0.0
-    signed: bool = False
-
-    @abstractmethod
-    def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """ψ(v, λ), elementwise, both of one shape (or broadcastable); λ ≥ 0 unless ``signed``."""
-
-    @abstractmethod
-    def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """∂ψ/∂λ, elementwise: the direction of dual ascent."""
-
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """One dual step, λ ← λ + η ∂ψ/∂λ, projected onto λ ≥ 0 unless ``signed``."""
-        stepped = multiplier + self.dual_lr * self.dual_direction(violation, multiplier)
-        return stepped if self.signed else stepped.clamp(min=0)
-
-    def for_equality(self) -> Formulation:
-        """The formulation that enforces ``Constraint(equals=…)``.
-
-        By default this one, on the violation |ℓ − c|, as if it were any other.
-
-        Raises:
-            ValueError: it has no meaning for an equality.
-        """
-        return self
-
-    def at_epoch(self, epoch: int) -> Formulation:
-        """The formulation in force during an epoch (α may grow, see ``alpha_growth``)."""
-        return self
-
-    def config(self) -> dict[str, Any]:
-        """``{class_path, init_args}``, the form in which YAML and checkpoints hold it."""
-        path = f"{type(self).__module__}.{type(self).__qualname__}"
-        return {"class_path": path, "init_args": arguments_of(self)}
-
-    def _changed(self: Own, **attributes: Any) -> Own:
-        """A copy with other attributes, made without the constructor."""
-        copy = object.__new__(type(self))
-        copy.__dict__.update(vars(self), **attributes)
-        return copy
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(self).items())
-        return f"{type(self).__name__}({arguments})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class Penalty(Formulation):
@@ -130,52 +65,7 @@ class Penalty(Formulation):
         return self
 
 
-class _Ascending(Formulation):
-    """What the learned multipliers share: α, its growth, η, and the caps of both."""
-
-    def __init__(
-        self,
-        alpha: float | None,
-        dual_lr: float,
-        alpha_growth: float,
-        alpha_every: int,
-        alpha_max: float | None,
-        multiplier_max: float | None,
-    ) -> None:
-        name = type(self).__name__
-        self.alpha = optional_number(name, "alpha", alpha)
-        self.dual_lr = number(name, "dual_lr", dual_lr, minimum=0.0)
-        self.alpha_growth = number(name, "alpha_growth", alpha_growth, minimum=1.0)
-        self.alpha_every = int(number(name, "alpha_every", alpha_every, minimum=1))
-        self.alpha_max = optional_number(name, "alpha_max", alpha_max)
-        self.multiplier_max = optional_number(name, "multiplier_max", multiplier_max)
-        if self.alpha is None and (self.alpha_growth != 1.0 or alpha_max is not None):
-            raise ValueError(
-                f"{name}(alpha=None) has no α to grow: leave alpha_growth at 1 and alpha_max out."
-            )
-        if self.alpha and self.alpha_max and self.alpha > self.alpha_max:
-            raise ValueError(f"{name}: alpha={alpha} starts above alpha_max={alpha_max}.")
-
-    def at_epoch(self, epoch: int) -> Formulation:
-        """α · alpha_growth^⌊epoch / alpha_every⌋ in place of α, at most ``alpha_max``."""
-        if self.alpha is None or self.alpha_growth == 1.0:
-            return self
-        largest = self.alpha_max or GROWTH * self.alpha
-        alpha = grown(self.alpha, self.alpha_growth, epoch // self.alpha_every, largest)
-        return self._changed(alpha=alpha)
-
-    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step, projected onto |λ| ≤ ``multiplier_max`` as well."""
-        stepped = super().ascend(violation, multiplier)
-        cap = self.multiplier_max
-        return stepped if cap is None else stepped.clamp(-cap, cap)
-
-    def for_equality(self) -> Formulation:
-        """The same with one multiplier of either sign for v = ℓ − c."""
-        return self._changed(signed=True)
-
-
-class BatchFormulation(_Ascending):
+class BatchFormulation(Ascending):
     """ψ(g, λ) of one statistic g of the batch, with one multiplier per side of the constraint.
 
     g = a + outer(mean of inner(v − a)) is the violation that stands for the batch; the mean is that
@@ -190,7 +80,7 @@ class BatchFormulation(_Ascending):
     @property
     def linear(self) -> bool:
         """Whether ψ is linear in the mean, so that ∂ψ/∂mean = λ is known before the mean."""
-        return self.alpha is None
+        return self.augmentation is None
 
     def inner(self, violation: Tensor) -> Tensor:
         """What is averaged over the batch, elementwise in v − a."""
@@ -202,11 +92,11 @@ class BatchFormulation(_Ascending):
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
-        return augmented(violation, multiplier, self.alpha, self.signed)
+        return augmented(violation, multiplier, self.augmentation, self.signed)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """g, or max(g, −λ/2α)."""
-        return augmented_direction(violation, multiplier, self.alpha, self.signed)
+        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def for_equality(self) -> Formulation:
         """Of the mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
@@ -338,14 +228,19 @@ class CVaR(BatchFormulation):
         return violation.relu() / (1 - self.level)
 
 
-class Pointwise(_Ascending):
+class Pointwise(Ascending):
     """One multiplier for every sample: the requirement holds for each input.
 
     Args:
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian λ·v.
-        dual_lr: η ≥ 0, the size of the dual step; η = 2α is the classical multiplier step.
-        alpha_growth: factor by which α grows; 1 keeps it fixed (the shifted-penalty method).
-        alpha_every: epochs between two growths.
+            "auto" takes it from the first batch, so that objective and constraint weigh alike
+            whatever their units: see :mod:`pl_pointwise.adaptive_alpha`.
+        dual_lr: η ≥ 0, the size of the dual step. "auto" is the classical multiplier step, η = 2α,
+            and .1 where there is no α.
+        alpha_growth: factor by which α grows; 1 keeps it fixed (the shifted-penalty method). "auto"
+            doubles it after an epoch that did not halve the violations. None is "auto" where alpha
+            is, else 1.
+        alpha_every: epochs between two growths by a factor.
         alpha_max: where α stops growing; None at 10⁶ times its first value.
         multiplier_max: the largest λ; None sets no limit.
     """
@@ -355,9 +250,9 @@ class Pointwise(_Ascending):
     def __init__(
         self,
         *,
-        alpha: float | None = 1.0,
-        dual_lr: float = 0.1,
-        alpha_growth: float = 1.0,
+        alpha: float | Auto | None = "auto",
+        dual_lr: float | Auto = "auto",
+        alpha_growth: float | Auto | None = None,
         alpha_every: int = 1,
         alpha_max: float | None = None,
         multiplier_max: float | None = None,
@@ -371,28 +266,29 @@ class Pointwise(_Ascending):
 
         violation, multiplier: one shape.  Equation: docs/formulations.md
         """
-        return augmented(violation, multiplier, self.alpha, self.signed)
+        return augmented(violation, multiplier, self.augmentation, self.signed)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """max(v, −λ/2α); v for α None and of an equality."""
-        return augmented_direction(violation, multiplier, self.alpha, self.signed)
+        return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
 
-class Relaxed(_Ascending):
+class Relaxed(Ascending):
     """Pointwise, with a relaxation u ≥ 0 per sample bought at a cost c(u), u minimised out.
 
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
     relaxes its bound instead of driving its multiplier up without limit.
 
     Args:
-        alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian
-            (quadratic cost only).
+        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian (quadratic
+            cost only), or "auto", as of :class:`Pointwise`.
         beta: price β > 0 of relaxing; β → ∞ is :class:`Pointwise`.
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
             (the soft margin).
-        dual_lr: η ≥ 0, the size of the dual step.
-        alpha_growth: factor by which α grows; 1 keeps it fixed.
-        alpha_every: epochs between two growths.
+        dual_lr: η ≥ 0, the size of the dual step; "auto" is η = 2α.
+        alpha_growth: factor by which α grows; 1 keeps it fixed, "auto" and None as of
+            :class:`Pointwise`, of the violations beyond u*.
+        alpha_every: epochs between two growths by a factor.
         alpha_max: where α stops growing; None at 10⁶ times its first value.
         multiplier_max: the largest λ; None sets no limit.
     """
@@ -402,11 +298,11 @@ class Relaxed(_Ascending):
     def __init__(
         self,
         *,
-        alpha: float | None = 1.0,
+        alpha: float | Auto | None = "auto",
         beta: float,
         cost: Literal["quadratic", "linear"] = "quadratic",
-        dual_lr: float = 0.1,
-        alpha_growth: float = 1.0,
+        dual_lr: float | Auto = "auto",
+        alpha_growth: float | Auto | None = None,
         alpha_every: int = 1,
         alpha_max: float | None = None,
         multiplier_max: float | None = None,
@@ -432,7 +328,7 @@ class Relaxed(_Ascending):
         Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
         _, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.alpha, self.beta
+        alpha, beta = self.augmentation, self.beta
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
         shifted = multiplier + 2 * alpha * v
@@ -456,7 +352,7 @@ class Relaxed(_Ascending):
         Of an equality σ times that of σv and σλ.
         """
         side, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.alpha, self.beta
+        alpha, beta = self.augmentation, self.beta
         if alpha is None:
             return v - multiplier / (2 * beta)
         shifted = multiplier + 2 * alpha * v
@@ -474,7 +370,7 @@ class Relaxed(_Ascending):
         Of an equality, σ times that of σv and σλ.
         """
         side, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.alpha, self.beta
+        alpha, beta = self.augmentation, self.beta
         if alpha is None:
             return multiplier / (2 * beta) + torch.zeros_like(v)
         shifted = multiplier + 2 * alpha * v
@@ -486,8 +382,9 @@ class Relaxed(_Ascending):
         self, violation: Tensor, multiplier: Tensor
     ) -> tuple[Tensor | int, Tensor, Tensor]:
         """σ, σv, σλ: an equality is the bound on the side that it is pressed from, σ = sign(s)."""
-        if not self.signed or self.alpha is None:
+        alpha = self.augmentation
+        if not self.signed or alpha is None:
             return 1, violation, multiplier
-        below = multiplier + 2 * self.alpha * violation.detach() < 0
+        below = multiplier + 2 * alpha * violation.detach() < 0
         side = torch.where(below, -1, 1).to(violation.dtype)
         return side, side * violation, side * multiplier

@@ -108,18 +108,25 @@ def initialise_multipliers(
         module: with its multipliers per sample, or per constraint, as its formulations say.
         loader: of batches as in training.
         start: λ of violations, elementwise; None takes ∂ψ/∂v at λ = 0, which is (2αv)₊ for
-            ``Pointwise``. That of a standard Lagrangian is 0: it needs a ``start``.
+            ``Pointwise``. That of a standard Lagrangian is 0, and of ``alpha="auto"`` not known
+            yet: these need a ``start``.
 
     Raises:
         DataError: a sample that comes twice.
-        ValueError: a standard Lagrangian without ``start``.
+        ValueError: a standard Lagrangian or ``alpha="auto"`` without ``start``.
     """
     learned = {n: f for n, f in module.formulations.items() if f.scope != "none"}
     for name, formulation in learned.items():
-        if start is None and getattr(formulation, "alpha", None) is None:
+        alpha = getattr(formulation, "alpha", None)
+        if start is None and alpha in (None, "auto"):
+            why = (
+                "pulls with λ alone, which starts at 0"
+                if alpha is None
+                else "has no α before a fit"
+            )
             raise ValueError(
-                f'Constraint "{name}": {formulation} pulls with λ alone, which starts at 0. Give '
-                "initialise_multipliers a start, such as lambda v: v.relu()."
+                f'Constraint "{name}": {formulation} {why}. Give initialise_multipliers a start, '
+                "such as lambda v: v.relu()."
             )
     index, terms = _pass(module, loader)
     samples = int(index.max()) + 1 if len(index) else 0

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from . import trainer_checks
+from .adaptive_alpha import AdaptiveAlpha
 from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
 from .data import fingerprint
@@ -119,6 +120,7 @@ class ManualOptimization(Resuming):
         self.multipliers = Multipliers(0)
         self.multiplier_folder: str | None = None
         self.thresholds: dict[str, Tensor] = {}
+        self.adaptive_alpha = AdaptiveAlpha()
         self.left_out = 0
         """Samples left out of a step so far because a value was not finite."""
         self.skipped_steps = 0
@@ -186,7 +188,7 @@ class ManualOptimization(Resuming):
             if self._fingerprint is not None:
                 self._warn("Another training set than before: the multipliers start at 0 again.")
             self.multipliers = self.multipliers.for_samples(len(dataset))
-            self.thresholds = {}
+            self.thresholds, self.adaptive_alpha = {}, AdaptiveAlpha()
             self._window = []
         self._fingerprint = found
 

@@ -199,6 +199,7 @@ class PointwiseModule(ManualOptimization):
         counts = self._counts(micro_batches)
         before_zero_grad(self)
         self._statistics.keep(self)
+        self._start_alpha(micro_batches)
         measured = self._measure(micro_batches, counts)
         self._statistics.forget_unchanged()
         measured = without_non_finite(self, measured, micro_batches, counts)
@@ -206,6 +207,7 @@ class PointwiseModule(ManualOptimization):
         if self._may_step(measured):
             self._primal_step()
             self._note_visits(measured)
+            self.adaptive_alpha.add(measured, self.formulations, self.current_epoch)
             if len(self._window) >= self.primal_steps:
                 self._dual_step()
         else:
@@ -343,7 +345,7 @@ class PointwiseModule(ManualOptimization):
             if formulation.scope == "batch":
                 continue
             violation, mask = terms.violations[name], terms.masks[name]
-            formulation = formulation.at_epoch(self.current_epoch)
+            formulation = self.in_force(name)
             multiplier = multipliers.get(name, torch.zeros_like(violation))
             if self.order == "dual_first":
                 multiplier = formulation.ascend(violation.detach(), multiplier)
@@ -391,11 +393,11 @@ class PointwiseModule(ManualOptimization):
         Each at its last visit's violation; a statistic of the batch at its mean over the steps.
         """
         window, self._window = self._window, []
-        for name, declared in self.formulations.items():
+        for name in self.formulations:
             visits = [visits[name] for _, visits in window if name in visits]
             if not visits:
                 continue
-            formulation = declared.at_epoch(window[-1][0])
+            formulation = self.in_force(name, window[-1][0])
             if formulation.scope == "batch":
                 value = torch.stack([visit[0] for visit in visits]).mean(0)
                 multiplier = self.multipliers.scalar(name, len(value)).to(value)
@@ -420,7 +422,7 @@ class PointwiseModule(ManualOptimization):
 
     def _batch_terms(self) -> BatchTerms | None:
         """None where every formulation acts on samples."""
-        now = {name: f.at_epoch(self.current_epoch) for name, f in self.formulations.items()}
+        now = {name: self.in_force(name) for name in self.formulations}
         formulations = {name: f for name, f in now.items() if isinstance(f, BatchFormulation)}
         if not formulations:
             return None
@@ -441,10 +443,30 @@ class PointwiseModule(ManualOptimization):
             return terms.slopes_without_data()
         if len(micro_batches) == 1 and self.trainer.world_size == 1:
             return None
+        found = self._terms_without_gradient(micro_batches)
+        return terms.slopes(found, counts, self.device, self._over_ranks)
+
+    # The augmentation (adaptive_alpha.py) -------------------------------------------------------
+
+    def in_force(self, name: str, epoch: int | None = None) -> Formulation:
+        """A constraint's formulation with α a number: of now, or of a given epoch."""
+        epoch = self.current_epoch if epoch is None else epoch
+        return self.adaptive_alpha.in_force(name, self.formulations[name], epoch)
+
+    def _start_alpha(self, micro_batches: list[MicroBatch]) -> None:
+        """Finds the first α where it is "auto", by one more forward pass over the first batch."""
+        # Not in on_train_epoch_start, which Lightning leaves out where a resume starts an epoch.
+        self.adaptive_alpha.start_epoch(self.formulations, self.current_epoch)
+        names = self.adaptive_alpha.without_start(self.formulations)
+        if names:
+            self.adaptive_alpha.start(self, self._terms_without_gradient(micro_batches), names)
+
+    def _terms_without_gradient(self, micro_batches: list[MicroBatch]) -> list[Terms]:
+        """What the step will measure: the random state and running statistics are put back."""
         with torch.no_grad(), replayed_random_state(self.device):
             found = [self._terms(micro) for micro in micro_batches]
-        self._statistics.restore()  # The pass that follows updates them, once.
-        return terms.slopes(found, counts, self.device, self._over_ranks)
+        self._statistics.restore()
+        return found
 
     # Evaluation ---------------------------------------------------------------------------------
 

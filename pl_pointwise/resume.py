@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
+from .adaptive_alpha import AdaptiveAlpha
 from .checkpoints import (
     STATE_KEY,
     damaged,
@@ -42,6 +43,7 @@ class Resuming(LightningModule):
     formulations: dict[str, Formulation]
     multipliers: Multipliers
     thresholds: dict[str, Tensor]
+    adaptive_alpha: AdaptiveAlpha
     dual_steps: dict[str, DualStep]
     left_out: int
     skipped_steps: int
@@ -130,6 +132,7 @@ class Resuming(LightningModule):
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),
             "thresholds": dict(self.thresholds),
+            "adaptive_alpha": self.adaptive_alpha.state_dict(),
             "fingerprint": self._fingerprint,
             "window": self._window,
             "reopened": self._reopened(),
@@ -216,6 +219,10 @@ class Resuming(LightningModule):
             name: value.to("cpu", torch.float32, copy=True)
             for name, value in state["thresholds"].items()
         }
+        try:
+            self.adaptive_alpha.load_state_dict(state["adaptive_alpha"])
+        except TypeError as error:
+            raise damaged("'adaptive_alpha'") from error
         self._window = state["window"]
         self._fingerprint = state["fingerprint"]
         self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]

@@ -243,8 +243,10 @@ def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
 def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
     with pytest.raises(ValueError, match="starts at 0"):
         initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
+    with pytest.raises(ValueError, match="no α before a fit"):
+        initialise_multipliers(Toy(Pointwise()), loader_of())
     with pytest.raises(DataError, match="came twice"):
-        initialise_multipliers(Toy(Pointwise()), [*loader_of(), *loader_of()])
+        initialise_multipliers(Toy(Pointwise(alpha=1.0)), [*loader_of(), *loader_of()])
 
 
 def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:

@@ -110,7 +110,11 @@ def training(
     SCENARIOS[name] = run
 
 
-EVERY = {**FORMULATIONS, "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7)}
+EVERY = {
+    **FORMULATIONS,
+    "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7),
+    "adaptive": Pointwise(),
+}
 for kind, formulation in EVERY.items():
     training(f"{kind}", formulation, ToyRows(UNEVEN, seed=2, partial=True))
     training(
