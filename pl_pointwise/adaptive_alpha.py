@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 FACTOR = 2.0
 STALLED = 0.5  # Of the epoch before's violations.
-MET = 0.05  # Share of violated values; of an equality, of the first epoch's residual.
+MET = 0.05  # Share of violated values; of |ℓ − c| and v − u*, their size against the first epoch's.
 
 
 @dataclass
@@ -125,8 +125,8 @@ class AdaptiveAlpha:
                 size = (state.squares / state.visits) ** 0.5
                 state.start = size if state.start is None else state.start
                 met = state.violated <= MET * state.visits
-                if formulation.signed:
-                    met = size <= MET * state.start
+                if formulation.signed or hasattr(formulation, "relaxation"):
+                    met = size <= MET * state.start  # Never quite 0.
                 if state.before is not None and size > STALLED * state.before and not met:
                     largest = formulation.largest_alpha(state.first)
                     state.alpha = min(FACTOR * state.alpha, largest)

@@ -473,8 +473,8 @@ def _verify(path: str) -> None:
     system, local = url_to_fs(path)
     if isinstance(system, LocalFileSystem) and get_crc32_options() and is_zipfile(local):
         with ZipFile(local) as archive:
-            # torch stores without compression; a size that says otherwise ends testzip early. Of what
-            # is marked a folder torch reads nothing, and leaves the tensor's memory as it was.
+            # torch stores without compression; a size that says otherwise ends testzip early. Of
+            # what is marked a folder torch reads nothing: the tensor is what its memory held.
             entries = archive.infolist()
             odd = [i.filename for i in entries if i.file_size != i.compress_size or i.external_attr]
             damaged = next(iter(odd), None) or archive.testzip()

@@ -91,16 +91,13 @@ class Scaled(Toy):
         return {name: self.unit * value for name, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    "kind", [Pointwise, lambda: Relaxed(beta=1e15)], ids=["pointwise", "relax"]
-)
 @pytest.mark.parametrize(("objective_unit", "unit"), [(1.0, 1e3), (1e-2, 1.0), (50.0, 1e-3)])
-def test_units_change_nothing(kind: Any, objective_unit: float, unit: float) -> None:
+def test_units_change_nothing(objective_unit: float, unit: float) -> None:
     """A user states ε and nothing else, whatever ℓ₀ and ℓ are measured in."""
     runs = []
     for of_objective, of_constraint in ((1.0, 1.0), (objective_unit, unit)):
         bound = {"fit": Constraint(at_most=-0.3 * of_constraint)}
-        module = Scaled(kind(), bound, learning_rate=0.05 / of_objective)
+        module = Scaled(Pointwise(), bound, learning_rate=0.05 / of_objective)
         module.objective_unit, module.unit = of_objective, of_constraint
         fit(module, ToyRows(11), epochs=5)
         pull = module.multipliers["fit"] * of_constraint / of_objective
@@ -150,21 +147,11 @@ def test_alpha_stays_where_the_requirement_is_met() -> None:
 
 def test_alpha_stays_where_the_rest_is_relaxed() -> None:
     """A sample that buys its violation is no reason to press harder: v = u* at its optimum."""
-    rows = ToyRows(1)
-    _, violation = first_violations(rows)
-    beta, violation = 0.1, violation + 4.7
-    module = Toy(
-        Relaxed(alpha=0.5, beta=beta, alpha_growth="auto"),
-        {"fit": Constraint(at_most=-5.0)},
-        learning_rate=1e-9,
-    )
-    shared = ToyRows(8)
-    shared.x[:], shared.y[:] = rows.x, rows.y
-    assert float(violation) > 0
-    module.multipliers.set("fit", torch.full((8, 1), 2 * beta * float(violation)))
-    seen = Alphas()
-    fit(module, shared, epochs=5, callbacks=[seen])
-    assert seen.values[-1] <= 1.0  # Rounding may tell it to grow once; u* = 0 would: 4 times.
+    far = {"fit": Constraint(at_most=-50.0)}
+    seen, module = Alphas(), Toy(Relaxed(alpha=0.5, beta=0.1, alpha_growth="auto"), far)
+    module.learning_rate = 1e-9
+    fit(module, ToyRows(8), epochs=12, callbacks=[seen])
+    assert set(seen.values) == {0.5}
 
 
 def test_equality_has_an_alpha_too() -> None:
