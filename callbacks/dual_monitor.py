@@ -1,8 +1,9 @@
 """Logs the multipliers and how far from an optimum they are: ``dual/{constraint}/{statistic}``.
 
 ``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0), and over the dual steps
-of the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``;
-see :class:`~pl_pointwise.callbacks.convergence.Convergence`.
+of the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``,
+see :class:`~pl_pointwise.callbacks.convergence.Convergence`; and ``share`` and ``overshoot``, of
+the pull, see :mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ class DualMonitor(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, PointwiseModule):
             return
+        shares = pl_module.pull_shares.figures()
         for name, figures in self._convergence.figures().items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
             values = quantiles(multipliers, QUANTILES).tolist()
             names = [f"q{100 * p:g}" for p in QUANTILES[:-1]] + ["max"]
             figures |= {f"multiplier_{n}": v for n, v in zip(names, values, strict=True)}
             figures["active"] = float((multipliers != 0).double().mean())
+            figures |= shares.get(name, {})
             log_of_all_ranks(
                 pl_module, {f"dual/{name}/{key}": value for key, value in figures.items()}
             )

@@ -43,6 +43,7 @@ from .fit_checks import (
 )
 from .formulations import Formulation
 from .initial_multipliers import check_multipliers
+from .multiplier_share import PullShares
 from .multipliers import Multipliers
 from .optimizers import Optimization, keeping_monitors, monitor_of
 from .own_hooks import give_own_parts
@@ -121,6 +122,7 @@ class ManualOptimization(Resuming):
         self.multiplier_folder: str | None = None
         self.thresholds: dict[str, Tensor] = {}
         self.adaptive_alpha = AdaptiveAlpha()
+        self.pull_shares = PullShares()
         self.left_out = 0
         """Samples left out of a step so far because a value was not finite."""
         self.skipped_steps = 0
@@ -166,6 +168,8 @@ class ManualOptimization(Resuming):
         self.checks.start(self, dataset)
         self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
         self._stopped = None
+        if self._restored is None:
+            self.pull_shares = PullShares()
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
             self._go_on(self._restored)
@@ -227,6 +231,8 @@ class ManualOptimization(Resuming):
 
     def _end_fit(self) -> None:
         trainer_checks.warn_of_no_step(self)
+        for message in self.pull_shares.warnings(self.formulations):
+            self._warn(message)
         super()._end_fit()
 
     # Checkpoints (resume.py) --------------------------------------------------------------------

@@ -103,6 +103,7 @@ class PointwiseModule(ManualOptimization):
         measured: what the last training step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
+        pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
 
     Raises:
         ValueError: a formulation for a constraint that does not exist, or none for one that does.
@@ -210,6 +211,7 @@ class PointwiseModule(ManualOptimization):
             self.adaptive_alpha.add(measured, self.formulations, self.current_epoch)
             if len(self._window) >= self.primal_steps:
                 self._dual_step()
+                self.pull_shares.add(self)
         else:
             self._statistics.restore()
         log_step(self, measured)

@@ -30,6 +30,7 @@ from .checkpoints import (
 from .data import ResumableDataLoader
 from .errors import TrainingError
 from .formulations import Formulation
+from .multiplier_share import PullShares
 from .multipliers import Multipliers
 from .optimizers import monitor_of
 from .step import DualStep
@@ -45,6 +46,7 @@ class Resuming(LightningModule):
     thresholds: dict[str, Tensor]
     adaptive_alpha: AdaptiveAlpha
     dual_steps: dict[str, DualStep]
+    pull_shares: PullShares
     left_out: int
     skipped_steps: int
     _window: list[tuple[int, dict[str, list[Tensor]]]]
@@ -138,6 +140,7 @@ class Resuming(LightningModule):
             "reopened": self._reopened(),
             "epoch_is_open": self._epoch_is_open,
             "evaluation_due": self._evaluation_is_due(),
+            "pull_shares": self.pull_shares.state_dict(),
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
@@ -223,6 +226,9 @@ class Resuming(LightningModule):
             self.adaptive_alpha.load_state_dict(state["adaptive_alpha"])
         except TypeError as error:
             raise damaged("'adaptive_alpha'") from error
+        self.pull_shares = PullShares()
+        if "pull_shares" in state:  # Not in older ones.
+            self.pull_shares.load_state_dict(state["pull_shares"])
         self._window = state["window"]
         self._fingerprint = state["fingerprint"]
         self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]

@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 HELD_OUT = "test"
 """The stage whose violations are certified."""
 
+MULTIPLIERS = "dual"
+"""What metrics of the multipliers start with: share and overshoot, of the last epoch."""
+
 
 def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result instead of ending the others.
@@ -107,8 +110,14 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
+    shares = {
+        f"{MULTIPLIERS}/{name}/{key}": value
+        for name, figures in cli.model.pull_shares.figures().items()
+        for key, value in figures.items()
+    }
+    metrics = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     return {
-        "metrics": {name: float(v) for name, v in cli.trainer.callback_metrics.items()},
+        "metrics": metrics | shares,
         "higher_is_better": {
             name: metric.higher_is_better
             for name, metric in cli.model.evaluation_metrics().items()

@@ -17,6 +17,9 @@ from .runs import Outcome
 STAGES = ("test", "train")
 """Held-out first, then the training data, each one full pass after the fit. Tasks may add more."""
 
+OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
+"""What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
+
 COSTS = {
     "seconds per epoch": ("epoch_seconds", 1),
     "host memory, GiB": ("host_bytes", 2**30),
@@ -75,6 +78,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     found = [
         results_table(runs, names),
         gap_table(runs, names),
+        multiplier_table(runs, names),
         certificate_table(outcomes),
         cost_table(runs),
     ]
@@ -125,6 +129,31 @@ def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
         "data satisfy the constraint."
     )
     return Table("The gap between held-out and training data", note, _by_method(gaps, done))
+
+
+def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:
+    """Returns λ's share of the pull and its overshoot by constraint, a line per method.
+
+    "–" for a method without multipliers, or whose last epoch pulled nothing.
+    """
+    done = runs[runs["error"] == ""]
+    shown = {}
+    for name in names:
+        stage, _, metric = name.partition("/")
+        constraint, _, key = metric.rpartition("/")
+        if stage == "dual" and key in OF_MULTIPLIERS:
+            shown[f"{constraint}: {OF_MULTIPLIERS[key]}"] = done[name].astype(float)
+    note = (
+        f"Each cell: of the training data, in the last epoch, {_seeds(runs)}. λ's share of the "
+        "pull λ + 2αv: near 0 the run was that of a fixed penalty. Overshoot: the share of the "
+        "pull that falls on samples that are satisfied already. – without multipliers, or "
+        "without any pull."
+    )
+
+    def summary(values: Series) -> str:
+        return mean_and_std(values.dropna()) or "–"
+
+    return Table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
 
 
 def certificate_table(outcomes: Sequence[Outcome]) -> Table:

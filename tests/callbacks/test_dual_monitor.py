@@ -58,21 +58,23 @@ def relaxation(formulation: Any, v: float, m: float) -> float:
     return high
 
 
+def side_means(visit: Visit, name: str) -> list[float]:
+    """The batch mean of each side of a constraint that some sample carries."""
+    v, mask = visit.violation[name], visit.mask[name]
+    sides = 1 if visit.after[name].ndim == 0 else 2
+    halves = np.split(v, sides, 1), np.split(mask, sides, 1)
+    kept = halves[1][0].any(1)
+    return [
+        float(np.mean([r[m].mean() for r, m in zip(a[kept], b[kept], strict=True)]))
+        for a, b in zip(*halves, strict=True)
+    ]
+
+
 def expected(
     visits: list[Visit], all_visits: list[Visit], name: str, formulation: Any
 ) -> dict[str, float]:
     if isinstance(formulation, Average):
-        means = []
-        for visit in visits:
-            v, mask = visit.violation[name], visit.mask[name]
-            sides = 1 if visit.after[name].ndim == 0 else 2
-            halves = np.split(v, sides, 1), np.split(mask, sides, 1)
-            kept = halves[1][0].any(1)
-            if kept.any():
-                means.append(
-                    [np.mean([r[m].mean() for r, m in zip(a[kept], b[kept], strict=True)])
-                     for a, b in zip(*halves, strict=True)]
-                )  # fmt: skip
+        means = [side_means(visit, name) for visit in visits if visit.mask[name].any()]
         residual = np.mean(means, axis=0)
         steps = [np.abs(v.after[name] - v.before[name]) for v in visits if v.mask[name].any()]
         last = visits[-1].after[name].reshape(-1)
@@ -114,7 +116,33 @@ def expected(
     for q in (50, 90, 99):
         figures[f"multiplier_q{q}"] = np.percentile(shown, q)
     figures["multiplier_max"] = shown.max()
+    figures |= shares(visits, name, formulation)
     return {f"dual/{name}/{key}": float(value) for key, value in figures.items()}
+
+
+def shares(visits: list[Visit], name: str, formulation: Any) -> dict[str, float]:
+    """By the definition: of each pull what λ adds to it, and what falls on v < 0."""
+    alpha, total, added, satisfied = formulation.alpha, 0.0, 0.0, 0.0
+    for visit in visits:
+        v, mask = visit.violation[name], visit.mask[name]
+        before = visit.before[name]
+        if isinstance(formulation, Average):
+            if not mask.any():
+                continue
+            pairs = zip(side_means(visit, name), before.reshape(-1), strict=True)
+        else:
+            pairs = zip(v[mask], before[visit.index][mask], strict=True)
+        for value, multiplier in pairs:
+            pull = [
+                m if alpha is None else max(m + 2 * alpha * value, 0.0) for m in (0.0, multiplier)
+            ]
+            if isinstance(formulation, Relaxed) and formulation.cost == "linear":
+                pull = [min(p, formulation.beta) for p in pull]
+            elif isinstance(formulation, Relaxed):
+                pull = [p * formulation.beta / (alpha + formulation.beta) for p in pull]
+            total, added = total + pull[1], added + pull[1] - pull[0]
+            satisfied += pull[1] * (value < 0)
+    return {"share": added / total, "overshoot": satisfied / total}
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,22 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert all(float(line["epoch_seconds"]) > 0 for line in lines)
     table = (compared / "comparison.md").read_text()
     assert "±" in table
-    for title in ("Results", "The gap", "Certificates", "Time and memory"):
+    for title in ("Results", "The gap", "Multipliers", "Certificates", "Time and memory"):
         assert f"## {title}" in table
+
+
+def test_the_multipliers_share_of_the_pull_is_shown_without_a_callback(compared) -> None:
+    lines = read(compared)
+    shares = [line["dual/fit/share"] for line in lines]
+    assert shares[:2] == ["", ""]  # A method without multipliers.
+    assert all(0 < float(share) < 1 for share in shares[2:])
+    table = (compared / "comparison.md").read_text().partition("## Multipliers")[2]
+    header, _, plain, pointwise = table.partition("## ")[0].strip().splitlines()[-4:]
+    assert header == "| method | fit: λ's share of the pull | fit: overshoot |"
+    assert plain.endswith("| – | – |")
+    mean, spread = pointwise.split("|")[2].split(" ± ")
+    assert float(mean) == pytest.approx(sum(map(float, shares[2:])) / 2, rel=1e-2)
+    assert float(spread) >= 0
 
 
 def test_every_plot_there_is_something_for_is_drawn(compared) -> None:
@@ -226,7 +240,8 @@ def test_the_report_is_one_page_that_needs_nothing_and_runs_nothing(compared, tm
     page = Page((tmp_path / "page.html").read_text())
     assert page.open == []
     assert page.tags["img"] == len(PLOTS) - 1
-    assert page.tags["table"] == 4
+    assert page.tags["table"] == 5
+    assert "λ&#39;s share of the pull" in (tmp_path / "page.html").read_text()
     assert page.tags["details"] == 2
     assert "script" not in page.tags
     for name, value in page.attributes:
