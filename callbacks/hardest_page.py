@@ -28,17 +28,18 @@ def page(rows: list[dict[str, Any]]) -> str:
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>Hardest samples</title><style>{_STYLE}</style></head><body>",
-        "<h1>Hardest samples</h1><p>The largest relaxations u*, then the largest multipliers λ: "
-        "inputs that resist their constraint. Look for wrong labels and outliers. v is the "
-        "violation at the last visit in training (≤ 0 is satisfied). Of a sample with several "
+        "<h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in training, "
+        "the first left out: inputs that resist their constraint. Look for wrong labels and "
+        "outliers. v is the violation at the last visit (≤ 0 is satisfied), λ the multiplier, u* "
+        "the relaxation. Of a sample with several "
         "values the hardest is named, and its text marked ←.</p>",
     ]
     if not rows:
-        parts.append("<p>No multiplier is above 0.</p>")
+        parts.append("<p>No constraint with a multiplier per sample is violated.</p>")
     for name in dict.fromkeys(row["constraint"] for row in rows):
         parts.append(
             f"<h2>{escape(name)}</h2><table><thead><tr>"
-            + "".join(f'<th class="number">{head}</th>' for head in ("", "λ", "v", "u*"))
+            + "".join(f'<th class="number">{head}</th>' for head in ("", "v̄", "λ", "v", "u*"))
             + "<th>sample</th></tr></thead><tbody>"
         )
         parts += [_line(row) for row in rows if row["constraint"] == name]
@@ -47,7 +48,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    figures = [row[name] for name in ("multiplier", "violation", "relaxation")]
+    names = ("mean_violation", "multiplier", "violation", "relaxation")
+    figures = [row[name] for name in names]
     shown = [row["rank"], *("–" if figure is None else f"{figure:.3g}" for figure in figures)]
     cells = "".join(f'<td class="number">{number}</td>' for number in shown)
     value = row["value"]

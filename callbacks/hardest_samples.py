@@ -1,18 +1,21 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-By the relaxation u* that they take, where the formulation relaxes, then by the size of λ. A sample
-that fights its constraint is usually a labelling error or an outlier, so the list is a place to
-look for either. A line of the JSONL file::
+By the mean violation over their visits in training, the first left out. As a finder of label errors
+a mean loss does as well as λ, or better (docs/callbacks.md has the figures): at a linear cost λ is
+β for errors and hard samples alike, and the last violation, like u*, forgets a sample that the
+model has learned by heart. A sample that fights its constraint is usually a labelling error or an
+outlier, so the list is a place to look for either. A line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
-     "value": {"number": 3, "of": 9, "bound": null}, "multiplier": 3.2, "violation": 0.9,
-     "relaxation": 0.4, "epoch": 2, "text": {"query": "..."}}
+     "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
+     "violation": 0.9, "relaxation": 0.4, "epoch": 2, "text": {"query": "..."}}
 
 ``index`` is the position in the training set; ``column``, from 0, that of the sample's hardest
-value in the table of λ, whose ``multiplier`` and ``relaxation`` u* these are (null where the
-formulation has none); ``value`` says which value it is, from 1, of how many, and of an interval
-which bound; ``epoch`` is the one that the list was made in, from 0; ``violation`` is of the last
-visit (null if there was none since a resume).
+value in the table of λ, whose ``mean_violation``, ``multiplier``, ``violation`` and ``relaxation``
+u* these are (the last null where the formulation has none); ``value`` says which value it is, from
+1, of how many, and of an interval which bound; ``epoch`` is the one that the list was made in, from
+0; ``violation`` is of the last visit (it and the mean are null if there was none since a resume in
+which the callback was new).
 """
 
 from __future__ import annotations
@@ -31,17 +34,18 @@ from pl_pointwise.data import PointwiseDataModule, plain_fields
 from pl_pointwise.module import PointwiseModule
 
 from .hardest_page import page
-from .last_violations import LastViolations
+from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
 
 class HardestSamples(Callback):
-    """When the fit ends, the samples of every constraint with the largest u*, then the largest λ.
+    """When the fit ends, the samples of every constraint with the largest mean violation.
 
-    Only a λ other than 0 is listed, so a constraint without one multiplier per sample is not. The
-    texts are those of :meth:`~pl_pointwise.data.PointwiseDataModule.describe`.
+    Listed is a sample whose mean violation is above 0, or whose λ or u* is not 0, of a constraint
+    with one multiplier per sample. The texts are those of
+    :meth:`~pl_pointwise.data.PointwiseDataModule.describe`.
 
     Args:
         count: samples per constraint.
@@ -60,7 +64,7 @@ class HardestSamples(Callback):
                 "least 1."
             )
         self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
-        self._last = LastViolations()
+        self._last, self._mean = LastViolations(), MeanViolations()
         self._epoch = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,6 +80,7 @@ class HardestSamples(Callback):
     ) -> None:
         if isinstance(pl_module, PointwiseModule):
             self._last.add(pl_module)
+            self._mean.add(pl_module)
             self._epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -112,11 +117,13 @@ class HardestSamples(Callback):
             relaxation = getattr(formulation, "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
             relaxed = None if relaxation is None else relaxation(violations, multipliers)
-            order, columns = hardest(multipliers, relaxed, self.count)
+            means = self._mean.tables.get(name, torch.full_like(violations, math.nan))
+            order, columns = hardest(means, multipliers, relaxed, self.count)
             for rank, (index, column) in enumerate(
                 zip(order.tolist(), columns.tolist(), strict=True), start=1
             ):
                 violation = float(constraint.reported(violations[index, column]))
+                mean = float(means[index, column])
                 seen = not math.isnan(violation)
                 rows.append(
                     {
@@ -125,6 +132,7 @@ class HardestSamples(Callback):
                         "index": index,
                         "column": column,
                         "value": _value(column, multipliers.shape[1], constraint.sides),
+                        "mean_violation": None if math.isnan(mean) else mean,
                         "multiplier": float(multipliers[index, column]),
                         "violation": violation if seen else None,
                         "relaxation": float(relaxed[index, column])
@@ -139,32 +147,41 @@ class HardestSamples(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "last": self._last.tables,
+            "mean": self._mean.tables,
+            "visits": self._mean.visits,
             "epoch": self._epoch,
             "folder": self.folder.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
+        # A checkpoint of 0.1.0 has no means: they start at the resume.
+        self._mean.tables = state_dict.get("mean", {})
+        self._mean.visits = state_dict.get("visits", {})
         self.folder.restore(state_dict.get("folder"))
 
 
-def hardest(multipliers: Tensor, relaxed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    """The samples with the largest |u*|, those of the same by |λ|, and the column of each, (n,).
+def hardest(
+    means: Tensor, multipliers: Tensor, relaxed: Tensor | None, count: int
+) -> tuple[Tensor, Tensor]:
+    """The samples with the largest mean violation, and the column that it is of; both (n,).
 
-    Only those with λ or u* other than 0. By u* first: at a linear cost λ is β for every sample that
-    relaxes, however much.
+    Those of the same mean rank by |λ|, and so do those without any, which come last. Only samples
+    whose mean is above 0, or λ or u* other than 0.
 
-    multipliers: (N, K).
+    means: (N, K), NaN where not visited.
+    multipliers: alike.
     relaxed: u* alike, NaN where unknown; None where the formulation has none.
     """
     price = multipliers.abs()
     bought = torch.zeros_like(price) if relaxed is None else relaxed.abs().nan_to_num(0.0)
-    most = bought.amax(1)
-    columns = price.masked_fill(bought < most[:, None], -1).argmax(1)
-    largest = price.gather(1, columns[:, None])[:, 0]
-    order = largest.argsort(descending=True, stable=True)
-    order = order[most[order].argsort(descending=True, stable=True)][:count]
-    order = order[(largest[order] > 0) | (most[order] > 0)]
+    listed = ((price > 0) | (bought > 0) | (means > 0)).any(1)
+    means = means.nan_to_num(nan=-math.inf)
+    most = means.amax(1)
+    columns = price.masked_fill(means < most[:, None], -1).argmax(1)
+    order = price.gather(1, columns[:, None])[:, 0].argsort(descending=True, stable=True)
+    order = order[most[order].argsort(descending=True, stable=True)]
+    order = order[listed[order]][:count]
     return order, columns[order]
 
 

@@ -126,7 +126,7 @@ class PullShares:
             self._past = self._with_this_epoch()
             self._number, self._epoch = module.current_epoch, {}
         for name, step in module.dual_steps.items():
-            formulation = module.formulations[name].at_epoch(module.current_epoch)
+            formulation = module.in_force(name)
             multiplier = step.after if module.order == "dual_first" else step.before
             if name in self._pending and self._pending[name][0] != formulation:
                 self._settle(name)
@@ -228,5 +228,5 @@ class PullShares:
 def _settings(formulation: Formulation) -> str:
     """η as it is, beside the classical step."""
     alpha = getattr(formulation, "alpha", None)
-    classical = f"; 2·alpha, the classical step, is {2 * alpha:g}" if alpha else ""
-    return f"here {formulation.dual_lr:g}{classical}"
+    classical = f"; 2·alpha is {2 * alpha:g}" if isinstance(alpha, float) else ""
+    return f'here {formulation.dual_lr}; "auto" is the classical step, η = 2α{classical}'

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from torch.utils.data import DataLoader
 
 from pl_pointwise import Average, Constraint, Pointwise, Relaxed
@@ -107,7 +108,7 @@ def test_a_wrong_label_comes_first_and_hostile_text_stays_text(tmp_path: Path) -
         Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9, alpha_growth=1.3),
     ],
 )
-def test_figures_are_those_of_the_last_visit(formulation: Any, tmp_path: Path) -> None:
+def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> None:
     witness = Witness({"fit": (-0.3, None), "pair": (None, 0.2)})
     module = fit(
         Toy(formulation, partial=True),
@@ -120,17 +121,15 @@ def test_figures_are_those_of_the_last_visit(formulation: Any, tmp_path: Path) -
     for name, table in module.multipliers.items():
         listed = [row for row in rows if row["constraint"] == name]
         assert [row["rank"] for row in listed] == list(range(1, len(listed) + 1))
-        if isinstance(formulation, Pointwise):
-            largest = table.double().numpy().max(1)
-            order = [i for i in np.argsort(-largest, kind="stable") if largest[i] > 0][:7]
-            assert [row["index"] for row in listed] == order
-        else:
-            bought = [row["relaxation"] for row in listed]
-            assert bought == sorted(bought, reverse=True)
+        means = mean_after_the_first(witness, name, table.shape)
+        largest = np.nan_to_num(means, nan=-np.inf).max(1)
+        resists = (table != 0).numpy().any(1) | (largest > 0)
+        order = [i for i in np.argsort(-largest, kind="stable").tolist() if resists[i]]
+        assert [row["index"] for row in listed] == order[:7]
         for row in listed:
             column = row["column"]
-            if isinstance(formulation, Pointwise):
-                assert column == int(table[row["index"]].argmax())
+            assert row["mean_violation"] == pytest.approx(largest[row["index"]], rel=1e-5)
+            assert means[row["index"], column] == largest[row["index"]]
             of = 3 if name == "pair" else 1
             assert row["value"] == {"number": column + 1, "of": of, "bound": None}
             seen = [v for v in witness.visits if row["index"] in v.index and v.epoch == 2]
@@ -148,10 +147,21 @@ def test_figures_are_those_of_the_last_visit(formulation: Any, tmp_path: Path) -
             assert row["relaxation"] == pytest.approx(u, rel=1e-4, abs=1e-6)
 
 
+def mean_after_the_first(witness: Witness, name: str, shape: torch.Size) -> Any:
+    """Of every sample and column, from what the witness saw; NaN where nothing is carried."""
+    means = np.full(shape, np.nan)
+    for index in range(shape[0]):
+        visits = [v for v in witness.visits if index in v.index]
+        found = np.concatenate([v.violation[name][v.index == index] for v in visits])[1:]
+        carried = np.concatenate([v.mask[name][v.index == index] for v in visits])[1:]
+        means[index] = np.where(carried, found, np.nan).mean(0)
+    return means
+
+
 def test_without_multipliers_per_sample_the_page_says_so(tmp_path: Path) -> None:
     fit(Toy(Average()), ToyRows(9), callbacks=[HardestSamples()], default_root_dir=tmp_path)
     assert rows_of(tmp_path) == []
-    assert "No multiplier is above 0." in page_of(tmp_path).text
+    assert "No constraint with a multiplier per sample is violated." in page_of(tmp_path).text
 
 
 def test_a_plain_loader_gives_the_rows_texts_and_numbers(tmp_path: Path) -> None:
@@ -207,33 +217,70 @@ def test_useless_options_are_refused(options: dict[str, int]) -> None:
         HardestSamples(**options)
 
 
-def test_at_a_linear_cost_the_relaxation_ranks_where_every_multiplier_is_at_its_cap() -> None:
-    """By λ, β of every sample that relaxes, label errors stood anywhere: average precision .30."""
-    formulation = Relaxed(alpha=1.0, beta=0.5, cost="linear")
-    multipliers = torch.tensor([[0.5], [0.5], [0.1], [0.5], [0.0]])
-    violations = torch.tensor([[0.2], [3.0], [0.0], [1.0], [-1.0]])
-    relaxed = formulation.relaxation(violations, multipliers)
-    order, columns = hardest(multipliers, relaxed, 10)
-    assert order.tolist() == [1, 3, 0, 2]  # Then the one that has a price and relaxes nothing.
-    assert columns.tolist() == [0, 0, 0, 0]
+def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
+    nan = float("nan")
+    means = torch.tensor([[0.5], [2.0], [nan], [nan], [nan], [0.5], [-1.0], [-2.0]])
+    multipliers = torch.tensor([[0.1], [0.0], [0.2], [-0.7], [0.0], [0.3], [0.0], [0.1]])
+    relaxed = torch.zeros(8, 1)
+    order, columns = hardest(means, multipliers, relaxed, 10)
+    assert order.tolist() == [1, 5, 0, 7, 3, 2]  # Those without a visit last; 4 and 6 resist not.
+    assert columns.tolist() == [0] * 6
 
 
-def test_unseen_samples_and_negative_prices_rank_by_their_size() -> None:
-    relaxed = torch.tensor([[float("nan"), 0.0], [0.0, -0.3], [0.0, 0.0]])
-    multipliers = torch.tensor([[0.7, 0.2], [0.1, -0.4], [-0.9, 0.3]])
-    order, columns = hardest(multipliers, relaxed, 10)
-    assert order.tolist() == [1, 2, 0]
-    assert columns.tolist() == [1, 0, 0]
+def test_the_column_is_that_of_the_largest_mean() -> None:
+    means = torch.tensor([[0.1, 0.4, -1.0], [float("nan")] * 3])
+    multipliers = torch.tensor([[0.9, 0.0, 0.0], [0.1, -0.4, 0.2]])
+    order, columns = hardest(means, multipliers, None, 10)
+    assert order.tolist() == [0, 1]
+    assert columns.tolist() == [1, 1]
 
 
-def test_label_errors_come_first_at_a_linear_cost(tmp_path: Path) -> None:
-    module = Toy(Relaxed(alpha=1.0, beta=0.2, cost="linear", dual_lr=2.0), learning_rate=0.0)
-    callback = HardestSamples(count=4)
-    runner = trainer(max_epochs=4, callbacks=[callback], default_root_dir=tmp_path)
-    runner.fit(module, ToyData(ToyRows(20), batch_size=5))
-    worst = callback._last.tables["fit"][:, 0].argsort(descending=True)[:4]
-    listed = [row["index"] for row in rows_of(tmp_path) if row["constraint"] == "fit"]
-    assert listed == worst.tolist()
+class Halves(LineModule):
+    """A half-plane: the label's side, by a margin. Convex."""
+
+    def objective(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return 0.05 * self.weight.square().sum().expand(len(outputs))
+
+    def constraint_values(self, outputs: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
+        return {"fit": 0.6 - outputs * batch["y"]}
+
+
+class Flipped(LineData):
+    """120 points of the plane on their side of a line, twelve of them with the other's label."""
+
+    def setup(self, stage: str) -> None:
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(120, 2, generator=generator)
+        y = torch.where(x @ torch.tensor([1.0, -0.5]) > 0, 1.0, -1.0)
+        self.wrong = torch.zeros(120, dtype=torch.bool)
+        self.wrong[torch.randperm(120, generator=generator)[:12]] = True
+        rows = zip(x, torch.where(self.wrong, -y, y), strict=True)
+        self.datasets = {"train": [{"x": a, "y": b} for a, b in rows]}
+
+
+@pytest.mark.parametrize(
+    "formulation",
+    [
+        Pointwise(dual_lr=0.3),
+        Relaxed(beta=1.0, dual_lr=0.3),
+        Relaxed(beta=1.0, cost="linear", dual_lr=0.3),  # Where λ is β of errors and others alike.
+    ],
+)
+def test_planted_label_errors_come_first(formulation: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = Flipped(batch_size=20)
+    runner = trainer(max_epochs=8, callbacks=[HardestSamples(count=120)], default_root_dir=tmp_path)
+    runner.fit(Halves(formulation), data)
+    suspicion = np.full(120, -120)  # Of what is not listed.
+    for row in rows_of(tmp_path):
+        suspicion[row["index"]] = -row["rank"]
+    wrong = data.wrong.numpy()
+    assert average_precision_score(wrong, suspicion) > 0.8
+    at_random = [
+        average_precision_score(wrong, np.random.default_rng(seed).permutation(120))
+        for seed in range(20)
+    ]
+    assert max(at_random) < 0.4
 
 
 def test_equality_shows_its_distance_and_its_signed_multiplier(tmp_path: Path) -> None:
@@ -254,6 +301,7 @@ def test_page_names_the_hardest_value_from_one_and_marks_its_text() -> None:
         "index": 17,
         "column": 2,
         "value": {"number": 3, "of": 9, "bound": None},
+        "mean_violation": 0.7,
         "multiplier": 1.0,
         "violation": 0.5,
         "relaxation": None,
