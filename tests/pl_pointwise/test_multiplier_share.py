@@ -130,7 +130,7 @@ def test_multipliers_that_carried_next_to_nothing_are_named(
     assert 'The multipliers of "fit" carried at most' in message
     assert f"{100 * share:.2g} %" in message
     assert "each of 4 epochs" in message
-    assert "here 0.001; 2·alpha, the classical step, is 2" in message
+    assert "η = 2α; 2·alpha is 2" in message
 
 
 @pytest.mark.parametrize(
