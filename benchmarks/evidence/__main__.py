@@ -15,9 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .errors import MissingError
 from .report import Judged, write_report
 from .stages import choices_of, read_choices, to_judge, tune_runs, write_choices
-from .study import STUDIES, MissingError, Study, load
+from .study import STUDIES, Study, load
 from .workers import run_all
 
 STAGES = ("tune", "choose", "judge", "report")

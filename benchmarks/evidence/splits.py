@@ -85,11 +85,11 @@ def msmarco(folder: Path) -> list[Grouped]:
     return [(row["query"], row) for file in files for row in _lines(file)]
 
 
-def when2call(folder: Path, longest_tools: int) -> list[Grouped]:
+def when2call(folder: Path, longest_answer: int) -> list[Grouped]:
     """When2Call's preference records and its questions, by prompt; one record an answer pair.
 
-    Of a question the right answer is the chosen one and each other is rejected. Prompts whose tools
-    have more than ``longest_tools`` characters are left out.
+    Of a question the right answer is the chosen one and each other is rejected. Pairs with an
+    answer of more than ``longest_answer`` characters are left out.
     """
     rows = [*_lines(folder / "when2call" / "train_pref.jsonl")]
     for row in _lines(folder / "when2call" / "test_mcq.jsonl"):
@@ -106,8 +106,12 @@ def when2call(folder: Path, longest_tools: int) -> list[Grouped]:
                         "rejected_category": wrong,
                     }
                 )
-    kept = [row for row in rows if len(json.dumps(row["tools"])) <= longest_tools]
-    return [(json.dumps([row["tools"], row["messages"]]), row) for row in kept]
+    return [
+        (json.dumps([row["tools"], row["messages"]]), row)
+        for row in rows
+        if max(len(row[f"{each}_response"]["content"]) for each in ("chosen", "rejected"))
+        <= longest_answer
+    ]
 
 
 def _said(text: str) -> dict[str, str]:
@@ -115,13 +119,16 @@ def _said(text: str) -> dict[str, str]:
 
 
 def benign(folder: Path, answer_characters: int) -> list[Grouped]:
-    """Alpaca's records, by prompt, each answer cut after whole sentences; long prompts left out."""
+    """Alpaca's records, by prompt, each answer cut after whole sentences.
+
+    Long prompts, and answers whose first sentence is too long, are left out.
+    """
     rows = []
     for row in _lines(folder / "alpaca" / "alpaca_longest.jsonl"):
         prompt = row["instruction"] + row["input"]
-        if len(prompt) <= 150:
-            short = {"output": first_sentences(row["output"], answer_characters)}
-            rows.append((prompt, row | short))
+        answer = first_sentences(row["output"], answer_characters)
+        if len(prompt) <= 150 and len(answer) <= answer_characters:
+            rows.append((prompt, row | {"output": answer}))
     return rows
 
 

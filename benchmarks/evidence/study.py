@@ -13,6 +13,7 @@ from pl_pointwise.compare.runs import Comparison, Run
 
 from . import splits
 from .choice import Measured
+from .errors import MissingError
 from .grids import Entry, read_grid, write_methods
 from .splits import Grouped, Sizes
 from .statistics import mean
@@ -29,10 +30,6 @@ OPTIONS = {
     "unsafe": ("unsafe_file", "unsafe_val_file"),
 }
 """The data module's options by kind of record: for training, and for what is measured on."""
-
-
-class MissingError(FileNotFoundError):
-    """A folder of records or weights that a task needs is not there."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class Study:
             "msmarco": ("queries", lambda: splits.msmarco(self._data("msmarco"))),
             "when2call": (
                 "pairs",
-                lambda: splits.when2call(self._data("when2call"), described["longest_tools"]),
+                lambda: splits.when2call(self._data("when2call"), described["longest_answer"]),
             ),
             "benign": (
                 "benign",

@@ -32,7 +32,8 @@ def run_all(
     if not waiting:
         return True
     if workers == 1:
-        _prepare()
+        if execute is None:
+            _prepare()
         for number, run in enumerate(waiting, start=1):
             if not _say(run, _one(run, deadline, execute), number, len(waiting)):
                 return False
@@ -40,7 +41,7 @@ def run_all(
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
     started = True
-    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=None if execute else _prepare) as pool:
         futures = {pool.submit(_one, run, deadline, execute): run for run in waiting}
         try:
             for number, future in enumerate(as_completed(futures), start=1):
