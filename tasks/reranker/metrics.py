@@ -84,6 +84,21 @@ def average_length(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: i
     return _ranked_lengths(scores, lengths, candidates, top_k).sum(dim=1) / counted
 
 
+def score_spread(scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
+    """Standard deviation of a query's scores, in their units: the scale that margins are read by.
+
+    A margin that is met because all scores grew shows here, and so do scores that collapsed.
+
+    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32 or
+    wider, the population's; 0 of a single candidate.
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    counted = candidates.sum(dim=1, keepdim=True).clamp(min=1)
+    means = torch.where(candidates, scores, 0.0).sum(dim=1, keepdim=True) / counted
+    squares = torch.where(candidates, scores - means, 0.0).square().sum(dim=1, keepdim=True)
+    return (squares / counted).sqrt()[:, 0]
+
+
 def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int) -> Tensor:
     """Lengths at ranks 1 … min(top_k, C), 0 at ranks nobody holds; float32."""
     order = ranked_order(scores, candidates)[:, :top_k]
@@ -101,7 +116,7 @@ class QueryMean(Metric):
     """
 
     full_state_update = False
-    higher_is_better = True
+    higher_is_better: bool | None = True
     total: Tensor
     queries: Tensor
 
@@ -139,12 +154,19 @@ class QueryCost(QueryMean):
     higher_is_better = False
 
 
+class QueryScale(QueryMean):
+    """Likewise, of a value that is neither good nor bad."""
+
+    higher_is_better = None
+
+
 def ranking_metrics(
     objective_top_k: int = 3, objective_candidates: CandidateSet = "all"
 ) -> dict[str, Metric]:
-    """Fresh metrics of one evaluated data set: the four of the paper, and the length objective.
+    """Fresh metrics of one evaluated data set: the paper's four, length objective and scale.
 
-    The last lets models trained on something else, or not at all, be compared on the objective.
+    The objective lets models trained on something else, or not at all, be compared on it. The scale
+    of the scores tells whether a margin was met by order or by larger scores.
 
     A dict on purpose. A MetricCollection merges metrics whose states agree after the first batch,
     for good: a first batch ranked perfectly would turn Hit@3 into MRR@10.
@@ -158,4 +180,5 @@ def ranking_metrics(
         "lenrank@10": QueryCost(partial(length_rank, top_k=10)),
         "avglength@3": QueryCost(partial(average_length, top_k=3)),
         "length_objective": QueryCost(objective),
+        "score_std": QueryScale(score_spread),
     }

@@ -170,7 +170,7 @@ class RerankerModule(PointwiseModule):
         }
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """The paper's four ranking metrics, and Λ whatever the model was trained on."""
+        """The paper's four ranking metrics, Λ whatever was trained on, and the scores' scale."""
         return ranking_metrics(self.top_k, self.objective_candidates)
 
     def update_evaluation_metrics(

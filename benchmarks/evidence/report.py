@@ -1,0 +1,232 @@
+"""Tables, plots and raw results of one task, and their places in docs/evidence.md."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pl_pointwise.compare.runs import Run
+
+from .choice import Choice, best_of
+from .grids import Entry
+from .plots import draw
+from .stages import to_judge, tune_runs, tuned
+from .statistics import Estimate, estimate, mean, paired_difference
+from .study import HERE, Study
+
+RESULTS = HERE / "results"
+DOCS = HERE.parents[1] / "docs"
+
+Metrics = Mapping[str, float]
+BySeed = dict[int, Metrics]
+Value = Callable[[Metrics], float]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The chosen settings of one task with what they reached on the test part."""
+
+    study: Study
+    choices: Sequence[Choice]
+    seeds: Sequence[int]
+
+    @cached_property
+    def runs(self) -> list[tuple[Entry, Run]]:
+        chosen = to_judge(self.study)
+        return [pair for seed in self.seeds for pair in self.study.runs(chosen, "judge", seed)]
+
+    @cached_property
+    def results(self) -> dict[str, BySeed]:
+        """Metrics by method with setting, and seed, of the runs that are finished."""
+        found: dict[str, BySeed] = {}
+        for entry, run in self.runs:
+            if run.finished:
+                metrics = (run.result() or {})["metrics"]
+                found.setdefault(entry.name, {})[run.seed] = metrics
+        return found
+
+    def value(self, name: str, stage: str = "test") -> Value:
+        """Returns what reads a statistic: of the violations the mean over the constraints."""
+        if name == "objective":
+            return lambda metrics: metrics[f"{stage}/{self.study.objective}"]
+        names = [f"{stage}/{each}/{name}" for each in self.study.constraints]
+        return lambda metrics: mean([metrics[each] for each in names])
+
+    def scales(self) -> dict[str, Value]:
+        """Returns the scale of the scores, by title: a metric, or a mean log-likelihood."""
+        scales: dict[str, Value] = {}
+        for title, of in self.study.described["scale"].items():
+            if isinstance(of, str):
+                scales[title] = lambda metrics, name=of: metrics[f"test/{name}"]
+            else:
+                constraint, sign, tolerance = of["constraint"], of["sign"], of["tolerance"]
+                key = f"test/{constraint}/mean"
+                scales[title] = lambda metrics, key=key, sign=sign, tolerance=tolerance: (
+                    tolerance + sign * metrics[key]
+                )
+        return scales
+
+    def by_seed(self, name: str, value: Value) -> dict[int, float]:
+        return {seed: value(metrics) for seed, metrics in self.results.get(name, {}).items()}
+
+
+def write_report(judged: Judged) -> list[Path]:
+    """Writes everything there is for a task, and returns the files.
+
+    The tables of a quick run go beside its runs and not into the pages.
+    """
+    study = judged.study
+    folder, docs = (study.output, study.output) if study.quick else (RESULTS, DOCS)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = fragment(judged)
+    written = [folder / f"{study.name}.md", folder / f"{study.name}.csv"]
+    written[0].write_text(text, encoding="utf-8")
+    write_csv(judged, written[1])
+    plot = docs / f"evidence_{study.name}.png"
+    if draw(judged, [] if study.settings_of else tuned(study), plot):
+        written.append(plot)
+        text = f"![Objective against violations, {study.title}]({plot.name})\n\n{text}"
+    page = DOCS / "evidence.md"
+    if not study.quick and page.is_file():
+        page.write_text(inserted(page.read_text(encoding="utf-8"), study.name, text), "utf-8")
+        written.append(page)
+    return written
+
+
+def fragment(judged: Judged) -> str:
+    """Returns the tables of a task as Markdown."""
+    study = judged.study
+    seeds = sorted({seed for found in judged.results.values() for seed in found})
+    parts = [
+        f"{study.title}. Mean ± half the 95 % t-interval over {len(seeds)} seeds; violations "
+        f"test · train{', mean over the constraints' if len(study.constraints) > 1 else ''}. "
+        "Same test records for every seed; training records and initialisation of the seed.\n"
+    ]
+    for (quantile, criterion), choices in grouped(judged.choices).items():
+        budget = choices[0].budget
+        parts.append(
+            f"**Budget {budget:.3g}** ({quantile:.0%} of the settings' objectives on validation), "
+            f"chosen by `{criterion}`:\n"
+        )
+        parts.append(markdown(method_lines(judged, choices)))
+        if found := paired_lines(judged, choices):
+            parts.append(markdown(found))
+    return "\n".join(parts)
+
+
+def grouped(choices: Iterable[Choice]) -> dict[tuple[float, str], list[Choice]]:
+    """Returns the choices by budget's quantile and criterion."""
+    found: dict[tuple[float, str], list[Choice]] = {}
+    for choice in choices:
+        found.setdefault((choice.quantile, choice.criterion), []).append(choice)
+    return found
+
+
+def method_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
+    """Returns a line per reference and chosen method."""
+    scales = judged.scales()
+    lines = [["method", "setting", "objective", "CVaR95", "share violated", *scales, "seeds"]]
+    references = [entry for entry in to_judge(judged.study) if entry.role == "reference"]
+    for entry in [*references, *(choice.validation.entry for choice in choices)]:
+        seeds = judged.results.get(entry.name)
+        if not seeds:
+            lines.append([entry.method, entry.setting, *[""] * (3 + len(scales)), "0"])
+            continue
+        cells = [_cell(seeds, judged.value("objective"))]
+        for name in ("cvar95", "violated"):
+            both = (_cell(seeds, judged.value(name, stage)) for stage in ("test", "train"))
+            cells.append(" · ".join(both))
+        cells += [_cell(seeds, value) for value in scales.values()]
+        lines.append([entry.method, entry.setting, *cells, str(len(seeds))])
+    return lines
+
+
+def paired_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
+    """Returns a line per method of ours: its test results minus those of the best rival.
+
+    The best rival is the one that was best on validation data: test data choose nothing.
+    """
+    rival = best_of(choices, "rival")
+    best = best_of(choices, "ours")
+    if rival is None or best is None:
+        return []
+    against = rival.validation.entry.name
+    lines = [[f"minus {against}", "objective", "CVaR95", "share violated"]]
+    for choice in choices:
+        entry = choice.validation.entry
+        if entry.role == "ours":
+            found = [difference(judged, entry.name, against, n) for n in STATISTICS]
+            mark = " (best of ours on validation)" if choice == best else ""
+            lines.append([entry.method + mark, *map(_difference_cell, found)])
+    return lines
+
+
+STATISTICS = ("objective", "cvar95", "violated")
+
+
+def difference(judged: Judged, first: str, second: str, name: str) -> Estimate | None:
+    """Returns the paired difference of a statistic on the test part."""
+    value = judged.value(name)
+    return paired_difference(judged.by_seed(first, value), judged.by_seed(second, value))
+
+
+def _cell(seeds: BySeed, value: Value) -> str:
+    return str(estimate([value(metrics) for metrics in seeds.values()]))
+
+
+def _difference_cell(found: Estimate | None) -> str:
+    """Bold where the interval excludes zero."""
+    if found is None:
+        return ""
+    return f"**{found}**" if found.sign else str(found)
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table of Markdown; the first line is the header."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in ruled
+        )
+        + "\n"
+    )
+
+
+def inserted(page: str, name: str, text: str) -> str:
+    """Returns the page with ``text`` between the marks of a task, as it was where it has none.
+
+    >>> inserted("<!-- results: a -->old<!-- end: a -->", "a", "new")
+    '<!-- results: a -->\\n\\nnew\\n<!-- end: a -->'
+    """
+    start, end = f"<!-- results: {name} -->", f"<!-- end: {name} -->"
+    pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
+    return pattern.sub(lambda _: f"{start}\n\n{text}\n{end}", page)
+
+
+def write_csv(judged: Judged, path: Path) -> None:
+    """Writes a line per finished run, with every number it has; "test/…" is the held-out part."""
+    study = judged.study
+    tuning = [] if study.settings_of else tune_runs(study)
+    lines: list[dict[str, Any]] = []
+    for part, runs in (("validation", tuning), ("test", judged.runs)):
+        for entry, run in runs:
+            result = run.result() or {}
+            if "metrics" not in result:
+                continue
+            metrics = {
+                name.replace("test/", "held-out/"): f"{value:.6g}"
+                for name, value in result["metrics"].items()
+            }
+            known = {"method": entry.method, "setting": entry.setting, "seed": run.seed}
+            seconds = f"{result['fit_seconds']:.1f}"
+            lines.append({"part": part, **known, "fit_seconds": seconds, **metrics})
+    names = dict.fromkeys(name for line in lines for name in line)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*names], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)

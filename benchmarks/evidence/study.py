@@ -1,0 +1,191 @@
+"""One task of the evidence: its records, configuration and grid, and the runs of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pl_pointwise.compare.runs import Comparison, Run
+
+from . import splits
+from .choice import Measured
+from .errors import MissingError
+from .grids import Entry, read_grid, write_methods
+from .splits import Grouped, Sizes
+from .statistics import mean
+
+HERE = Path(__file__).parent
+STUDIES = {path.stem: path for path in sorted((HERE / "studies").glob("*.yaml"))}
+
+QUICK = ["--trainer.max_steps", "2", "--trainer.limit_test_batches", "2"]
+
+OPTIONS = {
+    "queries": ("train_file", "val_file"),
+    "pairs": ("train_file", "val_file"),
+    "benign": ("benign_file", "benign_val_file"),
+    "unsafe": ("unsafe_file", "unsafe_val_file"),
+}
+"""The data module's options by kind of record: for training, and for what is measured on."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What ``studies/NAME.yaml`` says, with the folders of this machine.
+
+    Args:
+        name: of the task.
+        described: the file's content.
+        data: the folder of records; None where there is none.
+        models: the folder of weights.
+        output: where runs go.
+        quick: two steps a run and one setting a method, to try the machinery.
+    """
+
+    name: str
+    described: Mapping[str, Any]
+    data: Path | None
+    models: Path | None
+    output: Path
+    quick: bool = False
+
+    @property
+    def title(self) -> str:
+        return str(self.described["title"])
+
+    @property
+    def objective(self) -> str:
+        """The metric that is minimised, as evaluation names it."""
+        return str(self.described["objective"])
+
+    @property
+    def constraints(self) -> list[str]:
+        return list(self.described["constraints"])
+
+    @property
+    def settings_of(self) -> str | None:
+        """The task whose chosen settings are judged here without tuning."""
+        return self.described.get("settings_of")
+
+    def entries(self) -> list[Entry]:
+        """Every method in every setting; in a quick run in its first setting alone."""
+        found = read_grid(HERE / "grids" / f"{self.described['grid']}.yaml")
+        if self.quick:
+            return list({entry.method: entry for entry in reversed(found)}.values())[::-1]
+        return found
+
+    def model(self) -> str:
+        """Returns what the configuration calls the model.
+
+        Raises:
+            MissingError: there is no such folder.
+        """
+        name = str(self.described["model"])
+        if name == "smollm":
+            from .smollm import converted
+
+            return str(converted(self.output.parent / "smollm2-135m"))
+        return str(self._folder(self.models, name, "EVIDENCE_MODELS"))
+
+    def comparison(self, entries: Sequence[Entry], stage: str, seed: int) -> Comparison:
+        """Returns the comparison of these methods, for one stage and seed.
+
+        stage: "tune" measures on the validation part, "judge" on the test part.
+
+        Raises:
+            MissingError: records or weights are not there.
+        """
+        folder = self.output / stage
+        methods, config = folder / f"methods-{seed}.yaml", self.output / "config.yaml"
+        write_methods([*entries], methods)
+        overlay = self._with_model(self.model())
+        config.write_text(yaml.safe_dump(overlay, sort_keys=False), encoding="utf-8")
+        files = splits.write_splits(self._records(), self.output / "data", seed)
+        held_out = files["validation" if stage == "tune" else "test"]
+        overrides = []
+        for kind, path in files["train"].items():
+            for option, file in zip(OPTIONS[kind], (path, held_out[kind]), strict=True):
+                overrides += [f"--data.init_args.{option}", str(file)]
+        return Comparison(
+            [*self.described["configs"], str(config)],
+            folder,
+            str(methods),
+            [seed],
+            overrides=[*overrides, *(QUICK if self.quick else [])],
+        )
+
+    def runs(self, entries: Sequence[Entry], stage: str, seed: int) -> list[tuple[Entry, Run]]:
+        """Returns every method's run in one stage, whether finished or not."""
+        if not entries:
+            return []
+        runs = self.comparison(entries, stage, seed).runs
+        return list(zip(entries, runs, strict=True))
+
+    def _with_model(self, model: str) -> dict[str, Any]:
+        """The configuration that every run shares, over the packaged ones."""
+        config: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(self.described["config"])))
+        arguments = config.setdefault("model", {}).setdefault("init_args", {})
+        if "policy" in arguments:
+            arguments["policy"]["model_name"] = model
+        else:
+            arguments["model_name"] = model
+        return config
+
+    def _records(self) -> dict[str, tuple[list[Grouped], Sizes]]:
+        """Records and sizes by kind."""
+        described = self.described["records"]
+        readers: dict[str, tuple[str, Callable[[], list[Grouped]]]] = {
+            "corpus": ("queries", lambda: splits.corpus(described["negatives"])),
+            "msmarco": ("queries", lambda: splits.msmarco(self._data("msmarco"))),
+            "when2call": (
+                "pairs",
+                lambda: splits.when2call(self._data("when2call"), described["longest_answer"]),
+            ),
+            "benign": (
+                "benign",
+                lambda: splits.benign(self._data("alpaca"), described["answer_characters"]),
+            ),
+            "unsafe": ("unsafe", lambda: splits.unsafe(self._data("safety"))),
+        }
+        return {
+            readers[source][0]: (readers[source][1](), Sizes(**sizes))
+            for source, sizes in described["parts"].items()
+        }
+
+    def _data(self, needed: str) -> Path:
+        """The folder of all records, which must have a folder of this name."""
+        return self._folder(self.data, needed, "EVIDENCE_DATA").parent
+
+    def _folder(self, root: Path | None, name: str, variable: str) -> Path:
+        if root is None:
+            raise MissingError(f"needs {variable}=FOLDER, with {name} in it")
+        if not (root / name).is_dir():
+            raise MissingError(f"{root / name} is not there")
+        return (root / name).absolute()
+
+
+def measured(study: Study, entry: Entry, run: Run) -> Measured | None:
+    """Returns what a finished run reached on held-out data, None if it is not finished."""
+    result = run.result()
+    if result is None or "error" in result:
+        return None
+    metrics = result["metrics"]
+    held_out = {
+        name: mean([metrics[f"test/{each}/{name}"] for each in study.constraints])
+        for name in ("cvar95", "violated")
+    }
+    objective = metrics[f"test/{study.objective}"]
+    return Measured(entry, run.seed, objective, held_out["cvar95"], held_out["violated"])
+
+
+def load(
+    name: str, data: Path | None, models: Path | None, output: Path, quick: bool = False
+) -> Study:
+    """Returns the study of a task, whose runs go below ``output``."""
+    described = yaml.safe_load(STUDIES[name].read_text(encoding="utf-8"))
+    folder = output / (f"{name}-quick" if quick else name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Study(name, described, data, models, folder, quick)

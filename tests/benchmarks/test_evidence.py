@@ -1,0 +1,320 @@
+"""The evidence's own logic: parts, grids, the choice under a budget, intervals, what is not run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.evidence import choice, grids, splits, study
+from benchmarks.evidence.choice import Measured, best_of, budgets, choose
+from benchmarks.evidence.errors import MissingError
+from benchmarks.evidence.grids import Entry, read_grid
+from benchmarks.evidence.report import inserted
+from benchmarks.evidence.splits import Sizes, split, write_splits
+from benchmarks.evidence.stages import read_choices, write_choices
+from benchmarks.evidence.statistics import estimate, paired_difference
+from benchmarks.evidence.study import STUDIES, Study, load, measured
+from benchmarks.evidence.workers import run_all
+from pl_pointwise.compare.runs import ARRAYS, Comparison, Run
+
+NAN = float("nan")
+
+
+def run(
+    method: str, setting: str, objective: float, cvar95: float, violated: float = 0.5
+) -> Measured:
+    role: Any = "ours" if method == "pointwise" else "rival"
+    return Measured(Entry(method, setting, role, []), 0, objective, cvar95, violated)
+
+
+# The choice ---------------------------------------------------------------------------------------
+
+
+def test_the_budget_weighs_methods_alike_however_many_settings_they_have() -> None:
+    many = [run("pointwise", f"a={i}", 1.0, 0.0) for i in range(30)]
+    few = [run("penalty", "w=1", 2.0, 0.0), run("penalty", "w=2", 3.0, 0.0)]
+    found = budgets([*many, *few], [0.25, 0.5, 0.51, 0.75, 1.0])
+    assert found == {0.25: 1.0, 0.5: 1.0, 0.51: 2.0, 0.75: 2.0, 1.0: 3.0}
+
+
+def test_the_budget_does_not_depend_on_the_order_and_counts_diverged_settings_as_worst() -> None:
+    runs = [run("a", str(i), value, 0.0) for i, value in enumerate([3.0, NAN, 1.0, 2.0])]
+    assert budgets(runs, [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
+    assert budgets(runs[::-1], [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
+
+
+def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
+    runs = [
+        run("pointwise", "a=1", 1.0, 5.0),
+        run("pointwise", "a=2", 2.0, 4.0),
+        run("pointwise", "a=3", 9.0, 0.0),  # the best tail, at a price that is not allowed
+        run("penalty", "w=1", 2.0, 7.0),
+        run("penalty", "w=2", 8.0, 1.0),
+        run("penalty", "w=3", 8.5, 1.0),
+    ]
+    found = choose(runs, [0.5])
+    assert {c.budget for c in found} == {2.0}
+    assert [c.validation.entry.name for c in found] == ["pointwise, a=2", "penalty, w=1"]
+
+
+def test_a_method_without_a_setting_within_the_budget_is_not_chosen() -> None:
+    runs = [run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 9.0, 0.0)]
+    assert [c.validation.entry.method for c in choose(runs, [0.5])] == ["pointwise"]
+
+
+def test_a_diverged_setting_is_never_chosen_over_one_that_is_a_number() -> None:
+    runs = [run("a", "x", 1.0, NAN), run("a", "y", 1.0, 9.0), run("a", "z", NAN, 0.0)]
+    (found,) = choose(runs, [0.5])
+    assert found.validation.entry.setting == "y"
+
+
+def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_other() -> None:
+    runs = [
+        run("a", "tail", 1.0, 1.0, 0.9),
+        run("a", "share", 1.0, 3.0, 0.1),
+        run("a", "tie", 1.0, 1.0, 0.8),
+    ]
+    found = {c.criterion: c.validation.entry.setting for c in choose(runs, [1.0], CRITERIA)}
+    assert found == {"cvar95": "tie", "violated": "share"}
+
+
+CRITERIA: tuple[choice.Criterion, ...] = ("cvar95", "violated")
+
+
+def test_the_best_rival_is_found_on_validation_data_among_rivals() -> None:
+    runs = [run("pointwise", "a", 1.0, 1.0), run("b", "x", 1.0, 3.0), run("c", "x", 1.0, 2.0)]
+    found = choose(runs, [1.0])
+    best = best_of(found, "rival")
+    assert best is not None
+    assert best.validation.entry.method == "c"
+    assert best_of(found, "reference") is None
+
+
+def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
+    of_none = Study("x", {}, None, None, tmp_path)
+    with pytest.raises(FileNotFoundError, match="tune and choose first"):
+        read_choices(of_none)
+    found = choose([run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 1.0, 0.0)], [0.5])
+    write_choices(of_none, found)
+    assert read_choices(of_none) == found
+
+
+# Means and differences ----------------------------------------------------------------------------
+
+
+def test_the_interval_is_that_of_students_t() -> None:
+    values = [1.0, 2.0, 4.0, 4.5, 7.0]
+    found = estimate(values)
+    half = stats.t.ppf(0.975, 4) * np.std(values, ddof=1) / np.sqrt(5)
+    assert found.mean == pytest.approx(3.7)
+    assert (found.low, found.high) == pytest.approx((3.7 - half, 3.7 + half))
+    assert found.seeds == 5
+
+
+def test_one_seed_has_no_interval_and_equal_values_one_of_no_width() -> None:
+    assert str(estimate([2.0])) == "2"
+    assert np.isnan(estimate([2.0]).low)
+    assert estimate([2.0]).sign == 0
+    assert estimate([3.0, 3.0]) == (3.0, 3.0, 3.0, 2)
+
+
+def test_the_paired_difference_is_of_the_seeds_that_both_have() -> None:
+    generator = np.random.default_rng(0)
+    shared = 10 * generator.normal(size=6)  # what the seed does to both: far above the difference
+    first = {seed: shared[seed] for seed in range(6)}
+    second = {seed: shared[seed] + 1 + 0.1 * generator.normal() for seed in range(1, 6)}
+    found = paired_difference(first, second)
+    pairs = [[each[seed] for seed in range(1, 6)] for each in (first, second)]
+    expected = stats.ttest_rel(*pairs).confidence_interval(0.95)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.seeds == 5
+    assert found.sign == -1  # the interval excludes zero, as that of unpaired means would not
+    assert stats.ttest_ind(*pairs).confidence_interval(0.95).low < 0
+    assert stats.ttest_ind(*pairs).confidence_interval(0.95).high > 0
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+# Records ------------------------------------------------------------------------------------------
+
+
+def records_of(groups: int, of_each: int) -> list[splits.Grouped]:
+    return [(f"g{g}", {"group": g, "number": n}) for g in range(groups) for n in range(of_each)]
+
+
+def groups_of(part: list[dict[str, Any]]) -> set[int]:
+    return {row["group"] for row in part}
+
+
+def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed() -> None:
+    sizes = Sizes(train=12, validation=9, test=10, per_group=3)
+    found = [split(records_of(20, 5), sizes, seed) for seed in range(4)]
+    for parts in found:
+        assert [len(parts[name]) for name in ("train", "validation", "test")] == [12, 9, 10]
+        train, validation, test = (groups_of(parts[n]) for n in ("train", "validation", "test"))
+        assert not train & validation
+        assert not (train | validation) & test
+        assert parts["test"] == found[0]["test"]
+        assert max(sum(r["group"] == g for r in parts["train"]) for g in train) <= 3
+    assert len({frozenset(groups_of(parts["train"])) for parts in found}) > 1
+    assert split(records_of(20, 5), sizes, 2) == found[2]
+
+
+def test_a_part_that_would_be_empty_is_refused() -> None:
+    with pytest.raises(ValueError, match="none for train"):
+        split(records_of(2, 3), Sizes(train=3, validation=3, test=3), 0)
+
+
+def test_other_records_go_to_another_folder_and_equal_ones_to_the_same(tmp_path: Path) -> None:
+    sizes = Sizes(train=3, validation=3, test=3)
+    first = write_splits({"queries": (records_of(9, 1), sizes)}, tmp_path, 0)
+    again = write_splits({"queries": (records_of(9, 1), sizes)}, tmp_path, 0)
+    other = write_splits({"queries": (records_of(10, 1), sizes)}, tmp_path, 0)
+    assert first == again
+    assert first["train"]["queries"] != other["train"]["queries"]
+    rows = [json.loads(line) for line in first["train"]["queries"].read_text().splitlines()]
+    assert rows == split(records_of(9, 1), sizes, 0)["train"]
+
+
+# Grids and tasks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (study.HERE / "grids").glob("*.yaml")))
+def test_every_method_has_six_settings_or_more_and_no_rival_more_than_ours(name: str) -> None:
+    entries = read_grid(study.HERE / "grids" / f"{name}.yaml")
+    counts: dict[str, int] = {}
+    for entry in entries:
+        if entry.role != "reference":
+            counts[entry.method] = counts.get(entry.method, 0) + 1
+    assert min(counts.values()) >= 6
+    assert {entry.role for entry in entries} == {"ours", "rival", "reference"}
+
+
+def test_a_grid_says_what_stands_twice(tmp_path: Path) -> None:
+    text = "methods: {a: {role: ours, settings: [{alpha: 1}, {alpha: [1, 2]}]}}"
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(ValueError, match="twice: a, alpha=1"):
+        read_grid(tmp_path / "grid.yaml")
+
+
+def test_a_setting_goes_to_its_path_over_the_overlay(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        "paths: {margin: model.init_args.tolerance}\n"
+        "methods: {a: {role: ours, overlay: reranker/pointwise, settings: [{alpha: 2, margin: 4}]}}"
+    )
+    (entry,) = read_grid(tmp_path / "grid.yaml")
+    formulation = {"init_args": {"alpha": 2}}
+    arguments = {"formulation": formulation, "tolerance": 4}
+    assert entry.overlay == ["reranker/pointwise", {"model": {"init_args": arguments}}]
+    assert entry.name == "a, alpha=2, margin=4"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_task_without_its_folders_says_which_are_missing(name: str, tmp_path: Path) -> None:
+    if STUDIES[name].read_text().find("model: smollm") >= 0:
+        pytest.skip("its weights come from a package")
+    found = load(name, None, None, tmp_path)
+    with pytest.raises(MissingError, match="EVIDENCE_MODELS"):
+        found.runs(found.entries(), "tune", 0)
+
+
+def test_the_corpus_is_split_into_files_that_the_runs_name(tmp_path: Path) -> None:
+    (tmp_path / "models" / "bert-mini-crossencoder").mkdir(parents=True)
+    found = load("reranker-corpus", None, tmp_path / "models", tmp_path)
+    entries = found.entries()
+    tuned = found.runs(entries, "tune", 0)
+    judged = found.runs(entries[:2], "judge", 3)
+    assert len(tuned) == len(entries)
+    assert "queries-validation.jsonl" in " ".join(tuned[0][1].arguments)
+    assert "queries-test.jsonl" in " ".join(judged[0][1].arguments)
+    assert "seed-3/queries-train.jsonl" in " ".join(judged[0][1].arguments)
+    assert "queries-test.jsonl" not in " ".join(tuned[0][1].arguments)
+    assert found.runs(entries, "tune", 0)[5][1].digest == tuned[5][1].digest
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+class Stub:
+    """Stands for a fit: writes what a finished run leaves, and remembers what it ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def __call__(self, each: Run) -> None:
+        self.ran.append(each.title)
+        each.folder.mkdir(parents=True, exist_ok=True)
+        for name in ARRAYS:
+            np.savez(each.folder / name)
+        metrics = {"test/kl": 2.0}
+        metrics |= {f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS}
+        result = {"digest": each.digest, "metrics": metrics}
+        (each.folder / "result.json").write_text(json.dumps(result))
+
+
+STATISTICS = ("cvar95", "violated")
+
+
+def runs_in(folder: Path, methods: str = "a: {}\nb: {}\nc: {}") -> list[Run]:
+    (folder / "base.yaml").write_text("x: 1")
+    (folder / "methods.yaml").write_text(methods)
+    base, names = str(folder / "base.yaml"), str(folder / "methods.yaml")
+    return Comparison([base], folder / "out", names, [0]).runs
+
+
+def test_what_is_finished_is_not_run_again_and_what_changed_is(tmp_path: Path) -> None:
+    stub = Stub()
+    assert run_all(runs_in(tmp_path)[:2], 1, execute=stub)
+    assert run_all(runs_in(tmp_path), 1, execute=stub)
+    assert stub.ran == ["a · seed 0", "b · seed 0", "c · seed 0"]
+    assert run_all(runs_in(tmp_path, "a: {}\nb: {y: 2}\nc: {}"), 1, execute=stub)
+    assert stub.ran[3:] == ["b · seed 0"]
+
+
+def test_no_run_is_started_after_the_time_limit(tmp_path: Path) -> None:
+    stub = Stub()
+    assert not run_all(runs_in(tmp_path), 1, deadline=time.time() - 1, execute=stub)
+    assert stub.ran == []
+    assert run_all(runs_in(tmp_path), 1, deadline=time.time() + 60, execute=stub)
+
+
+def test_a_run_that_stands_twice_is_run_once(tmp_path: Path) -> None:
+    stub = Stub()
+    assert run_all(runs_in(tmp_path) * 2, 1, execute=stub)
+    assert len(stub.ran) == 3
+
+
+def test_two_workers_run_everything(tmp_path: Path) -> None:
+    runs = runs_in(tmp_path)
+    assert run_all(runs, 2, execute=Stub())
+    assert all(each.finished for each in runs)
+
+
+def test_constraints_weigh_alike_in_what_was_measured(tmp_path: Path) -> None:
+    (each, *_) = runs_in(tmp_path)
+    of_two = Study("x", {"objective": "kl", "constraints": ["x", "y"]}, None, None, tmp_path)
+    entry = Entry("a", "", "ours", [])
+    assert measured(of_two, entry, each) is None
+    Stub()(each)
+    assert measured(of_two, entry, each) == Measured(entry, 0, 2.0, 2.0, 2.0)
+
+
+def test_a_page_keeps_what_stands_outside_the_marks() -> None:
+    page = "before <!-- results: a -->\nold\n<!-- end: a --> between <!-- results: b -->"
+    found = inserted(inserted(page, "a", r"new \1"), "none", "x")
+    assert found.startswith("before <!-- results: a -->\n\nnew \\1\n<!-- end: a --> between")
+    assert inserted(found, "a", r"new \1") == found
+
+
+def test_examples_in_the_docstrings_hold() -> None:
+    import doctest
+
+    for module in (grids, splits):
+        assert doctest.testmod(module).failed == 0
+        assert doctest.testmod(module).attempted > 0
