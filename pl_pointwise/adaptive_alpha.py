@@ -4,10 +4,10 @@ First value (``alpha="auto"``), from the first batch that carries the constraint
 
     α = s₀ / mean (v)₊²,    s₀ = mean |ℓ₀|
 
-so that the quadratic term weighs as much as the objective, whatever the units of either. Where
-nothing tells the unit, it is 1: s₀ of an objective that starts at 0 (a KL to the model itself), v
-where hardly a value is violated. Both show in the growth below, which corrects a first value that
-is too small; one that is too large costs objective.
+so that the quadratic term weighs as much as the objective, whatever the units of either. An
+objective that starts at 0, such as a KL to the model itself, tells no scale: s₀ is then 10, which
+did better than 1 on the two language tasks. Where hardly a value is violated v tells none: α = s₀.
+The growth below corrects a first value that is too small; one that is too large costs objective.
 
 Growth (``alpha_growth="auto"``): after an epoch whose violations are, in their root mean square,
 more than half of those of the epoch before, α doubles, as in the method of multipliers (Bertsekas
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOTHING = 1e-3  # An objective up to this is 0 but for rounding,
+UNKNOWN = 10.0  # and this is taken for it.
 FACTOR = 2.0
 STALLED = 0.5  # Of the epoch before's violations.
 MET = 0.05  # Share of violated values; of |ℓ − c| and v − u*, their size against the first epoch's.
@@ -91,7 +93,7 @@ class AdaptiveAlpha:
                 continue
             scale = objective / max(carrying, 1)
             square = squares / values if violated / values > MET else 1.0
-            alpha = (scale if scale > 1e-6 else 1.0) / square
+            alpha = (scale if scale > NOTHING else UNKNOWN) / square
             self._states[name] = _State(alpha, alpha, module.current_epoch)
             if module.trainer.is_global_zero:
                 log.info('alpha of "%s" starts at %.3g.', name, alpha)

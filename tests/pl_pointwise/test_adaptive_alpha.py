@@ -106,7 +106,7 @@ def test_units_change_nothing(objective_unit: float, unit: float) -> None:
     torch.testing.assert_close(runs[1][1], runs[0][1], rtol=1e-3, atol=1e-4)
 
 
-def test_objective_that_starts_at_zero_has_the_unit_one() -> None:
+def test_objective_that_starts_at_zero_counts_as_ten() -> None:
     rows = ToyRows(4)
     _, violation = first_violations(rows)
 
@@ -116,7 +116,7 @@ def test_objective_that_starts_at_zero_has_the_unit_one() -> None:
 
     seen = Alphas()
     fit(FromZero(Pointwise()), rows, epochs=1, callbacks=[seen])
-    expected = 1 / violation.clamp(min=0).square().mean()
+    expected = 10 / violation.clamp(min=0).square().mean()
     assert seen.values == pytest.approx([float(expected)], rel=1e-6)
 
 
