@@ -113,7 +113,10 @@ def fragment(judged: Judged) -> str:
             f"**Budget {budget:.3g}** ({quantile:.0%} of the settings' objectives on validation), "
             f"chosen by `{criterion}`:\n"
         )
-        parts.append(markdown(method_lines(judged, choices)))
+        references = [] if len(parts) > 2 else referred(judged.study)
+        parts.append(markdown(method_lines(judged, choices, references)))
+        if missing := without_choice(judged.study, choices):
+            parts.append(f"Without a setting within the budget: {', '.join(missing)}.\n")
         if found := paired_lines(judged, choices):
             parts.append(markdown(found))
     return "\n".join(parts)
@@ -127,11 +130,26 @@ def grouped(choices: Iterable[Choice]) -> dict[tuple[float, str], list[Choice]]:
     return found
 
 
-def method_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
+def referred(study: Study) -> list[Entry]:
+    """Returns the methods that have nothing to tune."""
+    return [entry for entry in study.entries() if entry.role == "reference"]
+
+
+def without_choice(study: Study, choices: Sequence[Choice]) -> list[str]:
+    """Returns the tuned methods that have no choice among these."""
+    if study.settings_of is not None:
+        return []
+    chosen = {choice.validation.entry.method for choice in choices}
+    methods = (entry.method for entry in study.entries() if entry.role != "reference")
+    return [method for method in dict.fromkeys(methods) if method not in chosen]
+
+
+def method_lines(
+    judged: Judged, choices: Sequence[Choice], references: Sequence[Entry]
+) -> list[list[str]]:
     """Returns a line per reference and chosen method."""
     scales = judged.scales()
     lines = [["method", "setting", "objective", "CVaR95", "share violated", *scales, "seeds"]]
-    references = [entry for entry in to_judge(judged.study) if entry.role == "reference"]
     for entry in [*references, *(choice.validation.entry for choice in choices)]:
         seeds = judged.results.get(entry.name)
         if not seeds:
