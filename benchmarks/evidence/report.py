@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +17,13 @@ from .choice import Choice, best_of
 from .grids import Entry
 from .plots import draw
 from .stages import to_judge, tune_runs, tuned
-from .statistics import Estimate, estimate, mean, paired_difference
-from .study import HERE, Study
+from .statistics import Estimate, estimate, paired_difference
+from .study import HERE, STATISTICS, Metrics, Study, Value
 
 RESULTS = HERE / "results"
 DOCS = HERE.parents[1] / "docs"
 
-Metrics = Mapping[str, float]
 BySeed = dict[int, Metrics]
-Value = Callable[[Metrics], float]
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,17 @@ class Judged:
                 found.setdefault(entry.name, {})[run.seed] = metrics
         return found
 
-    def value(self, name: str, stage: str = "test") -> Value:
-        """Returns what reads a statistic: of the violations the mean over the constraints."""
-        if name == "objective":
-            return lambda metrics: metrics[f"{stage}/{self.study.objective}"]
-        names = [f"{stage}/{each}/{name}" for each in self.study.constraints]
-        return lambda metrics: mean([metrics[each] for each in names])
-
     def scales(self) -> dict[str, Value]:
         """Returns the scale of the scores, by title: a metric, or a mean log-likelihood."""
         scales: dict[str, Value] = {}
         for title, of in self.study.described["scale"].items():
             if isinstance(of, str):
-                scales[title] = lambda metrics, name=of: metrics[f"test/{name}"]
+                scales[title] = lambda metrics, name=of: metrics.get(f"test/{name}", math.nan)
             else:
                 constraint, sign, tolerance = of["constraint"], of["sign"], of["tolerance"]
                 key = f"test/{constraint}/mean"
                 scales[title] = lambda metrics, key=key, sign=sign, tolerance=tolerance: (
-                    tolerance + sign * metrics[key]
+                    tolerance + sign * metrics.get(key, math.nan)
                 )
         return scales
 
@@ -155,9 +147,9 @@ def method_lines(
         if not seeds:
             lines.append([entry.method, entry.setting, *[""] * (3 + len(scales)), "0"])
             continue
-        cells = [_cell(seeds, judged.value("objective"))]
+        cells = [_cell(seeds, judged.study.value("objective"))]
         for name in ("cvar95", "violated"):
-            both = (_cell(seeds, judged.value(name, stage)) for stage in ("test", "train"))
+            both = (_cell(seeds, judged.study.value(name, stage)) for stage in ("test", "train"))
             cells.append(" · ".join(both))
         cells += [_cell(seeds, value) for value in scales.values()]
         lines.append([entry.method, entry.setting, *cells, str(len(seeds))])
@@ -184,12 +176,9 @@ def paired_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
     return lines
 
 
-STATISTICS = ("objective", "cvar95", "violated")
-
-
 def difference(judged: Judged, first: str, second: str, name: str) -> Estimate | None:
     """Returns the paired difference of a statistic on the test part."""
-    value = judged.value(name)
+    value = judged.study.value(name)
     return paired_difference(judged.by_seed(first, value), judged.by_seed(second, value))
 
 
