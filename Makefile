@@ -1,6 +1,8 @@
 # make demo          the comparison of all formulations on the embedded corpus -> results/demo
 # make demo QUICK=1  the same in a minute or two, too short for its numbers to mean anything
 # make test          lint, types, tests
+# make evidence      docs/evidence.md anew: every method tuned, chosen, judged; hours, goes on where it
+#                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
@@ -18,14 +20,22 @@ DEMO_ARGS    ?= --output results/demo
 ifdef QUICK
 DEMO_ARGS    := --trainer.max_steps 5 --trainer.limit_test_batches 5 --output results/demo-quick
 endif
+EVIDENCE_ARGS ?=
+EVIDENCE_FOLDERS = $(if $(EVIDENCE_DATA),--data $(EVIDENCE_DATA)) \
+	$(if $(EVIDENCE_MODELS),--models $(EVIDENCE_MODELS))
 PYTEST_ARGS  ?=
 WORKERS      ?= 2
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo test lint types pytest docs test-lowest test-minimal clean
+.PHONY: demo evidence test lint types pytest docs test-lowest test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
+
+# A worker has one thread: two runs beside each other are faster than one with two threads.
+evidence: $(VENV)/.installed-demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence --workers $(WORKERS) \
+		$(EVIDENCE_FOLDERS) $(EVIDENCE_ARGS)
 
 test: lint types pytest
 

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ STAGES = ("tune", "choose", "judge", "report")
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers
     minutes = arguments.time_limit
     deadline = None if minutes is None else time.time() + 60 * minutes
     stages = STAGES if arguments.stage == "all" else (arguments.stage,)
@@ -48,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder of records: msmarco, when2call, …")
     parser.add_argument("--models", type=Path, help="folder of weights")
     parser.add_argument("--output", type=Path, default=Path("results/evidence"))
+    parser.add_argument(
+        "--budgets", type=float, nargs="+", metavar="QUANTILE", help="instead of the task's own"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of judging")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--time-limit", type=float, metavar="MINUTES", help="start no run after it")
@@ -68,7 +74,7 @@ def _run(
             print(f"{study.name}: out of time; the same command goes on", flush=True)
             return
     if "choose" in stages:
-        choices = choices_of(study)
+        choices = choices_of(study, arguments.budgets)
         path = write_choices(study, choices)
         print(f"{study.name}: {len(choices)} choices -> {path}", flush=True)
     if "judge" in stages:

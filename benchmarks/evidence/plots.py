@@ -36,8 +36,9 @@ def draw(judged: Judged, tuned: Sequence[Measured], path: Path) -> bool:
         method: {
             "color": matplotlib.colormaps["tab20"](number % 20),
             "marker": MARKERS[number % len(MARKERS)],
+            "markeredgecolor": "black" if entry.role == "ours" else None,
         }
-        for number, method in enumerate(entries)
+        for number, (method, entry) in enumerate(entries.items())
     }
     lines = (["tuned"] if tuned else []) + (["judged"] if judged.results else [])
     figure = Figure(figsize=(9, 0.9 + 3.4 * len(lines)), layout="constrained")
@@ -89,7 +90,7 @@ def _settings(panel: Any, tuned: Sequence[Measured], name: str, styles: dict[str
         )
     values = np.array([point for _, point in points])
     outside = _limit(panel, values[np.isfinite(values).all(1)])
-    note = f"; {outside} dots outside" if outside else ""
+    note = f"; {outside} outside" if outside else ""
     panel.set_title(f"every setting, validation, one seed{note}", fontsize="medium")
 
 
@@ -100,7 +101,7 @@ def _judged(panel: Any, judged: Judged, name: str, styles: dict[str, Any]) -> No
     for label, by_seed in judged.results.items():
         method = entries[label].method
         both = [
-            estimate([judged.value(n)(metrics) for metrics in by_seed.values()])
+            estimate([judged.study.value(n)(metrics) for metrics in by_seed.values()])
             for n in ("objective", name)
         ]
         x, y = both

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +17,13 @@ from .choice import Choice, best_of
 from .grids import Entry
 from .plots import draw
 from .stages import to_judge, tune_runs, tuned
-from .statistics import Estimate, estimate, mean, paired_difference
-from .study import HERE, Study
+from .statistics import Estimate, estimate, paired_difference
+from .study import HERE, STATISTICS, Metrics, Study, Value
 
 RESULTS = HERE / "results"
 DOCS = HERE.parents[1] / "docs"
 
-Metrics = Mapping[str, float]
 BySeed = dict[int, Metrics]
-Value = Callable[[Metrics], float]
 
 
 @dataclass(frozen=True)
@@ -50,24 +49,17 @@ class Judged:
                 found.setdefault(entry.name, {})[run.seed] = metrics
         return found
 
-    def value(self, name: str, stage: str = "test") -> Value:
-        """Returns what reads a statistic: of the violations the mean over the constraints."""
-        if name == "objective":
-            return lambda metrics: metrics[f"{stage}/{self.study.objective}"]
-        names = [f"{stage}/{each}/{name}" for each in self.study.constraints]
-        return lambda metrics: mean([metrics[each] for each in names])
-
     def scales(self) -> dict[str, Value]:
         """Returns the scale of the scores, by title: a metric, or a mean log-likelihood."""
         scales: dict[str, Value] = {}
         for title, of in self.study.described["scale"].items():
             if isinstance(of, str):
-                scales[title] = lambda metrics, name=of: metrics[f"test/{name}"]
+                scales[title] = lambda metrics, name=of: metrics.get(f"test/{name}", math.nan)
             else:
                 constraint, sign, tolerance = of["constraint"], of["sign"], of["tolerance"]
                 key = f"test/{constraint}/mean"
                 scales[title] = lambda metrics, key=key, sign=sign, tolerance=tolerance: (
-                    tolerance + sign * metrics[key]
+                    tolerance + sign * metrics.get(key, math.nan)
                 )
         return scales
 
@@ -113,7 +105,10 @@ def fragment(judged: Judged) -> str:
             f"**Budget {budget:.3g}** ({quantile:.0%} of the settings' objectives on validation), "
             f"chosen by `{criterion}`:\n"
         )
-        parts.append(markdown(method_lines(judged, choices)))
+        references = [] if len(parts) > 2 else referred(judged.study)
+        parts.append(markdown(method_lines(judged, choices, references)))
+        if missing := without_choice(judged.study, choices):
+            parts.append(f"Without a setting within the budget: {', '.join(missing)}.\n")
         if found := paired_lines(judged, choices):
             parts.append(markdown(found))
     return "\n".join(parts)
@@ -127,19 +122,34 @@ def grouped(choices: Iterable[Choice]) -> dict[tuple[float, str], list[Choice]]:
     return found
 
 
-def method_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
+def referred(study: Study) -> list[Entry]:
+    """Returns the methods that have nothing to tune."""
+    return [entry for entry in study.entries() if entry.role == "reference"]
+
+
+def without_choice(study: Study, choices: Sequence[Choice]) -> list[str]:
+    """Returns the tuned methods that have no choice among these."""
+    if study.settings_of is not None:
+        return []
+    chosen = {choice.validation.entry.method for choice in choices}
+    methods = (entry.method for entry in study.entries() if entry.role != "reference")
+    return [method for method in dict.fromkeys(methods) if method not in chosen]
+
+
+def method_lines(
+    judged: Judged, choices: Sequence[Choice], references: Sequence[Entry]
+) -> list[list[str]]:
     """Returns a line per reference and chosen method."""
     scales = judged.scales()
     lines = [["method", "setting", "objective", "CVaR95", "share violated", *scales, "seeds"]]
-    references = [entry for entry in to_judge(judged.study) if entry.role == "reference"]
     for entry in [*references, *(choice.validation.entry for choice in choices)]:
         seeds = judged.results.get(entry.name)
         if not seeds:
             lines.append([entry.method, entry.setting, *[""] * (3 + len(scales)), "0"])
             continue
-        cells = [_cell(seeds, judged.value("objective"))]
+        cells = [_cell(seeds, judged.study.value("objective"))]
         for name in ("cvar95", "violated"):
-            both = (_cell(seeds, judged.value(name, stage)) for stage in ("test", "train"))
+            both = (_cell(seeds, judged.study.value(name, stage)) for stage in ("test", "train"))
             cells.append(" · ".join(both))
         cells += [_cell(seeds, value) for value in scales.values()]
         lines.append([entry.method, entry.setting, *cells, str(len(seeds))])
@@ -166,12 +176,9 @@ def paired_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
     return lines
 
 
-STATISTICS = ("objective", "cvar95", "violated")
-
-
 def difference(judged: Judged, first: str, second: str, name: str) -> Estimate | None:
     """Returns the paired difference of a statistic on the test part."""
-    value = judged.value(name)
+    value = judged.study.value(name)
     return paired_difference(judged.by_seed(first, value), judged.by_seed(second, value))
 
 

@@ -27,8 +27,11 @@ def tuned(study: Study) -> list[Measured]:
     return [each for each in found if each is not None]
 
 
-def choices_of(study: Study) -> list[Choice]:
-    """The settings to judge, by budget and criterion; of another task's, those that it chose."""
+def choices_of(study: Study, quantiles: Sequence[float] | None = None) -> list[Choice]:
+    """The settings to judge, by budget and criterion; of another task's, those that it chose.
+
+    quantiles: of the budgets; None takes the task's own.
+    """
     if study.settings_of is not None:
         return _taken_over(study)
     runs = tune_runs(study)
@@ -37,7 +40,7 @@ def choices_of(study: Study) -> list[Choice]:
         print(f"{study.name}: {len(runs) - len(found)} of {len(runs)} settings have no result")
     rule = study.described["choose"]
     tunable = [each for each in found if each.entry.role != "reference"]
-    return choose(tunable, rule["quantiles"], rule["by"])
+    return choose(tunable, quantiles or rule["quantiles"], rule["by"])
 
 
 def _taken_over(study: Study) -> list[Choice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ from .statistics import mean
 
 HERE = Path(__file__).parent
 STUDIES = {path.stem: path for path in sorted((HERE / "studies").glob("*.yaml"))}
+
+Metrics = Mapping[str, float]
+Value = Callable[[Metrics], float]
+
+STATISTICS = ("objective", "cvar95", "violated")
+"""What methods are chosen and compared by; lower is better in each."""
 
 QUICK = ["--trainer.max_steps", "2", "--trainer.limit_test_batches", "2"]
 
@@ -64,6 +71,16 @@ class Study:
     @property
     def constraints(self) -> list[str]:
         return list(self.described["constraints"])
+
+    def value(self, name: str, stage: str = "test") -> Value:
+        """Returns what reads a statistic: of violations the mean over the constraints.
+
+        NaN where a run has none of it.
+        """
+        names = [f"{stage}/{each}/{name}" for each in self.constraints]
+        if name == "objective":
+            names = [f"{stage}/{self.objective}"]
+        return lambda metrics: mean([metrics.get(each, math.nan) for each in names])
 
     @property
     def settings_of(self) -> str | None:
@@ -172,13 +189,8 @@ def measured(study: Study, entry: Entry, run: Run) -> Measured | None:
     result = run.result()
     if result is None or "error" in result:
         return None
-    metrics = result["metrics"]
-    held_out = {
-        name: mean([metrics[f"test/{each}/{name}"] for each in study.constraints])
-        for name in ("cvar95", "violated")
-    }
-    objective = metrics[f"test/{study.objective}"]
-    return Measured(entry, run.seed, objective, held_out["cvar95"], held_out["violated"])
+    reached = (study.value(name)(result["metrics"]) for name in STATISTICS)
+    return Measured(entry, run.seed, *reached)
 
 
 def load(

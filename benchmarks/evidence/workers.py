@@ -47,6 +47,8 @@ def run_all(
             for number, future in enumerate(as_completed(futures), start=1):
                 started &= _say(futures[future], future.result(), number, len(waiting))
         except BaseException:
+            for child in multiprocessing.active_children():
+                child.terminate()  # a run takes a minute, and is run again anyway
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return started

@@ -93,6 +93,7 @@ def score_spread(scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
     wider, the population's; 0 of a single candidate.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
     counted = candidates.sum(dim=1, keepdim=True).clamp(min=1)
     means = torch.where(candidates, scores, 0.0).sum(dim=1, keepdim=True) / counted
     squares = torch.where(candidates, scores - means, 0.0).square().sum(dim=1, keepdim=True)

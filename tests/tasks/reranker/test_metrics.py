@@ -22,6 +22,7 @@ from pl_pointwise.tasks.reranker.metrics import (
     ranked_order,
     ranking_metrics,
     reciprocal_rank,
+    score_spread,
 )
 
 
@@ -36,6 +37,7 @@ def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[
         "hit@3": 1.0 if rank <= 3 else 0.0,
         "lenrank@10": sum(lengths[i] / r for r, i in enumerate(negatives, start=1)),
         "avglength@3": sum(lengths[i] for i in order[:3]) / len(order[:3]),
+        "score_std": float(np.std([scores[i] for i in order])),
     }
 
 
@@ -45,6 +47,7 @@ def found(scores: Tensor, lengths: Tensor, present: Tensor) -> dict[str, Tensor]
         "hit@3": hit(scores, lengths, present, 3),
         "lenrank@10": length_rank(scores, lengths, present, 10),
         "avglength@3": average_length(scores, lengths, present, 3),
+        "score_std": score_spread(scores, lengths, present),
     }
 
 
@@ -197,3 +200,5 @@ def test_metrics_travel_to_other_processes_and_say_which_way_is_better() -> None
     metrics = pickle.loads(pickle.dumps(ranking_metrics()))
     better = {name for name, metric in metrics.items() if metric.higher_is_better}
     assert better == {"mrr@10", "hit@3"}
+    neither = {name for name, metric in metrics.items() if metric.higher_is_better is None}
+    assert neither == {"score_std"}
