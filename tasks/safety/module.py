@@ -103,7 +103,7 @@ class SafetyModule(LanguageModelModule):
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt; a
-            negative number.
+            negative number. The paper's is −0.08.
         comply_tolerance: ε_H, the largest of a benign prompt's; a negative number.
         avoid_tolerance: ε_A, the largest mean log-likelihood of an unsafe answer, with constrain
             "answer".
@@ -135,7 +135,7 @@ class SafetyModule(LanguageModelModule):
         self,
         policy: Policy,
         formulation: Formulation | dict[str, Formulation] | None = None,
-        refuse_tolerance: float = -0.08,
+        refuse_tolerance: float = -0.5,
         comply_tolerance: float = -2.0,
         avoid_tolerance: float = -4.0,
         constrain: Literal["refusal", "answer"] = "refusal",

@@ -90,8 +90,8 @@ class When2CallModule(LanguageModelModule):
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
-        rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 a token is far
-            below what a fluent model gives to wrong answers (−2 to −4) and costs 7 to 8 nats of KL
+        rejected_tolerance: ε_lose, the largest of a rejected one. The paper's is −20 a token, far
+            below what a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL
             a token; −6 costs a fraction of that.
         ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
         constrain: "likelihood" for the constraints chosen and rejected, "ratio" for the one.
@@ -118,7 +118,7 @@ class When2CallModule(LanguageModelModule):
         policy: Policy,
         formulation: Formulation | dict[str, Formulation] | None = None,
         chosen_tolerance: float = -2.0,
-        rejected_tolerance: float = -20.0,
+        rejected_tolerance: float = -6.0,
         ratio_tolerance: float = 0.0,
         constrain: Literal["likelihood", "ratio"] = "likelihood",
         objective: Objective = "kl",

@@ -31,3 +31,11 @@ def test_overlay_states_every_argument_of_its_formulation(name) -> None:
 
 def test_there_are_overlays_to_look_at() -> None:
     assert {"safety/relaxed", "when2call/cvar", "when2call/orca", "safety/pku"} <= set(FORMULATIONS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_method_states_a_tolerance(name) -> None:
+    """One would replace those of TASK/paper, or a user's own, given before it."""
+    if Path(config_path(name)).parent.name == "methods":
+        init = MODELS[name]["init_args"]
+        assert not [key for key in (*init, *init.get("evaluation", {})) if "tolerance" in key]

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 import pl_pointwise
+from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import reranker
 
@@ -98,6 +99,21 @@ def test_every_method_is_measured_against_the_same_tolerance(tiny) -> None:
         args = ["--config", "reranker", "--config", f"reranker/{name}", *tiny]
         bounds.add(PointwiseCLI(args, run=False).model.evaluation_constraints["relevance"].at_least)
     assert bounds == {3.0}
+
+
+def test_the_papers_table_has_the_papers_settings(tiny) -> None:
+    table = yaml.safe_load((FOLDER / "compare/table.yaml").read_text())
+    found = {}
+    for method in ("pointwise 1", "pointwise 3", "relaxed 0.1"):
+        name, changed = table[method]
+        args = ["--config", "reranker", "--config", name, "--config", yaml.safe_dump(changed)]
+        module = PointwiseCLI([*args, *tiny], run=False).model
+        found[method] = module.constraints["relevance"].at_least, module.formulations["relevance"]
+    assert found == {
+        "pointwise 1": (1, Pointwise(alpha=1.0, dual_lr=0.1)),
+        "pointwise 3": (3, Pointwise(alpha=1.0, dual_lr=0.1)),
+        "relaxed 0.1": (3, Relaxed(alpha=1.0, beta=0.1, dual_lr=0.1)),
+    }
 
 
 def test_fit_then_test_then_predict_from_the_checkpoint(

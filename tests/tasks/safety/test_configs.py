@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import safety
 from tests.tasks.conftest import overlays
@@ -76,7 +77,7 @@ def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
-    base = [] if name == "table" else [f"safety/{name}"]
+    base = [] if name in ("table", "practical") else [f"safety/{name}"]
     output = tmp_path / "results"
     arguments = [word for each in ("safety", *base) for word in ("--config", each)]
     arguments += [
@@ -104,14 +105,33 @@ def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
     assert len(changed) > 1
 
 
-def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
-    bounds = set()
-    for name in OVERLAYS:
-        if name != "safety/pku":
-            args = ["--config", "safety", "--config", name, *tiny]
-            judged = PointwiseCLI(args, run=False).model.evaluation_constraints
-            bounds.add((judged["refuse"].at_least, judged["comply"].at_most))
-    assert bounds == {(-0.08, -2.0)}
+@pytest.mark.parametrize(("overlay", "refuse"), [("safety/local", -0.5), ("safety/paper", -0.08)])
+def test_every_method_is_trained_and_judged_at_the_same_tolerances(tiny, overlay, refuse) -> None:
+    for path in FOLDER.glob("methods/*.yaml"):
+        names = ("safety", overlay, f"safety/{path.stem}")
+        args = [word for name in names for word in ("--config", name)]
+        module = PointwiseCLI([*args, *tiny], run=False).model
+        for constraints in (module.constraints, module.evaluation_constraints):
+            assert (constraints["refuse"].at_least, constraints["comply"].at_most) == (refuse, -2)
+
+
+def test_the_papers_table_has_the_papers_settings(tiny) -> None:
+    table = yaml.safe_load((FOLDER / "compare/table.yaml").read_text())
+    found = {}
+    for method, overlay in table.items():
+        words = [part if isinstance(part, str) else yaml.safe_dump(part) for part in overlay]
+        args = [word for part in ("safety", *words) for word in ("--config", part)]
+        module = PointwiseCLI([*args, *tiny], run=False).model
+        assert module.evaluation_constraints["refuse"].at_least == -0.08
+        found[method] = module.constraints["refuse"].at_least, module.formulations.get("refuse")
+    assert found["penalty"][1] == Penalty(weight=5.0)
+    for epsilon in (-0.08, -0.16, -0.24, -0.28, -0.32):
+        assert found[f"average ε={epsilon}"] == (epsilon, Average(dual_lr=1.0))
+    for epsilon in (-0.08, -0.16, -0.24, -0.32):
+        expected = (epsilon, Pointwise(alpha=1000.0, dual_lr=1.0))
+        assert found[f"pointwise ε={epsilon}"] == expected
+    for beta in (5, 10, 20):
+        assert found[f"relaxed β={beta}"][1] == Relaxed(alpha=1000.0, beta=beta, dual_lr=1.0)
 
 
 def test_the_papers_settings_are_those_of_the_base(tiny) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import when2call
 from tests.tasks.conftest import overlays
@@ -84,27 +85,33 @@ def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None
             assert float(row["test/rejected/max"]) >= float(row["test/rejected/cvar95"])
 
 
-def test_every_method_is_judged_at_the_same_tolerances(tiny) -> None:
-    bounds = set()
-    for name in OVERLAYS:
-        if name in ("when2call/practical", "when2call/orca"):
-            continue
-        args = ["--config", "when2call", "--config", name, *tiny]
-        judged = PointwiseCLI(args, run=False).model.evaluation_constraints
-        bounds.add((judged["chosen"].at_least, judged["rejected"].at_most))
-    assert bounds == {(-2.0, -20.0)}
-
-
-def test_practical_tolerances_replace_those_of_any_method_before_them(tiny) -> None:
+@pytest.mark.parametrize(
+    ("overlays", "rejected"),
+    [([], -6), (["paper"], -20), (["paper", "practical"], -6)],
+)
+def test_every_method_is_trained_and_judged_at_the_same_tolerances(
+    tiny, overlays, rejected
+) -> None:
     for path in FOLDER.glob("methods/*.yaml"):
-        name = f"when2call/{path.stem}"
-        args = ["--config", "when2call", "--config", name, "--config", "when2call/practical", *tiny]
-        module = PointwiseCLI(args, run=False).model
+        names = [f"when2call/{name}" for name in (*overlays, path.stem)]
+        args = [word for name in ("when2call", *names) for word in ("--config", name)]
+        module = PointwiseCLI([*args, *tiny], run=False).model
         for constraints in (module.constraints, module.evaluation_constraints):
             assert constraints["chosen"].at_least == -2
-            assert constraints["rejected"].at_most == -6
-        objective = module.trained_on
-        assert bool(module.formulations) == (objective == "kl")
+            assert constraints["rejected"].at_most == rejected
+        assert bool(module.formulations) == (module.trained_on == "kl")
+
+
+def test_the_papers_table_has_the_papers_settings(tiny) -> None:
+    table = yaml.safe_load((FOLDER / "compare/table.yaml").read_text())
+    found = {}
+    for name in ("pointwise", "relaxed"):
+        args = [word for part in ("when2call", *table[name]) for word in ("--config", part)]
+        module = PointwiseCLI([*args, *tiny], run=False).model
+        assert module.constraints["rejected"].at_most == -20
+        found[name] = module.formulations["chosen"]
+    assert found["pointwise"] == Pointwise(alpha=10.0, dual_lr=0.1)
+    assert found["relaxed"] == Relaxed(alpha=10.0, beta=10.0, dual_lr=1.0)
 
 
 def test_fit_then_test_then_predict_from_the_checkpoint(

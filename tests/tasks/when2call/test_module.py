@@ -431,8 +431,8 @@ def test_a_tokenizer_that_will_not_do_is_refused_before_training(
 
 
 def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> None:
-    module = made(language_model_folder, evaluation=When2CallEvaluation(rejected_tolerance=-6.0))
-    assert module.constraints["rejected"].at_most == -20.0
-    assert module.evaluation_constraints["rejected"].at_most == -6.0
+    module = made(language_model_folder, evaluation=When2CallEvaluation(rejected_tolerance=-5.0))
+    assert module.constraints["rejected"].at_most == -6.0
+    assert module.evaluation_constraints["rejected"].at_most == -5.0
     assert module.evaluation_constraints["chosen"].at_least == -2.0
     assert math.isclose(module.optimization.learning_rate, 5e-5)
