@@ -36,8 +36,11 @@ class DualMonitor(Callback):
         self._convergence = Convergence()
         self._visited: dict[str, Tensor] = {}
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._convergence = Convergence()
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
+            self._convergence = Convergence()
 
     def on_train_batch_end(
         self,

@@ -63,8 +63,11 @@ class StopOnKKT(Callback):
         if self.met >= self.patience:
             trainer.should_stop = True  # Resumed where it had ended.
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._start_epoch()
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
+            self._start_epoch()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer

@@ -64,8 +64,11 @@ class ViolationCurves(Callback):
                     path.unlink()
                     (folder / f"pictures/{path.stem}.png").unlink(missing_ok=True)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last, self._held_out = LastViolations(), {}
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
+            self._last, self._held_out = LastViolations(), {}
 
     def on_train_batch_end(
         self,

@@ -54,7 +54,7 @@ class Judged:
         scales: dict[str, Value] = {}
         for title, of in self.study.described["scale"].items():
             if isinstance(of, str):
-                scales[title] = lambda metrics, name=of: metrics.get(f"test/{name}", math.nan)
+                scales[title] = _of(f"test/{of}")
             else:
                 constraint, sign, tolerance = of["constraint"], of["sign"], of["tolerance"]
                 key = f"test/{constraint}/mean"
@@ -101,9 +101,10 @@ def fragment(judged: Judged) -> str:
     ]
     for (quantile, criterion), choices in grouped(judged.choices).items():
         budget = choices[0].budget
+        where = f" of the task {study.settings_of}" if study.settings_of else ""
         parts.append(
-            f"**Budget {budget:.3g}** ({quantile:.0%} of the settings' objectives on validation), "
-            f"chosen by `{criterion}`:\n"
+            f"**Budget {budget:.3g}**{where} ({quantile:.0%} of the settings' objectives on "
+            f"validation), chosen by `{criterion}`:\n"
         )
         references = [] if len(parts) > 2 else referred(judged.study)
         parts.append(markdown(method_lines(judged, choices, references)))
@@ -141,16 +142,22 @@ def method_lines(
 ) -> list[list[str]]:
     """Returns a line per reference and chosen method."""
     scales = judged.scales()
-    lines = [["method", "setting", "objective", "CVaR95", "share violated", *scales, "seeds"]]
+    several = judged.study.constraints if len(judged.study.constraints) > 1 else []
+    each_of = [f"`{name}` test: CVaR95; violated" for name in several]
+    common = ["method", "setting", "objective", "CVaR95", "share violated"]
+    lines = [[*common, *each_of, *scales, "seeds"]]
     for entry in [*references, *(choice.validation.entry for choice in choices)]:
         seeds = judged.results.get(entry.name)
         if not seeds:
-            lines.append([entry.method, entry.setting, *[""] * (3 + len(scales)), "0"])
+            lines.append([entry.method, entry.setting, *[""] * (len(lines[0]) - 3), "0"])
             continue
         cells = [_cell(seeds, judged.study.value("objective"))]
         for name in ("cvar95", "violated"):
             both = (_cell(seeds, judged.study.value(name, stage)) for stage in ("test", "train"))
             cells.append(" · ".join(both))
+        for constraint in several:
+            both = (_cell(seeds, _of(f"test/{constraint}/{n}")) for n in ("cvar95", "violated"))
+            cells.append("; ".join(both))
         cells += [_cell(seeds, value) for value in scales.values()]
         lines.append([entry.method, entry.setting, *cells, str(len(seeds))])
     return lines
@@ -180,6 +187,11 @@ def difference(judged: Judged, first: str, second: str, name: str) -> Estimate |
     """Returns the paired difference of a statistic on the test part."""
     value = judged.study.value(name)
     return paired_difference(judged.by_seed(first, value), judged.by_seed(second, value))
+
+
+def _of(name: str) -> Value:
+    """Returns what reads a metric by its whole name, NaN where a run has none of it."""
+    return lambda metrics: metrics.get(name, math.nan)
 
 
 def _cell(seeds: BySeed, value: Value) -> str:

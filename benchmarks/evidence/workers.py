@@ -41,16 +41,18 @@ def run_all(
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker imports torch
     context = multiprocessing.get_context("spawn")
     started = True
-    with ProcessPoolExecutor(workers, context, initializer=None if execute else _prepare) as pool:
+    pool = ProcessPoolExecutor(workers, context, initializer=None if execute else _prepare)
+    try:
         futures = {pool.submit(_one, run, deadline, execute): run for run in waiting}
-        try:
-            for number, future in enumerate(as_completed(futures), start=1):
-                started &= _say(futures[future], future.result(), number, len(waiting))
-        except BaseException:
-            for child in multiprocessing.active_children():
-                child.terminate()  # a run takes a minute, and is run again anyway
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for number, future in enumerate(as_completed(futures), start=1):
+            started &= _say(futures[future], future.result(), number, len(waiting))
+    except BaseException:
+        # Lightning outlives SIGTERM until the run ends; a killed run is simply run again.
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     return started
 
 

@@ -15,9 +15,9 @@ from benchmarks.evidence import choice, grids, splits, study
 from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
-from benchmarks.evidence.report import inserted
+from benchmarks.evidence.report import Judged, fragment, inserted, write_report
 from benchmarks.evidence.splits import Sizes, split, write_splits
-from benchmarks.evidence.stages import read_choices, write_choices
+from benchmarks.evidence.stages import read_choices, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, paired_difference
 from benchmarks.evidence.study import STUDIES, Study, load, measured
 from benchmarks.evidence.workers import run_all
@@ -318,3 +318,36 @@ def test_examples_in_the_docstrings_hold() -> None:
     for module in (grids, splits):
         assert doctest.testmod(module).failed == 0
         assert doctest.testmod(module).attempted > 0
+
+
+def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path: Path) -> None:
+    """From what the runs left to the tables: one reference, one of ours, one rival, two seeds."""
+    (tmp_path / "models" / "bert-mini-crossencoder").mkdir(parents=True)
+    task = load("reranker-corpus", None, tmp_path / "models", tmp_path, quick=True)
+    entries = {entry.method: entry for entry in task.entries()}
+    ours, rival = (Measured(entries[m], 0, 1.0, 2.0, 0.5) for m in ("pointwise", "average"))
+    write_choices(task, choose([ours, rival], [0.5]))
+    reached = {"pointwise": (1.0, 2.0), "average": (3.0, 5.0)}
+    for seed in (0, 1):
+        for entry, each in task.runs(to_judge(task), "judge", seed):
+            Stub()(each)
+            result = json.loads((each.folder / "result.json").read_text())
+            tail = reached.get(entry.method, (9.0, 9.0))[seed]
+            metrics = {"length_objective": 1.0, "relevance/cvar95": tail, "relevance/violated": 0.5}
+            result |= {"fit_seconds": 1.0}
+            result["metrics"] = {
+                f"{p}/{n}": v for p in ("test", "train") for n, v in metrics.items()
+            }
+            (each.folder / "result.json").write_text(json.dumps(result))
+    judged = Judged(task, read_choices(task), [0, 1])
+    text = fragment(judged)
+    half = stats.t.ppf(0.975, 1) * np.std([1.0, 2.0], ddof=1) / np.sqrt(2)
+    assert f"| pointwise | alpha=0.1, dual_lr=0.04 | 1 ± 0 | 1.5 ± {half:.2g} · 1.5" in text
+    assert "| pointwise (best of ours on validation) | 0 ± 0 | -2.5 ± 6.4 | 0 ± 0 |" in text
+    assert "Without a setting within the budget: penalty linear, " in text
+    written = write_report(judged)
+    assert all(path.is_file() for path in written)
+    assert {path.parent for path in written} == {task.output}  # a quick run reaches no page
+    lines = written[1].read_text().splitlines()
+    assert len(lines) == 1 + 2 * 5
+    assert str(tmp_path) not in written[1].read_text()

@@ -196,18 +196,21 @@ def test_a_window_of_steps_is_one_dual_step() -> None:
         assert mean > 0
 
 
-def test_figures_after_a_resume_in_mid_epoch_are_those_of_an_uninterrupted_run(
-    tmp_path: Path,
+@pytest.mark.parametrize("batches", [6, 8])
+def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
+    tmp_path: Path, batches: int
 ) -> None:
+    """After the last of the first epoch's six batches, and after two of the second's."""
+
     def run(path: Path | None = None, save: Path | None = None) -> list[dict[str, float]]:
         reported = Reported()
-        savers = [At(8, lambda trainer: trainer.save_checkpoint(save))] if save else []
+        savers = [At(batches, lambda trainer: trainer.save_checkpoint(save))] if save else []
         runner = trainer(max_epochs=3, callbacks=[DualMonitor(), reported, *savers])
         module = Toy(Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), partial=True)
         runner.fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
         return reported.epochs
 
-    checkpoint = tmp_path / "mid.ckpt"  # After two batches of the second epoch's six.
+    checkpoint = tmp_path / "mid.ckpt"
     uninterrupted = run(save=checkpoint)
     assert run(checkpoint) == uninterrupted[1:]
 

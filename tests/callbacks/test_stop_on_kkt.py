@@ -206,12 +206,13 @@ def test_resumed_from_a_validation_stops_where_an_uninterrupted_run_does(tmp_pat
     assert run(tmp_path / f"{epochs - 3}.ckpt") == epochs  # Two within the tolerance so far.
 
 
-def test_residual_after_a_resume_in_mid_epoch_is_that_of_the_whole_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [6, 8])
+def test_residual_after_a_resume_is_that_of_the_whole_epoch(tmp_path: Path, batches: int) -> None:
     checkpoint = tmp_path / "mid.ckpt"
     found = []
     for path in (None, checkpoint):
         reported = Residuals()
-        savers = [] if path else [At(8, lambda trainer: trainer.save_checkpoint(checkpoint))]
+        savers = [] if path else [At(batches, lambda trainer: trainer.save_checkpoint(checkpoint))]
         runner = trainer(max_epochs=2, callbacks=[StopOnKKT(1e-9), reported, *savers])
         data = ToyData(ToyRows(23), batch_size=4)  # Six batches an epoch.
         runner.fit(Toy(Pointwise(dual_lr=1.0)), data, ckpt_path=path)
