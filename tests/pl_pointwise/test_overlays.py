@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise
 from pl_pointwise.checkpoints import formulation_from
-from pl_pointwise.configs import packaged_comparisons, packaged_configs
+from pl_pointwise.configs import config_path, packaged_comparisons, packaged_configs
 
 
 def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
@@ -53,6 +53,21 @@ def test_some_packaged_configurations_set_a_formulation() -> None:
         for config in formulations_in(yaml.safe_load(path.read_text()))
     ]
     assert {"Penalty", "Average", "Tilted", "CVaR", "Pointwise", "Relaxed"} <= set(found)
+
+
+@pytest.mark.parametrize("task", ["reranker", "safety", "when2call"])
+def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> None:
+    def formulation_of(method: str) -> Any:
+        config = yaml.safe_load(Path(config_path(f"{task}/{method}")).read_text())
+        return formulation_from(config["model"]["init_args"]["formulation"])
+
+    for method in ("pointwise", "relaxed", "relaxed_linear"):
+        found = formulation_of(method)
+        assert (found.alpha, found.dual_lr, found.alpha_growth) == ("auto", "auto", "auto")
+    for method in ("paper_pointwise", "paper_relaxed"):
+        found = formulation_of(method)
+        assert 0 < found.dual_lr < 2 * found.alpha
+        assert not found.adapts
 
 
 def test_what_an_overlay_leaves_out_stays_the_base_files(tmp_path: Path) -> None:
