@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -75,7 +76,37 @@ def main(words: Sequence[str] | None = None) -> None:
                 path.write_text(json.dumps(found, indent=1), encoding="utf-8")
                 show(name, seed, time.perf_counter() - started, found["rows"])
             rows += [{"recipe": name, "seed": seed, **row} for row in found["rows"]]
-            write_rows(rows, RESULTS)
+    write_rows(rows, RESULTS)
+    for part in ("validation", "test"):
+        print(part, *differences(rows, part), sep="\n")
+
+
+FRONT = ("ε 1", "ε 2", "pointwise", "ε 4")
+"""The baseline at several tolerances: what any recipe has to beat at its own objective."""
+
+
+def differences(rows: Sequence[Row], part: str) -> list[str]:
+    """A line per recipe: means over seeds, and by seed what it is off the baseline's front.
+
+    The front is interpolated at the recipe's own Λ, so that a recipe gains nothing by scores that
+    are all smaller, or by a Λ that is worse.
+    """
+    seen = [row for row in rows if row["part"] == part and row["weights"] != "best checkpoint"]
+    by = {(row["recipe"], row["seed"]): row for row in seen}
+    lines = []
+    for recipe in dict.fromkeys(row["recipe"] for row in seen):
+        own = {seed: row for (name, seed), row in by.items() if name == recipe}
+        line = f"{recipe:42s}"
+        for key in METRICS:
+            line += f" {key} {np.mean([row[key] for row in own.values()]):.3f}"
+        for key in ("cvar95", "violated", "wrong order"):
+            line += f" | {key} off the front:"
+            for seed, row in own.items():
+                front = [by[name, seed] for name in FRONT if (name, seed) in by]
+                points = sorted((each["length objective"], each[key]) for each in front)
+                line += f" {row[key] - np.interp(row['length objective'], *zip(*points)):+.3f}"
+        lines.append(line)
+    return lines
 
 
 def recipes() -> dict[str, dict[str, Any]]:
