@@ -72,9 +72,7 @@ def test_a_run_measures_its_last_and_its_best_weights_on_every_part(
     recipe = {**recipes_frozen.recipes()["pointwise"], "epochs": 2, "learning_rate": 0.05}
     rows = recipes_frozen.execute(recipe, 0, model, samples)
     assert [(row["weights"], row["part"]) for row in rows] == [
-        (weights, part)
-        for weights in ("last", "best checkpoint")
-        for part in recipes_frozen.PARTS
+        (weights, part) for weights in ("last", "best checkpoint") for part in recipes_frozen.PARTS
     ]
     by = {(row["weights"], row["part"]): row for row in rows}
     assert by["best checkpoint", "validation"]["cvar95"] <= by["last", "validation"]["cvar95"]
