@@ -12,7 +12,6 @@ was trained on, it is measured in margins, at ε = 3.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import tempfile
 import time

@@ -168,7 +168,8 @@ def test_pair_metrics_are_statistics_of_all_pairs_of_all_batches(
             margins += [(scores[row, 0] - scores[row, n]).item() for n in wanted]
     order, tail = (metrics[name].compute() for name in ("wrong_order", "wrong_probability_cvar95"))
     if not margins:
-        assert order.isnan() and tail.isnan()
+        assert order.isnan()
+        assert tail.isnan()
         return
     doubt = 1 - 1 / (1 + np.exp(-np.clip(np.sort(margins), -500, 500)))
     worst = doubt[: len(doubt) - math.ceil(round(0.95 * (len(doubt) - 1), 6))]
