@@ -103,7 +103,9 @@ def differences(rows: Sequence[Row], part: str) -> list[str]:
             for seed, row in own.items():
                 front = [by[name, seed] for name in FRONT if (name, seed) in by]
                 points = sorted((each["length objective"], each[key]) for each in front)
-                line += f" {row[key] - np.interp(row['length objective'], *zip(*points)):+.3f}"
+                line += (
+                    f" {row[key] - np.interp(row['length objective'], *np.array(points).T):+.3f}"
+                )
         lines.append(line)
     return lines
 
