@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pl_pointwise.metrics import cvar
+
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 
 
@@ -159,6 +161,70 @@ class QueryScale(QueryMean):
     """Likewise, of a value that is neither good nor bad."""
 
     higher_is_better = None
+
+
+class PairStatistic(Metric):
+    """A statistic of the margins s_p − s_n of all pairs, over all batches and ranks.
+
+    Every pair of a query's positive and one of its negatives counts once. `update` takes every
+    re-ranking metric's inputs alike.
+
+    Args:
+        statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
+    """
+
+    full_state_update = False
+    higher_is_better: bool | None = False
+    margins: list[Tensor]
+
+    def __init__(self, statistic: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.statistic = statistic
+        self.add_state("margins", [], dist_reduce_fx="cat")
+
+    def update(
+        self, scores: Tensor, lengths: Tensor, candidates: Tensor, real: Tensor | None = None
+    ) -> None:
+        """Add a batch; the arguments are those of `QueryMean.update`."""
+        pairs = candidates[:, :1] & candidates[:, 1:]
+        if real is not None:
+            pairs = pairs & real[:, None]
+        scores = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
+        self.margins.append((scores[:, :1] - scores[:, 1:])[pairs])
+
+    def compute(self) -> Tensor:
+        """The statistic of all margins so far."""
+        # A list on one process; torchmetrics hands over one tensor once ranks were joined.
+        joined = self.margins
+        margins = joined if isinstance(joined, Tensor) else torch.cat([*joined])
+        return self.statistic(margins)
+
+
+def wrong_order(margins: Tensor) -> Tensor:
+    """The share of the pairs whose positive does not score above the negative; NaN counts too.
+
+    margins: (n,) s_p − s_n. Returns: a scalar in [0, 1].
+    """
+    return (~(margins > 0)).to(margins.dtype).mean()
+
+
+def wrong_probability_cvar(margins: Tensor, level: float = 0.95) -> Tensor:
+    """CVaR of the probability that the scores give to the wrong order, 1 − σ(s_p − s_n).
+
+    Without a tolerance, and bounded however large scores get: the CVaR of the violations of
+    σ(s_p − s_n) ≥ p is this number less 1 − p.
+
+    margins: (n,) s_p − s_n. Returns: a scalar in [0, 1].
+    """
+    return cvar(torch.sigmoid(-margins), level)
+
+
+def pair_metrics() -> dict[str, Metric]:
+    """Fresh metrics that measure every run alike, in whichever unit it was constrained."""
+    return {
+        "wrong_order": PairStatistic(wrong_order),
+        "wrong_probability_cvar95": PairStatistic(wrong_probability_cvar),
+    }
 
 
 def ranking_metrics(

@@ -5,7 +5,9 @@ A query q has one positive passage p and K negatives n; the model scores each pa
     minimise   the length-biased ranking loss Λ of the scores     (lambda_loss.py)
     subject to s_p − s_n ≥ ε  for every query and each of its negatives
 
-so relevance is a requirement of every single pair, and length is what is optimised beyond it.
+so relevance is a requirement of every single pair, and length is what is optimised beyond it. With
+`constrain: probability` the requirement is σ(s_p − s_n) ≥ ε instead, which no scale of the scores
+can violate by more than ε.
 
 A batch holds, with C = 1 + K candidates per query and candidate 0 the positive:
 
@@ -43,10 +45,11 @@ from pl_pointwise.tasks.common.models import loading, model_source
 from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
-from .metrics import ranking_metrics
+from .metrics import pair_metrics, ranking_metrics
 from .scoring import SCORING_METHODS, ScoringMethod, choose_scoring_method, longest_input
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Unit = Literal["margin", "probability"]
 
 PAPER_TRAINING = Training(
     Optimization(learning_rate=2e-5, weight_decay=0.0, schedule="linear", warmup_ratio=0.1)
@@ -64,9 +67,12 @@ class RerankerModule(PointwiseModule):
         model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
         formulation: how the margin is enforced; one for the constraint, {"relevance": one}, or
             None for plain training on the objective.
-        tolerance: ε, the margin s_p − s_n each negative has to keep.
-        evaluation_tolerance: ε that violations in validation and test are measured against; None
-            takes `tolerance`. Give every method that is compared the same.
+        tolerance: ε, the margin s_p − s_n each negative has to keep; with constrain "probability"
+            the probability, such as 0.9.
+        evaluation_tolerance: ε that violations in validation and test are measured against, in the
+            same unit; None takes `tolerance`. Give every method that is compared the same.
+        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε. Runs of both
+            are compared by `wrong_order` and `wrong_probability_cvar95`, which every run has.
         objective: "length" for the length-biased Λ, or "monobert" for binary cross-entropy on
             each pair, which trains relevance alone (with formulation None: the baseline).
         objective_candidates: candidates that Λ orders by length, "all" (as the paper's formula)
@@ -89,6 +95,7 @@ class RerankerModule(PointwiseModule):
         formulation: Formulation | dict[str, Formulation] | None = None,
         tolerance: float = 1.0,
         evaluation_tolerance: float | None = None,
+        constrain: Unit = "margin",
         objective: Literal["length", "monobert"] = "length",
         objective_candidates: CandidateSet = "all",
         top_k: int = 3,
@@ -100,6 +107,10 @@ class RerankerModule(PointwiseModule):
     ) -> None:
         if evaluation_tolerance is None:
             evaluation_tolerance = tolerance
+        one_of("constrain", constrain, ("margin", "probability"))
+        if constrain == "probability":
+            _require_probability("tolerance", tolerance)
+            _require_probability("evaluation_tolerance", evaluation_tolerance)
         super().__init__(
             formulation=formulation,
             constraints={"relevance": Constraint(at_least=tolerance)},
@@ -112,6 +123,7 @@ class RerankerModule(PointwiseModule):
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
         if template is not None:
             split_template(template)
+        self.constrain: Unit = constrain
         self.model_name = model_name
         self.trained_on: Literal["length", "monobert"] = objective
         self.objective_candidates: CandidateSet = objective_candidates
@@ -158,8 +170,9 @@ class RerankerModule(PointwiseModule):
         )
 
     def constraint_values(self, outputs: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """The margins s_p − s_n of "relevance", (B, K)."""
-        return {"relevance": outputs[:, :1] - outputs[:, 1:]}
+        """Of "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
+        margins = outputs[:, :1] - outputs[:, 1:]
+        return {"relevance": margins if self.constrain == "margin" else margins.sigmoid()}
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Every query has the objective, and one constraint for each of its negatives."""
@@ -170,8 +183,8 @@ class RerankerModule(PointwiseModule):
         }
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """The paper's four ranking metrics, Λ whatever was trained on, and the scores' scale."""
-        return ranking_metrics(self.top_k, self.objective_candidates)
+        """The paper's four ranking metrics, Λ whatever was trained on, the scores' scale; pairs."""
+        return ranking_metrics(self.top_k, self.objective_candidates) | pair_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -212,6 +225,18 @@ class RerankerModule(PointwiseModule):
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
         return export_cross_encoder(self, path)
+
+
+def _require_probability(name: str, value: float) -> None:
+    """
+    Raises:
+        ValueError: not a number between 0 and 1.
+    """
+    if not 0 < value < 1:
+        raise ValueError(
+            f"{name}={value}: with constrain: probability it is a probability between 0 and 1, "
+            "such as 0.9; a margin needs constrain: margin."
+        )
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from pl_pointwise.tasks.reranker.metrics import (
     average_length,
     hit,
     length_rank,
+    pair_metrics,
     ranked_order,
     ranking_metrics,
     reciprocal_rank,
@@ -151,6 +152,38 @@ def test_padding_rows_count_neither_in_the_sum_nor_in_the_number() -> None:
         metric.update(scores, torch.ones(2, 2), present, torch.tensor([True, False]))
         assert metric.compute().isfinite()
     assert metrics["mrr@10"].compute().item() == 1.0
+
+
+@given(st.lists(batches(), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_pair_metrics_are_statistics_of_all_pairs_of_all_batches(
+    several: list[Batch], random: Any
+) -> None:
+    metrics, margins = pair_metrics(), []
+    for scores, lengths, present in several:
+        real = torch.tensor([random.random() < 0.7 for _ in scores])
+        for metric in metrics.values():
+            metric.update(scores, lengths, present, real)
+        for row in real.nonzero()[:, 0].tolist():
+            wanted = present[row].nonzero()[1:, 0].tolist()
+            margins += [(scores[row, 0] - scores[row, n]).item() for n in wanted]
+    order, tail = (metrics[name].compute() for name in ("wrong_order", "wrong_probability_cvar95"))
+    if not margins:
+        assert order.isnan()
+        assert tail.isnan()
+        return
+    doubt = 1 - 1 / (1 + np.exp(-np.clip(np.sort(margins), -500, 500)))
+    worst = doubt[: len(doubt) - math.ceil(round(0.95 * (len(doubt) - 1), 6))]
+    assert order.item() == pytest.approx(np.mean(np.array(margins) <= 0), abs=1e-6)
+    # Ties with the quantile all count, and float32 has more of them.
+    ties = doubt[doubt >= worst[-1] - 1e-6]
+    assert ties.mean() - 1e-5 <= tail.item() <= worst.mean() + 1e-5
+
+
+def test_equal_scores_and_nan_are_the_wrong_order() -> None:
+    metric = pair_metrics()["wrong_order"]
+    scores = torch.tensor([[1.0, 1.0, math.nan, 0.0]])
+    metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool))
+    assert metric.compute().item() == pytest.approx(2 / 3)
 
 
 def _one_rank(rank: int, port: int, results: Any) -> None:

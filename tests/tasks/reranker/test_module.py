@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -364,6 +365,13 @@ def test_dropout_reaches_every_dropout_of_the_model(tmp_path: Path) -> None:
         ({"top_k": 0}, "top_k=0"),
         ({"objective": "lenght"}, "objective='lenght'"),
         ({"objective_candidates": "positives"}, "objective_candidates='positives'"),
+        ({"constrain": "probabilities"}, "constrain='probabilities'"),
+        ({"constrain": "probability"}, "tolerance=1.0: with constrain: probability"),
+        ({"constrain": "probability", "tolerance": 0.0}, "tolerance=0.0"),
+        (
+            {"constrain": "probability", "tolerance": 0.9, "evaluation_tolerance": 3.0},
+            "evaluation_tolerance=3.0",
+        ),
     ],
 )
 def test_an_argument_out_of_range_is_named(
@@ -405,6 +413,18 @@ def test_terms_are_the_loss_the_margins_and_who_carries_them(tmp_path: Path) -> 
         [False, True, True, True],
         [True, True, False, False],
     ]
+
+
+def test_a_probability_is_the_sigmoid_of_the_margin_in_its_own_unit(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tolerance": 0.9, "evaluation_tolerance": 0.8}
+    module = RerankerModule(save(tmp_path), constrain="probability", **options)
+    scores = torch.tensor([[2.0, 2.0, 0.0, -500.0, 500.0]])
+    found = module.constraint_values(scores, {})["relevance"]
+    expected = torch.tensor([[0.5, 1 / (1 + math.exp(-2.0)), 1.0, 0.0]])
+    torch.testing.assert_close(found, expected)
+    assert module.constraints["relevance"].at_least == 0.9
+    violation = module.evaluation_constraints["relevance"].violation(found)
+    torch.testing.assert_close(violation, 0.8 - expected)
 
 
 def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) -> None:
@@ -486,6 +506,38 @@ def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
     multipliers = module.multipliers["relevance"]
     assert multipliers.shape == (13, 3)
     assert (multipliers > 0).any()
+
+
+def test_runs_of_both_units_are_measured_alike(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    """The same weights: violations differ by the unit, what compares runs does not."""
+    margin = module_of(tiny_cross_encoder_dir, tolerance=2.0)
+    probability = module_of(tiny_cross_encoder_dir, tolerance=0.9, constrain="probability")
+    one, other = (
+        merged(trainer(tmp_path).test(module, data, verbose=False))
+        for module in (margin, probability)
+    )
+    for stage in ("test", "train"):
+        for name in ("wrong_order", "wrong_probability_cvar95", "score_std"):
+            assert one[f"{stage}/{name}"] == other[f"{stage}/{name}"]
+    tail = one["test/wrong_probability_cvar95"]
+    assert 0 < one["test/wrong_order"] < 1
+    assert other["test/relevance/cvar95"] == pytest.approx(tail - 0.1, abs=1e-6)
+    assert one["test/relevance/cvar95"] > 1.5  # a margin's
+
+
+def test_training_on_probabilities_brings_them_to_the_tolerance(
+    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"tolerance": 0.8, "constrain": "probability"}
+    module = module_of(tiny_cross_encoder_dir, Pointwise(alpha=10.0, dual_lr=10.0), **options)
+    before = merged(trainer(tmp_path).test(module, data, verbose=False))
+    trainer(tmp_path, max_epochs=20).fit(module, data)
+    after = merged(trainer(tmp_path).test(module, data, verbose=False))
+    assert before["train/relevance/cvar95"] > 0.5
+    assert after["train/relevance/cvar95"] < 0.25
+    assert after["train/wrong_order"] < before["train/wrong_order"]
 
 
 def test_dropout_is_on_while_training_and_off_while_evaluating(
