@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from .formulation import Ascending, Formulation
-from .step import OBJECTIVE, Measured, Terms
+from .step import OBJECTIVE, Measured, Terms, widest
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
@@ -87,7 +87,7 @@ class AdaptiveAlpha:
             sums = torch.zeros(5, dtype=torch.float64)
             for part in parts:
                 sums += _first_sums(part, name, module.formulations[name].signed)
-            sums = module._over_ranks(sums.to(module.device, torch.float32), "sum").cpu()
+            sums = module._over_ranks(sums.to(module.device, widest(module.device)), "sum").cpu()
             objective, carrying, squares, violated, values = sums.tolist()
             if not values:
                 continue

@@ -342,7 +342,8 @@ def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path
     judged = Judged(task, read_choices(task), [0, 1])
     text = fragment(judged)
     half = stats.t.ppf(0.975, 1) * np.std([1.0, 2.0], ddof=1) / np.sqrt(2)
-    assert f"| pointwise | alpha=0.1, dual_lr=0.04 | 1 ± 0 | 1.5 ± {half:.2g} · 1.5" in text
+    setting = entries["pointwise"].setting
+    assert f"| pointwise | {setting} | 1 ± 0 | 1.5 ± {half:.2g} · 1.5" in text
     assert "| pointwise (best of ours on validation) | 0 ± 0 | -2.5 ± 6.4 | 0 ± 0 |" in text
     assert "Without a setting within the budget: penalty linear, " in text
     written = write_report(judged)

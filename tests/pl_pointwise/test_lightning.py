@@ -174,7 +174,7 @@ def test_lr_find_suggests_and_leaves_the_module_as_it_was(
     kind: type[Toy], name: str, tmp_path: Path
 ) -> None:
     """It saw NaN only; and a module with the default optimizer had no rate that it could set."""
-    module = kind(Pointwise(dual_lr=1.0))
+    module = kind(Pointwise(alpha=1.0, dual_lr=1.0))
     before, chosen = weights_of(module), getattr(module, name)
     runner = trainer(max_epochs=20, default_root_dir=tmp_path)
     found = Tuner(runner).lr_find(

@@ -122,7 +122,7 @@ def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
     assert config["seed_everything"] == 1
     assert config["trainer"]["max_epochs"] == 2
     cli = PointwiseCLI(["--config", str(path)], run=False)
-    assert repr(cli.model.formulations["fit"]).startswith("Pointwise(alpha=1.0")
+    assert repr(cli.model.formulations["fit"]).startswith("Pointwise(alpha='auto'")
     assert cli.model.constraints["fit"].at_most == 0.5
 
 

@@ -31,7 +31,11 @@ data: {class_path: tests.pl_pointwise.line_task.LineData}
 trainer: {max_epochs: 3, accelerator: cpu, logger: false, enable_checkpointing: false,
   enable_progress_bar: false, enable_model_summary: false}
 """
-POINTWISE = "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}\n"
+# With a number for α: finding it takes one more pass, which would count as a step here.
+POINTWISE = (
+    "pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise, "
+    "init_args: {alpha: 1.0}}}}}\n"
+)
 KILLED = "killed: {model: {class_path: tests.pl_pointwise.compare.deadly_task.KilledModule}}\n"
 ENDLESS = "endless: {model: {class_path: tests.pl_pointwise.compare.deadly_task.EndlessModule}}\n"
 
