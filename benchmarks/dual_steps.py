@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ RULES = {
 }
 
 
-class Problem:
+class Problem(ABC):
     """Samples, split by seed: the objective (b,), the violations (b, K) and features (b, K, F)."""
 
     learning_rate: float
@@ -98,14 +99,14 @@ class Problem:
     columns: int
     width: int
 
-    def start(self) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> nn.Module: ...
 
-    def terms(self, model: nn.Module, index: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def terms(self, model: nn.Module, index: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def features(self, index: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def features(self, index: Tensor) -> Tensor: ...
 
 
 class Retention(Problem):
@@ -303,7 +304,7 @@ def frozen(model: str, records: Path) -> tuple[Tensor, Tensor, list[int]]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    network = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    network = AutoModelForSequenceClassification.from_pretrained(model, use_safetensors=True).eval()
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     features, lengths = [], []
     for row in rows:

@@ -5,15 +5,15 @@ First value (``alpha="auto"``), from the first batch that carries the constraint
     α = s₀ / mean (v)₊²,    s₀ = mean |ℓ₀|
 
 so that the quadratic term weighs as much as the objective, whatever the units of either. An
-objective that starts at 0, such as a KL to the model itself, tells no scale: s₀ is then 10, which
-did better than 1 on the two language tasks. Where hardly a value is violated v tells none: α = s₀.
+objective that starts at 0, such as a KL to the model itself, tells no scale: s₀ is then 10. (With 1
+two language tasks were far from their requirement after seven epochs; α fixed at 1 and at 10 was
+not.) Where hardly a value is violated v tells none: α = s₀.
 The growth below corrects a first value that is too small; one that is too large costs objective.
 
 Growth (``alpha_growth="auto"``): after an epoch whose violations are, in their root mean square,
-more than half of those of the epoch before, α doubles, as in the method of multipliers (Bertsekas
-1982, section 2.2.1; Nocedal and Wright 2006, framework 17.3). Not where at most one value in twenty
-was violated: then the requirement is met. Of ``Relaxed`` what counts is v − u*, what it does not
-relax.
+more than half of those of the epoch before, α doubles, a rule of the method of multipliers
+(Bertsekas 1982, chapter 2). Not where at most one value in twenty was violated: then the
+requirement is met. Of ``Relaxed`` what counts is v − u*, what it does not relax.
 
 With η = 2α (``dual_lr="auto"``) this is what won among the dual steps that were tried:
 docs/evidence.md.
@@ -67,9 +67,9 @@ class AdaptiveAlpha:
 
     def in_force(self, name: str, declared: Formulation, epoch: int) -> Formulation:
         """A constraint's formulation with α of the epoch."""
-        state = self._states.get(name)
-        if state is not None and isinstance(declared, Ascending) and declared.adapts:
-            declared = declared.with_alpha(state.alpha)
+        if isinstance(declared, Ascending) and declared.adapts:
+            state = self._known(name, declared)
+            declared = declared if state is None else declared.with_alpha(state.alpha)
         return declared.at_epoch(epoch)
 
     def without_start(self, formulations: Mapping[str, Formulation]) -> list[str]:
@@ -77,7 +77,7 @@ class AdaptiveAlpha:
         return [
             name
             for name, f in formulations.items()
-            if isinstance(f, Ascending) and f.alpha == "auto" and name not in self._states
+            if isinstance(f, Ascending) and f.alpha == "auto" and self._known(name, f) is None
         ]
 
     def start(self, module: PointwiseModule, terms: Iterable[Terms], names: Iterable[str]) -> None:
@@ -94,6 +94,9 @@ class AdaptiveAlpha:
             scale = objective / max(carrying, 1)
             square = squares / values if violated / values > MET else 1.0
             alpha = (scale if scale > NOTHING else UNKNOWN) / square
+            declared = module.formulations[name]
+            assert isinstance(declared, Ascending)
+            alpha = min(alpha, declared.largest_alpha(alpha))
             self._states[name] = _State(alpha, alpha, module.current_epoch)
             if module.trainer.is_global_zero:
                 log.info('alpha of "%s" starts at %.3g.', name, alpha)
@@ -149,9 +152,14 @@ class AdaptiveAlpha:
             raise TypeError("a state that is no number")
 
     def _state_of(self, name: str, formulation: Ascending, epoch: int) -> _State | None:
-        if name not in self._states and isinstance(formulation.alpha, float):
+        if self._known(name, formulation) is None and isinstance(formulation.alpha, float):
             self._states[name] = _State(formulation.alpha, formulation.alpha, epoch)
-        return self._states.get(name)
+        return self._known(name, formulation)
+
+    def _known(self, name: str, declared: Ascending) -> _State | None:
+        """None also where the state is of another α that was stated, as before a change of it."""
+        state = self._states.get(name)
+        return state if state and declared.alpha in ("auto", state.first) else None
 
 
 def _first_sums(terms: Terms, name: str, signed: bool) -> Tensor:

@@ -184,6 +184,23 @@ def test_other_data_start_again() -> None:
     assert_same_run(module, fit(fresh, ToyRows(9, seed=5), epochs=1))
 
 
+def test_first_alpha_is_at_most_its_cap() -> None:
+    assert alphas(Pointwise(alpha_max=0.01), epochs=1) == [0.01]
+
+
+def test_alpha_that_is_stated_anew_takes_the_place_of_what_has_grown() -> None:
+    module = Toy(Pointwise(alpha=0.5, alpha_growth="auto"), learning_rate=1e-9)
+    fit(module, ToyRows(8), epochs=4)
+    assert module.in_force("fit").augmentation == 2.0
+    module.formulations = dict.fromkeys(
+        module.formulations, Pointwise(alpha=5.0, alpha_growth="auto")
+    )
+    assert module.in_force("fit").augmentation == 5.0
+    seen = Alphas()
+    fit(module, ToyRows(8), epochs=3, callbacks=[seen])
+    assert seen.values[::2] == [5.0, 5.0, 10.0]
+
+
 def test_statistics_of_the_batch_need_a_number() -> None:
     with pytest.raises(ValueError, match="only Pointwise and Relaxed"):
         Average(alpha="auto")  # type: ignore[arg-type]
