@@ -151,7 +151,8 @@ def test_alpha_stays_where_all_but_a_twentieth_are_satisfied(violated: int, grow
     )
     fit(module, rows, epochs=4)
     alpha = module.in_force("fit").augmentation
-    assert alpha is not None and (alpha > 0.5) is grows
+    assert alpha is not None
+    assert (alpha > 0.5) is grows
 
 
 def test_alpha_stays_where_the_rest_is_relaxed() -> None:
