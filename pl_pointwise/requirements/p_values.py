@@ -1,0 +1,147 @@
+"""How unlikely a sample is where a requirement fails: p-values, and the samples they take.
+
+The hypothesis is always "the mean of the losses is above ``at_most``". Losses lie in [0, 1] and are
+independent draws. If the hypothesis is true, a p-value is ≤ δ with a probability of at most δ, for
+any distribution and any number of samples.
+
+Violations that count as 0 or 1 take the exact binomial one. For losses in between there are two:
+
+    hoeffding_bentkus   the smaller of two tail bounds; Bates and others, 2101.02703, and
+                        Angelopoulos and others, 2110.01052
+    betting             the largest wealth of a gambler who bets that the mean is below; Waudby-Smith
+                        and Ramdas, 2010.09686. Smaller where the losses vary little.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+Losses = NDArray[np.float64]
+"""(n,), one per independent sample, within [0, 1]."""
+
+
+def p_value(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
+    """Returns the p-value of "the mean loss is above ``at_most``": 1 without any sample.
+
+    Binomial where every loss is 0 or 1, else by betting.
+
+    confidence: at which it will be used; it sets how boldly the gambler bets.
+
+    Raises:
+        ValueError: losses outside [0, 1], or ``at_most`` outside [0, 1).
+
+    >>> round(p_value(np.zeros(59), 0.05), 3)
+    0.048
+    """
+    if not 0 <= at_most < 1:
+        raise ValueError(f"at_most={at_most}: give a rate from 0 to below 1.")
+    if not len(losses):
+        return 1.0
+    if not ((losses >= 0) & (losses <= 1)).all():  # NaN is refused too.
+        raise ValueError("losses must lie within [0, 1].")
+    if np.isin(losses, (0, 1)).all():
+        return binomial(int(losses.sum()), len(losses), at_most)
+    return betting(losses, at_most, confidence)
+
+
+def binomial(violated: int, n: int, at_most: float) -> float:
+    """Returns P(Binomial(n, at_most) ≤ violated): exact for losses of 0 and 1."""
+    return float(binom.cdf(violated, n, at_most))
+
+
+def hoeffding_bentkus(losses: Losses, at_most: float) -> float:
+    """Returns min(exp(−n h₁(min(m, α), α)), e P(Binomial(n, α) ≤ ⌈nm⌉)), m the mean, α at_most.
+
+    h₁(a, b) = a log(a/b) + (1 − a) log((1 − a)/(1 − b)).
+    """
+    n, mean = len(losses), float(losses.mean())
+    if at_most == 0 or mean >= at_most:
+        return 1.0
+    divergence = (1 - mean) * math.log((1 - mean) / (1 - at_most))
+    if mean > 0:
+        divergence += mean * math.log(mean / at_most)
+    # Rounded: the sum of the losses may be a hair above a whole number.
+    bentkus = math.e * binomial(math.ceil(round(n * mean, 9)), n, at_most)
+    return min(1.0, math.exp(-n * divergence), bentkus)
+
+
+def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
+    """Returns 1 / max_t K_t, K_t = Π_{i ≤ t} (1 − ν_i (L_i − α)), α at_most.
+
+    The bet ν_i = min(1, √(2 log(1/δ) / (n s²_{i−1}))) depends on earlier losses alone, through
+    their variance s², so that K is a nonnegative supermartingale where the mean is α or more.
+    δ = 1 − confidence. The order of the losses matters, and must not depend on them.
+    """
+    n = len(losses)
+    counts = np.arange(1, n + 1)
+    means = (0.5 + losses.cumsum()) / (1 + counts)
+    variances = (0.25 + ((losses - means) ** 2).cumsum()) / (1 + counts)
+    before = np.concatenate([[0.25], variances[:-1]])
+    bets = np.minimum(1.0, np.sqrt(2 * math.log(1 / (1 - confidence)) / (n * before)))
+    wealth = np.log1p(-bets * (losses - at_most)).cumsum()
+    return float(math.exp(-max(0.0, wealth.max())))
+
+
+def upper_bound(losses: Losses, confidence: float) -> float:
+    """Returns the smallest rate that the losses refuse: an upper bound on their mean.
+
+    Of losses of 0 and 1 it is Clopper and Pearson's.
+
+    confidence: in [0, 1). Where k models are looked at, 1 − δ/k makes all k bounds hold together.
+    """
+    low, high = float(losses.mean()) if len(losses) else 1.0, 1.0
+    for _ in range(50):  # p-values fall as the rate rises.
+        middle = (low + high) / 2
+        if middle < 1 and p_value(losses, middle, confidence) > 1 - confidence:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def fewest_samples(at_most: float, confidence: float = 0.95) -> int:
+    """Returns the fewest samples that can certify a rate: with none of them violated.
+
+    log(1 − confidence) / log(1 − at_most), rounded up; about 3 / at_most at 95 %.
+
+    >>> fewest_samples(0.05), fewest_samples(0.01)
+    (59, 299)
+    """
+    return math.ceil(round(math.log(1 - confidence) / math.log1p(-at_most), 9))
+
+
+def samples_needed(
+    at_most: float, share: float, confidence: float = 0.95, power: float = 0.8
+) -> int | None:
+    """Returns from how many samples on a model that violates ``share`` of the inputs is certified.
+
+    With a probability of at least ``power``, for this number of samples and every larger one.
+    None where ``share`` is not below ``at_most``, or so near to it that a million are too few.
+
+    >>> samples_needed(0.05, 0.0), samples_needed(0.05, 0.02), samples_needed(0.05, 0.05)
+    (59, 286, None)
+    """
+    if share >= at_most:
+        return None
+    enough = fewest_samples(at_most, confidence)
+    most = enough
+    while (_power(np.arange(most, 2 * most + 1), at_most, share, confidence) < power).any():
+        most *= 2  # A whole doubling without a lapse: the power has a saw's teeth.
+        if most > 1_000_000:
+            return None
+    numbers = np.arange(enough, most + 1)
+    lapses = np.flatnonzero(_power(numbers, at_most, share, confidence) < power)
+    return int(numbers[lapses[-1]] + 1) if len(lapses) else enough
+
+
+def _power(
+    numbers: NDArray[np.int64], at_most: float, share: float, confidence: float
+) -> NDArray[np.float64]:
+    """Returns the probability that n samples are certified, for each n of ``numbers``."""
+    most = binom.ppf(1 - confidence, numbers, at_most)
+    most = np.where(binom.cdf(most, numbers, at_most) > 1 - confidence, most - 1, most)
+    return np.asarray(binom.cdf(most, numbers, share))

@@ -1,0 +1,194 @@
+"""What a user requires of a model on new inputs, and what of a data set it is about.
+
+    relevance: violated <= 0.05          at most 5 % of new inputs violate the constraint
+    relevance: q90 <= 0.5                at least 90 % of new inputs violate it by at most 0.5
+    refuse/malware: violated <= 0.1      of the inputs of a category
+    mcq/tool_call: violated <= 0.1       of a data set beside the splits; its only constraint
+    over_refusal <= 0.05                 a metric of the task that is a mean of values in [0, 1]
+    mrr@10 >= 0.3
+
+A name has up to three parts, DATASET/CONSTRAINT/CATEGORY. Each is a condition on one mean of losses
+in [0, 1], one loss per sample: a sample's worst violation above the bound counts 1, else 0; a
+metric that has to be large counts 1 − its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pl_pointwise.configs import nearest
+
+from .p_values import Losses, fewest_samples
+
+FORM = re.compile(
+    r"\s*(?P<name>[^:<>=]+?)\s*(?P<colon>:)?\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?)?"
+    r"\s*(?P<sign><=|>=)\s*(?P<bound>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*"
+)
+
+EXAMPLES = (
+    '"relevance: violated <= 0.05", "relevance: q90 <= 0.5", "mcq/tool_call: violated <= 0.1" or '
+    '"over_refusal <= 0.05"'
+)
+
+
+class RequirementError(ValueError):
+    """A requirement that cannot be read, is about nothing there is, or cannot be certified."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition on new inputs; made by :meth:`parse`.
+
+    Raises:
+        RequirementError: a rate or a quantile's level that is not in (0, 1).
+    """
+
+    text: str
+    """As it was written."""
+    parts: tuple[str, ...]
+    """Of the name, between slashes."""
+    at_most: float
+    """The largest mean loss."""
+    beyond: float | None
+    """A violation above it counts as a loss; None for a metric."""
+    complement: bool = False
+    """Whether a metric has to be large, so that the loss is 1 − its value."""
+
+    @classmethod
+    def parse(cls, text: str) -> Requirement:
+        """Reads a requirement; the module's docstring shows all forms.
+
+        Raises:
+            RequirementError: no requirement, or one that no sample can meet or fail.
+
+        >>> found = Requirement.parse("relevance: q90 <= 0.5")
+        >>> round(found.at_most, 3), found.beyond
+        (0.1, 0.5)
+        """
+        found = FORM.fullmatch(text)
+        if found is None or (found["statistic"] is None) != (found["colon"] is None):
+            raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
+        bound, statistic = float(found["bound"]), found["statistic"]
+        parts = tuple(part.strip() for part in found["name"].split("/"))
+        if statistic is None:
+            large = found["sign"] == ">="
+            return cls(text, parts, 1 - bound if large else bound, None, large)._checked(bound)
+        if found["sign"] == ">=":
+            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
+        if statistic == "violated":
+            return cls(text, parts, bound, 0.0)._checked(bound)
+        level = float(statistic[1:]) / 100
+        return cls(text, parts, 1 - level, bound)._checked(level)
+
+    def _checked(self, given: float) -> Requirement:
+        if not 0 < self.at_most < 1:
+            raise RequirementError(
+                f"{self.text!r}: {given:g} is no share that a finite sample can certify. Give one "
+                "between 0 and 1."
+            )
+        return self
+
+    def losses(self, values: np.ndarray) -> Losses:
+        """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
+
+        Raises:
+            RequirementError: NaN, or a metric's value outside [0, 1].
+        """
+        if np.isnan(values).any():
+            raise RequirementError(
+                f"{self.text!r}: {int(np.isnan(values).sum())} of {len(values)} values are NaN."
+            )
+        if self.beyond is not None:
+            return (values > self.beyond).astype(float)
+        if len(values) and not (0 <= values.min() and values.max() <= 1):
+            raise RequirementError(
+                f"{self.text!r}: its values lie between {values.min():g} and {values.max():g}. "
+                "Only a mean of values in [0, 1] can be certified."
+            )
+        return 1 - values if self.complement else np.asarray(values, float)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a requirement is about, once its name has been looked up."""
+
+    requirement: Requirement
+    dataset: str | None
+    """A data set beside the splits; None for the splits."""
+    quantity: str
+    """The constraint, or the metric."""
+    category: str | None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What there is to require something of.
+
+    constraints: names. metrics: of values in [0, 1], sample by sample. datasets: beside the splits,
+    name → constraints that they carry. categories: data set, "test" for the split → names.
+    """
+
+    constraints: Sequence[str]
+    metrics: Sequence[str] = ()
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    categories: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def subject(self, requirement: Requirement) -> Subject:
+        """Returns what the requirement is about.
+
+        Raises:
+            RequirementError: there is no such constraint, metric, data set or category.
+        """
+        parts = list(requirement.parts)
+        dataset = parts.pop(0) if parts[0] in self.datasets else None
+        names = self.metrics if requirement.beyond is None else self.constraints
+        carried = self.datasets[dataset] if dataset is not None else self.constraints
+        if parts and parts[0] in names:
+            quantity = parts.pop(0)
+        elif dataset is not None and requirement.beyond is not None and len(carried) == 1:
+            quantity = carried[0]
+        else:
+            raise self._unknown(requirement, parts, names)
+        category = parts.pop(0) if parts else None
+        known = self.categories.get(dataset or "test", ())
+        if parts or (category is not None and category not in known):
+            what = "/".join([category or "", *parts])
+            which = f"It has {', '.join(known)}." if known else "Its samples have no categories."
+            raise RequirementError(
+                f"{requirement.text!r}: there is no category {what!r}.{nearest(what, known)} "
+                f"{which}"
+            )
+        return Subject(requirement, dataset, quantity, category)
+
+    def _unknown(
+        self, requirement: Requirement, parts: Sequence[str], names: Sequence[str]
+    ) -> RequirementError:
+        kind = "metric of values in [0, 1]" if requirement.beyond is None else "constraint"
+        wrong = parts[0] if parts else ""
+        there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
+        return RequirementError(
+            f"{requirement.text!r}: there is no {kind} {wrong!r}."
+            f"{nearest(wrong, [*names, *self.datasets])} There are: {there}."
+        )
+
+
+def check_sample_size(subject: Subject, n: int, confidence: float) -> None:
+    """
+    n: independent samples of the certification split that carry it.
+
+    Raises:
+        RequirementError: too few to certify the rate even if none is violated.
+    """
+    requirement = subject.requirement
+    needed = fewest_samples(requirement.at_most, confidence)
+    if n < needed:
+        of = f" of category {subject.category}" if subject.category is not None else ""
+        raise RequirementError(
+            f"{requirement.text!r}: certifying this at {100 * confidence:g} % takes at least "
+            f"{needed:,} independent samples, all of them satisfied, and the certification split "
+            f"has {n:,}{of}. Hold out more, require less, or lower --confidence."
+        )

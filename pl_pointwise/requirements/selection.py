@@ -1,0 +1,138 @@
+"""Choosing among trained models so that the certificate of the chosen one holds.
+
+Learn, then test (Angelopoulos and others, 2110.01052), with the order of Pareto testing
+(Laufer-Goldshtein and others, 2210.07913). On the selection split every candidate gets a p-value
+for "it fails a requirement" and an objective. Candidates that another beats in both are left out,
+the others are ordered from the smallest p-value to the largest. On the certification split, which
+nothing has seen so far, they are tested in this order, each at the full 1 − confidence, until one
+is not certified: the last before it is chosen. Whatever the models and the data, the probability
+that any certified model fails any requirement is at most 1 − confidence, all of them together.
+
+A candidate's p-value is the largest of its requirements', because it fails if it fails one; so
+several requirements cost no confidence.
+
+The same p-values by Holm and by Bonferroni, which need no order, are reported beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .p_values import Losses, p_value
+
+PROCEDURES = ("fixed sequence", "Holm", "Bonferroni")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trained model, measured on both splits.
+
+    Losses are one array per requirement; ``objective`` is of the selection split, smaller is
+    better.
+    """
+
+    name: str
+    objective: float
+    selection: Sequence[Losses]
+    certification: Sequence[Losses]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A candidate after the test."""
+
+    candidate: Candidate
+    selection_p: float
+    p: float
+    """On the certification split, the largest over the requirements."""
+    place: int | None
+    """In the sequence, from 0; None for one that another beats in p-value and objective."""
+    certified: frozenset[str]
+    """The procedures (of :data:`PROCEDURES`) that certify it."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What came of a selection; ``tested`` is in the order of the candidates."""
+
+    tested: list[Tested]
+    chosen: Tested | None
+    """By fixed sequence; None: no candidate is certified."""
+
+    @property
+    def sequence(self) -> list[Tested]:
+        """Those that stand in the sequence, in its order."""
+        placed = [each for each in self.tested if each.place is not None]
+        return sorted(placed, key=lambda each: each.place or 0)
+
+
+def select(
+    candidates: Sequence[Candidate], rates: Sequence[float], confidence: float = 0.95
+) -> Selection:
+    """Orders on the selection split, tests on the certification split, chooses.
+
+    rates: ``at_most`` of each requirement.
+    """
+    delta = 1 - confidence
+    before = [_largest(each.selection, rates, confidence) for each in candidates]
+    sequence = pareto_order(before, [each.objective for each in candidates])
+    p = [_largest(each.certification, rates, confidence) for each in candidates]
+    in_sequence = fixed_sequence([p[position] for position in sequence], delta)
+    passed = {
+        "fixed sequence": {
+            position for position, met in zip(sequence, in_sequence, strict=True) if met
+        },
+        "Holm": {position for position, met in enumerate(holm(p, delta)) if met},
+        "Bonferroni": {position for position, each in enumerate(p) if each <= delta / len(p)},
+    }
+    tested = [
+        Tested(
+            candidate,
+            before[position],
+            p[position],
+            sequence.index(position) if position in sequence else None,
+            frozenset(name for name in PROCEDURES if position in passed[name]),
+        )
+        for position, candidate in enumerate(candidates)
+    ]
+    last = sum(in_sequence) - 1
+    return Selection(tested, tested[sequence[last]] if last >= 0 else None)
+
+
+def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:
+    """Returns the candidates that none beats in both, by rising p-value and falling objective.
+
+    >>> pareto_order([.01, .02, .3, .4], [5., 6., 2., 1.])
+    [0, 2, 3]
+    """
+    order = sorted(range(len(p_values)), key=lambda each: (p_values[each], objectives[each]))
+    kept: list[int] = []
+    for position in order:
+        if not kept or objectives[position] < objectives[kept[-1]]:
+            kept.append(position)
+    return kept
+
+
+def fixed_sequence(p_values: Sequence[float], delta: float) -> list[bool]:
+    """Returns which are rejected: those before the first that is above δ."""
+    passed, going = [], True
+    for each in p_values:
+        going = going and each <= delta
+        passed.append(going)
+    return passed
+
+
+def holm(p_values: Sequence[float], delta: float) -> list[bool]:
+    """Returns which are rejected: in rising order, the i-th at δ / (m − i), until one is not."""
+    order = sorted(range(len(p_values)), key=lambda each: p_values[each])
+    bars = [delta / (len(order) - rank) for rank in range(len(order))]
+    going, passed = True, [False] * len(order)
+    for position, bar in zip(order, bars, strict=True):
+        going = going and p_values[position] <= bar
+        passed[position] = going
+    return passed
+
+
+def _largest(losses: Sequence[Losses], rates: Sequence[float], confidence: float) -> float:
+    return max(p_value(each, rate, confidence) for each, rate in zip(losses, rates, strict=True))
