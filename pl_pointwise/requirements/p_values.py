@@ -8,8 +8,8 @@ Violations that count as 0 or 1 take the exact binomial one. For losses in betwe
 
     hoeffding_bentkus   the smaller of two tail bounds; Bates and others, 2101.02703, and
                         Angelopoulos and others, 2110.01052
-    betting             the largest wealth of a gambler who bets that the mean is below; Waudby-Smith
-                        and Ramdas, 2010.09686. Smaller where the losses vary little.
+    betting             the largest wealth of a gambler who bets that the mean is below;
+                        Waudby-Smith and Ramdas, 2010.09686. Smaller where losses vary little.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Requirement:
             )
         if self.beyond is not None:
             return (values > self.beyond).astype(float)
-        if len(values) and not (0 <= values.min() and values.max() <= 1):
+        if len(values) and not (values.min() >= 0 and values.max() <= 1):
             raise RequirementError(
                 f"{self.text!r}: its values lie between {values.min():g} and {values.max():g}. "
                 "Only a mean of values in [0, 1] can be certified."
