@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -104,10 +104,15 @@ class PointwiseModule(ManualOptimization):
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
+        certificate: what ``compare --require`` certified of this model, for its card.
+        shared_objective: the metric that says the objective of every method of the task.
 
     Raises:
         ValueError: a formulation for a constraint that does not exist, or none for one that does.
     """
+
+    certificate: str | None = None
+    shared_objective: ClassVar[str] = "objective"
 
     def __init__(
         self,

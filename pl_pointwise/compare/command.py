@@ -11,6 +11,8 @@ The output folder then holds
     comparison.json      every run with its result, for ``pl-pointwise report``
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
+
+and with ``--require`` (``answer.py``) the chosen model with its certificate, or why there is none.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ import numpy as np
 from pandas import DataFrame
 
 from pl_pointwise.configs import overview
+from pl_pointwise.requirements import RequirementError
 
+from .answer import check_before, give_answer
 from .plots import PARETO, PLOTS, UnknownMetricError, draw, pareto, parse_axis
 from .runner import execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, Outcome, Run
-from .tables import costs, metric_names, run_lines, tables, write_csv
+from .tables import costs, held_out_stage, metric_names, run_lines, tables, write_csv
 
 NOT_RUN = "not run"
 
@@ -38,10 +42,19 @@ def main(args: Sequence[str]) -> None:
     parser = _parser()
     known, overrides = parser.parse_known_args(list(args))
     comparison = Comparison(
-        known.config, known.output, known.methods, known.seeds, known.set, overrides
+        known.config,
+        known.output,
+        known.methods,
+        known.seeds,
+        known.set,
+        overrides,
+        known.require,
+        known.confidence,
     )
     try:
         count = len(comparison.runs)
+        if comparison.requirements and known.only is None and not known.collect:
+            check_before(comparison)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     if known.only is not None:
@@ -52,8 +65,8 @@ def main(args: Sequence[str]) -> None:
         _write_array(comparison)
     else:
         try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto or PARETO)
-        except UnknownMetricError as error:
+            failed = compare(comparison, known.jobs, known.collect, known.pareto)
+        except (UnknownMetricError, RequirementError) as error:
             parser.error(str(error))
         if failed:
             what = "failed or were not run" if known.collect else "failed"
@@ -93,6 +106,18 @@ def _parser() -> argparse.ArgumentParser:
         help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
         "the metric does not say so itself",
     )
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="REQUIREMENT",
+        help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
+        "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05'; "
+        "several hold together",
+    )
+    parser.add_argument(
+        "--confidence", type=_fraction, default=0.95, help="of the certificate, the choice included"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--jobs",
@@ -114,13 +139,13 @@ def compare(
     comparison: Comparison,
     jobs: int | None = None,
     collect: bool = False,
-    axes: Sequence[str] = PARETO,
+    axes: Sequence[str] | None = None,
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots.
 
     jobs: this many runs at once, in processes of their own; None runs them here, one by one.
     collect: run nothing.
-    axes: the two metrics of the Pareto plot.
+    axes: the two metrics of the Pareto plot; None takes the objective and CVaR95.
     Returns: the names of the runs that failed; the table says why.
     """
     quieten()
@@ -138,11 +163,13 @@ def compare(
         execute_in_processes(comparison, waiting, jobs, lambda text: print(text, flush=True))
     outcomes: list[Outcome] = [(run, run.result() or {"error": NOT_RUN}) for run in runs]
     write_results(outcomes, comparison, axes)
+    if comparison.requirements:
+        give_answer(comparison)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
 def write_results(
-    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] = PARETO
+    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None = None
 ) -> None:
     """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
 
@@ -172,7 +199,7 @@ def write_results(
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
 
 
-def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str]) -> None:
+def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None) -> None:
     """Draws every plot there is something for.
 
     done: the runs that did not fail.
@@ -195,7 +222,9 @@ def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str]) -> No
     higher: dict[str, bool] = {}
     for _, result in done:
         higher |= result.get("higher_is_better", {})
-    chosen = [parse_axis(name, metric_names(done), higher) for name in axes]
+    names = metric_names(done)
+    axes = axes or [f"{held_out_stage(names)}/{metric}" for metric in PARETO]
+    chosen = [parse_axis(name, names, higher) for name in axes]
     pareto(frame, chosen, output / "pareto.png")
 
 
@@ -223,6 +252,13 @@ def _write_array(comparison: Comparison) -> None:
         "When they are done, the same command with --collect in place of --slurm-array makes the "
         "tables; with --slurm-array again it takes those that did not finish."
     )
+
+
+def _fraction(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")
+    return number
 
 
 def _at_least_one(text: str) -> int:

@@ -16,6 +16,8 @@ from pandas import DataFrame
 
 from pl_pointwise.certificates import cdf_band
 
+from .tables import held_out_stage
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
 STYLES = ("-", "--", "-.", ":")
@@ -23,8 +25,8 @@ HATCHES = ("", "//", "..", "xx")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 OTHERS = "#BBBBBB"
 
-PARETO = ("test/objective", "test/*/cvar95")
-"""The metrics of the Pareto plot if none are named; ``*`` is the first constraint."""
+PARETO = ("objective", "*/cvar95")
+"""The held-out metrics of the Pareto plot if none are named; ``*`` is the first constraint."""
 
 PLOTS = {
     "cdf.png": "Violations, held-out beside train, all seeds together",
@@ -35,6 +37,9 @@ PLOTS = {
     "costs.png": "Time and memory",
 }
 """Every plot by file, and what it shows."""
+
+HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
+"""Titles of the held-out results by stage."""
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,) by panel, ``stage/constraint`` or a constraint, and by method."""
@@ -119,7 +124,8 @@ def violation_cdfs(violations: Curves, path: Path) -> None:
         }
         for number, method in enumerate(_unique(violations.values()))
     }
-    _cdf_grid(violations, {"test": "held-out", "train": "train"}, styles, path)
+    stage = held_out_stage([*violations])
+    _cdf_grid(violations, {stage: HELD_OUT[stage], "train": "train"}, styles, path)
 
 
 def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> None:
@@ -389,7 +395,7 @@ def gaps(runs: DataFrame) -> dict[str, DataFrame]:
     for train in runs.columns:
         metric = train.removeprefix("train/")
         if metric != train and metric.endswith(("/cvar95", "/violated")):
-            names = {train: "train", f"test/{metric}": "held-out"}
+            names = {train: "train", f"{held_out_stage([*runs])}/{metric}": "held-out"}
             if set(names) <= set(runs.columns):
                 means = runs.groupby("method", sort=False)[[*names]].mean()
                 found[metric] = means.rename(columns=names)

@@ -8,6 +8,10 @@ same evaluation tolerance. Its folder then holds
     violations.npz  all violations by stage and constraint
     worst.npz       the worst held-out violation of every sample, by constraint
     log.txt         what was printed, of a run in a process of its own
+
+Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
+measures on the certification split goes into ``samples.parquet`` and nowhere else, and
+``model.ckpt`` is the trained model.
 """
 
 from __future__ import annotations
@@ -39,13 +43,17 @@ from transformers.utils.logging import disable_progress_bar
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
+from pl_pointwise.requirements.samples import CERTIFICATION, SPLITS, samples_of, write_samples
 
-from .runs import ARRAYS, Comparison, Run
+from .runs import ARRAYS, CHECKPOINT, SAMPLES, Comparison, Run
 
 log = logging.getLogger(__name__)
 
-HELD_OUT = "test"
-"""The stage whose violations are certified."""
+HELD_OUT = {False: "test", True: "val"}
+"""The stage of the held-out results, and where a requirement is to be certified."""
+
+HIDDEN = tuple(stage for stage, split in SPLITS.items() if split == CERTIFICATION)
+"""Stages whose results only the test of a requirement may see."""
 
 MULTIPLIERS = "dual"
 """What metrics of the multipliers start with: share and overshoot, of the last epoch."""
@@ -67,6 +75,8 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
         config = yaml.safe_dump(cli.config_dump, sort_keys=False)
         (run.folder / "config.yaml").write_text(config)
         result |= _fit(cli, checkpoint, own_process)
+        if run.certified:
+            cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
             _write(run, result)
@@ -98,24 +108,27 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
-    """Tests, writes the violations, and returns metrics and certificates."""
-    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    held_out = cli.model.evaluated.get(HELD_OUT, {})
+    """Evaluates, writes the violations, and returns metrics and certificates."""
+    metrics, objective = evaluate(cli, run.certified)
+    held_out = cli.model.evaluated.get(HELD_OUT[run.certified], {})
     if cli.trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in cli.model.violations.items()
             for name, values in by_constraint.items()
+            if not (run.certified and stage in HIDDEN)
         }
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
+        if run.certified:
+            write_samples(samples_of(cli.model, datasets_of(cli)), run.folder / SAMPLES)
     shares = {
         f"{MULTIPLIERS}/{name}/{key}": value
         for name, figures in cli.model.pull_shares.figures().items()
         for key, value in figures.items()
     }
-    metrics = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
+    certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
     return {
         "metrics": metrics | shares,
         "higher_is_better": {
@@ -123,8 +136,39 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             for name, metric in cli.model.evaluation_metrics().items()
             if metric.higher_is_better is not None
         },
-        "certificates": {name: _certificate(found) for name, found in held_out.items()},
+        "certificates": {name: _certificate(found) for name, found in certificates.items()},
+        "bounds": {name: repr(each) for name, each in cli.model.evaluation_constraints.items()},
+        "constrained": bool(cli.model.formulations),
+        "objective": objective,
     }
+
+
+def evaluate(cli: PointwiseCLI, certified: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Tests, and validates before where there is a selection split.
+
+    Returns: what was logged, without the certification split's if there is one; the objective that
+    all methods share, by split.
+    """
+    found: dict[str, float] = {}
+    if certified:
+        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
+        found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
+    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
+    objective = {
+        split: found[name]
+        for stage, split in SPLITS.items()
+        if (name := f"{stage}/{cli.model.shared_objective}") in found
+    }
+    if certified:
+        found = {n: v for n, v in found.items() if n.partition("/")[0] not in HIDDEN}
+    return found, objective
+
+
+def datasets_of(cli: PointwiseCLI) -> dict[str, Any]:
+    """The data sets of the data module by name, as far as it has them by name."""
+    return dict(getattr(cli.datamodule, "datasets", {}))
 
 
 def _open(run: Run) -> None:

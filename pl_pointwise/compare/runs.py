@@ -28,6 +28,10 @@ from pl_pointwise.configs import config_path
 ARRAYS = ("violations.npz", "worst.npz")
 """Written before ``result.json``: all violations, and the worst one of every held-out sample."""
 
+CHECKPOINT, SAMPLES = "model.ckpt", "samples.parquet"
+"""Written too where a requirement is to be certified: the trained model, and what it is judged by.
+"""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -42,6 +46,8 @@ class Run:
     folder: Path
     arguments: list[str]
     digest: str
+    certified: bool = False
+    """Whether it is a candidate for a requirement: then its files hold what that takes."""
 
     @property
     def title(self) -> str:
@@ -53,7 +59,8 @@ class Run:
         if not path.is_file():
             return None
         result: dict[str, Any] = json.loads(path.read_text())
-        complete = "error" in result or all((self.folder / name).is_file() for name in ARRAYS)
+        files = (*ARRAYS, CHECKPOINT, SAMPLES) if self.certified else ARRAYS
+        complete = "error" in result or all((self.folder / name).is_file() for name in files)
         return result if complete and result.get("digest") == self.digest else None
 
     @property
@@ -90,6 +97,8 @@ class Comparison:
         settings: ``path=value,value,…`` each; several give the product of their values.
         overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
             train a method that says ``trainer: {max_epochs: 0}``.
+        requirements: what the chosen model has to meet, as texts (requirements/requirement.py).
+        confidence: of its certificate.
     """
 
     configs: Sequence[str]
@@ -98,6 +107,8 @@ class Comparison:
     seeds: Sequence[int] = (0,)
     settings: Sequence[str] = ()
     overrides: Sequence[str] = ()
+    requirements: Sequence[str] = ()
+    confidence: float = 0.95
 
     def arguments(self) -> list[str]:
         """Returns the command line that stands for this comparison."""
@@ -105,6 +116,10 @@ class Comparison:
         words += ["--methods", self.methods] if self.methods is not None else []
         words += ["--seeds", *map(str, self.seeds), "--output", str(self.output)]
         words += [word for setting in self.settings for word in ("--set", setting)]
+        for requirement in self.requirements:
+            words += ["--require", requirement]
+        if self.requirements:
+            words += ["--confidence", str(self.confidence)]
         return [*words, *self.overrides]
 
     def command(self) -> str:
@@ -170,7 +185,7 @@ class Comparison:
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
-        return Run(method, seed, folder, arguments, digest)
+        return Run(method, seed, folder, arguments, digest, bool(self.requirements))
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -14,8 +14,11 @@ from pandas import DataFrame, Series
 
 from .runs import Outcome
 
-STAGES = ("test", "train")
-"""Held-out first, then the training data, each one full pass after the fit. Tasks may add more."""
+HELD_OUT = ("test", "val")
+"""Stages of the held-out results: "val", the selection split, where there are none of "test".
+
+That is so where a requirement is to be certified. Tasks may test on further data sets.
+"""
 
 OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
@@ -91,12 +94,13 @@ def results_table(runs: DataFrame, names: Sequence[str]) -> Table:
     Of further data sets that ``test`` ran on, the task's own metrics follow by ``stage/metric``.
     """
     done = runs[runs["error"] == ""]
+    shown = (held_out_stage(names), "train")
     columns: dict[str, list[str]] = {}
     for name in names:
         stage, _, metric = name.partition("/")
-        if stage in STAGES:
+        if stage in shown:
             columns.setdefault(metric, []).append(name)
-        elif "/" not in metric:
+        elif "/" not in metric and stage not in HELD_OUT:
             columns[name] = [name]
     methods = runs["method"].unique()
     cells = DataFrame("", index=methods, columns=[*(columns or ["error"])])
@@ -121,14 +125,21 @@ def results_table(runs: DataFrame, names: Sequence[str]) -> Table:
 def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
     """Returns held-out minus train, of the objective and of every violation statistic."""
     done = runs[runs["error"] == ""]
-    metrics = [name.removeprefix("test/") for name in names if name.startswith("test/")]
+    held_out = held_out_stage(names)
+    metrics = [n.removeprefix(f"{held_out}/") for n in names if n.startswith(f"{held_out}/")]
     shown = [m for m in metrics if f"train/{m}" in names and (m == "objective" or "/" in m)]
-    gaps = DataFrame({m: done[f"test/{m}"] - done[f"train/{m}"] for m in shown})
+    gaps = DataFrame({m: done[f"{held_out}/{m}"] - done[f"train/{m}"] for m in shown})
     note = (
         f"Each cell: held-out minus train, {_seeds(runs)}. Far above 0, only the training "
         "data satisfy the constraint."
     )
     return Table("The gap between held-out and training data", note, _by_method(gaps, done))
+
+
+def held_out_stage(names: Sequence[str]) -> str:
+    """Returns which stage the held-out results are of, from names that start with a stage."""
+    stages = {name.partition("/")[0] for name in names}
+    return next((stage for stage in HELD_OUT if stage in stages), HELD_OUT[0])
 
 
 def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:

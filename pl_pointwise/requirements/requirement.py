@@ -95,16 +95,14 @@ class Requirement:
     def losses(self, values: np.ndarray) -> Losses:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
 
+        A violation that is NaN counts 1.
+
         Raises:
-            RequirementError: NaN, or a metric's value outside [0, 1].
+            RequirementError: a metric's value that is not in [0, 1].
         """
-        if np.isnan(values).any():
-            raise RequirementError(
-                f"{self.text!r}: {int(np.isnan(values).sum())} of {len(values)} values are NaN."
-            )
         if self.beyond is not None:
-            return (values > self.beyond).astype(float)
-        if len(values) and not (values.min() >= 0 and values.max() <= 1):
+            return (~(values <= self.beyond)).astype(float)
+        if len(values) and not (values.min() >= 0 and values.max() <= 1):  # NaN neither.
             raise RequirementError(
                 f"{self.text!r}: its values lie between {values.min():g} and {values.max():g}. "
                 "Only a mean of values in [0, 1] can be certified."

@@ -50,6 +50,7 @@ class LanguageModelModule(PointwiseModule):
     """
 
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
+    shared_objective = "kl"
 
     own_hooks: ClassVar[Mapping[str, str]] = {"on_fit_start": "_prepare_fit"}
 

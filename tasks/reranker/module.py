@@ -88,6 +88,7 @@ class RerankerModule(PointwiseModule):
     """
 
     host_keys = ("index", "lengths")
+    shared_objective = "length_objective"
 
     def __init__(
         self,

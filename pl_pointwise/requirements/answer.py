@@ -1,0 +1,315 @@
+"""The answer to a requirement: the chosen model with its certificate, or that none meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame
+
+from .p_values import Losses, p_value, samples_needed, upper_bound
+from .requirement import Requirement, RequirementError, Subject
+from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
+from .selection import PROCEDURES, Candidate, Selection, Tested, select
+
+ASSUMPTIONS = (
+    "The certification samples are independent draws from the distribution of the new inputs, and "
+    "were used for nothing but this test."
+)
+
+WORTHWHILE = 4
+"""More data is the nearest lever if it takes at most this many times what there is."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A trained model as the files of its run have it.
+
+    Attributes:
+        name: for people.
+        samples: its table (samples.py).
+        objective: smaller is better, by split.
+        constrained: whether anything but its objective was trained.
+        training: the share of the training data that violates, by constraint.
+    """
+
+    name: str
+    samples: DataFrame
+    objective: Mapping[str, float]
+    constrained: bool
+    training: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One requirement on the certification split, of one model."""
+
+    requirement: Requirement
+    n: int
+    """Independent samples."""
+    share: float
+    """Mean loss: of violated samples, or of the metric."""
+    p: float
+    bound: float
+    """Upper bound on the mean loss that holds for all candidates together."""
+
+    def text(self) -> str:
+        """Returns what was seen."""
+        if self.requirement.beyond is None:
+            what = f"mean loss {self.share:.3g} over {self.n:,} samples"
+        else:
+            what = f"{round(self.share * self.n):,} of {self.n:,} samples fail"
+        return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of the test; made by :func:`answer`."""
+
+    models: Sequence[Measured]
+    subjects: Sequence[Subject]
+    confidence: float
+    selection: Selection
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        return [subject.requirement for subject in self.subjects]
+
+    @property
+    def chosen(self) -> int | None:
+        """The position of the chosen model; None: none is certified."""
+        found = self.selection.chosen
+        return None if found is None else self.selection.tested.index(found)
+
+    @cached_property
+    def findings(self) -> list[list[Finding]]:
+        """By model and requirement, on the certification split."""
+        # Over all models and requirements at once, so that every bound may be read.
+        each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
+        return [
+            [
+                self._finding(requirement, losses, each)
+                for requirement, losses in zip(
+                    self.requirements, tested.candidate.certification, strict=True
+                )
+            ]
+            for tested in self.selection.tested
+        ]
+
+    def _finding(self, requirement: Requirement, losses: Losses, each: float) -> Finding:
+        return Finding(
+            requirement,
+            len(losses),
+            float(losses.mean()) if len(losses) else 1.0,
+            p_value(losses, requirement.at_most, self.confidence),
+            upper_bound(losses, each),
+        )
+
+    def nearest(self) -> int:
+        """Returns the position of the model with the smallest p-value on the certification split.
+
+        Ties: the smaller mean loss over its rate.
+        """
+
+        def key(position: int) -> tuple[float, float]:
+            found = self.findings[position]
+            worst = max(each.share / each.requirement.at_most for each in found)
+            return self.selection.tested[position].p, worst
+
+        return min(range(len(self.models)), key=key)
+
+    def statement(self) -> str:
+        """Returns the answer in plain sentences."""
+        return self._certificate() if self.chosen is not None else self._none()
+
+    def _certificate(self) -> str:
+        position = self.chosen
+        assert position is not None
+        sure = f"{100 * self.confidence:g} %"
+        tested = sum(each.place is not None for each in self.selection.tested)
+        lines = [
+            f"{self.models[position].name} meets "
+            + ("the requirement" if len(self.subjects) == 1 else "all requirements together")
+            + f" on new inputs, with {sure} confidence:",
+            "",
+            *(f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]),
+            "",
+            f"The confidence accounts for the choice among {len(self.models)} models: their order "
+            f"comes from the selection split, and at most {tested} were tested one after the other "
+            "on the certification split, which nothing else has used (fixed-sequence testing). "
+            "The bounds in percent hold for all of them together (Bonferroni).",
+            f"Assumptions: {ASSUMPTIONS}",
+            "",
+            self.cost(position),
+        ]
+        return "\n".join(lines)
+
+    def cost(self, position: int) -> str:
+        """Returns what a model gives up in the objective against those without constraints."""
+        free = [each for each in self.models if not each.constrained]
+        kind = "without constraints" if free else "of all, certified or not"
+        best = min(free or self.models, key=lambda each: each.objective[SELECTION])
+        own = self.models[position].objective
+        parts = [
+            f"{own[split]:.4g} against {best.objective[split]:.4g} on the {split} split"
+            for split in (SELECTION, CERTIFICATION)
+            if split in own and split in best.objective
+        ]
+        return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
+
+    def _none(self) -> str:
+        position = self.nearest()
+        sure = f"{100 * self.confidence:g} %"
+        lines = [
+            f"None of the {len(self.models)} models is certified to meet "
+            + ("the requirement" if len(self.subjects) == 1 else "all requirements together")
+            + f" with {sure} confidence. {self.models[position].name} comes nearest:",
+            "",
+            *(f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]),
+            "",
+            *self.levers(position),
+        ]
+        return "\n".join(lines)
+
+    def levers(self, position: int) -> list[str]:
+        """Returns what would help a model, a line each, the nearest first.
+
+        For the requirement with the largest p-value: more certification samples, if its share is
+        below the rate and they are at most :data:`WORTHWHILE` times those there are; else the
+        method, if too many training samples violate; else the gap to new inputs; the tolerance
+        that this model would have met. An indication: it was read off the certification split.
+        """
+        finding, subject = max(
+            zip(self.findings[position], self.subjects, strict=True), key=lambda pair: pair[0].p
+        )
+        rate, requirement = finding.requirement.at_most, finding.requirement
+        lines = []
+        needed = samples_needed(rate, finding.share, self.confidence)
+        if needed is None:
+            data = (
+                f"Data: the share seen, {finding.share:.3g}, is not below {rate:.3g}, so more "
+                "certification samples alone do not help."
+            )
+        else:
+            data = (
+                f"Data: at the share seen, {finding.share:.3g}, {needed:,} certification samples "
+                f"would certify {rate:.3g} four times in five; there are {finding.n:,}."
+            )
+        lines.append((needed is None or needed > WORTHWHILE * finding.n, data))
+        trained = self.models[position].training.get(subject.quantity)
+        if trained is not None and requirement.beyond is not None:
+            fitted = trained <= rate
+            method = (
+                f"Method: {100 * trained:.3g} % of the training data violate too: train longer, "
+                "with a larger alpha, or a cheaper objective."
+                if not fitted
+                else f"Method: only {100 * trained:.3g} % of the training data violate, so it is "
+                "the gap to new inputs: more training data, or a stricter tolerance in training "
+                "(--set model.tolerance=…)."
+            )
+            lines.append((False, method))
+        if requirement.beyond is not None:
+            values = values_of(self.models[position].samples, subject, CERTIFICATION)
+            lines.append((needed is not None, self._tolerance(requirement, values)))
+        lines.sort(key=lambda line: line[0])
+        return [f"{number}. {text}" for number, (_, text) in enumerate(lines, start=1)] + [
+            "",
+            "These three are read off the certification split: they are no certificate.",
+        ]
+
+    def _tolerance(self, requirement: Requirement, values: DataFrame) -> str:
+        by_unit = np.sort(values.groupby("unit")["value"].max().to_numpy())
+        for beyond in by_unit:
+            losses = (by_unit > beyond).astype(float)
+            if p_value(losses, requirement.at_most, self.confidence) <= 1 - self.confidence:
+                return (
+                    f"Tolerance: looser by {beyond - (requirement.beyond or 0):.3g}, the "
+                    "requirement would have been met by this model."
+                )
+        return "Tolerance: too few samples to name one that this model would have met."
+
+    def table(self) -> DataFrame:
+        """Returns a line per model, those of the sequence first, in its order."""
+        order = sorted(
+            range(len(self.models)),
+            key=lambda each: (_place(self.selection.tested[each]), each),
+        )
+        return DataFrame([self._line(position) for position in order])
+
+    def _line(self, position: int) -> dict[str, Any]:
+        tested, model = self.selection.tested[position], self.models[position]
+        line: dict[str, Any] = {
+            "order": "–" if tested.place is None else str(tested.place + 1),
+            "model": model.name + (" (chosen)" if position == self.chosen else ""),
+            "objective, selection": f"{model.objective[SELECTION]:.4g}",
+        }
+        for index, finding in enumerate(self.findings[position]):
+            before = tested.candidate.selection[index]
+            name = finding.requirement.text
+            seen = f"{before.mean():.3g}" if len(before) else "–"
+            line[f"{name}: selection · certification"] = f"{seen} · {finding.share:.3g}"
+            line[f"{name}: bound"] = f"{finding.bound:.3g}"
+        line["p"] = f"{tested.p:.2g}"
+        line["certified by"] = ", ".join(n for n in PROCEDURES if n in tested.certified) or "–"
+        return line
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the certificate of the chosen model as plain values; for a file."""
+        position = self.chosen
+        chosen = None if position is None else self.models[position].name
+        at = self.nearest() if position is None else position
+        return {
+            "certified": chosen,
+            "confidence": self.confidence,
+            "candidates": len(self.models),
+            "nearest": self.models[at].name,
+            "requirements": [
+                {
+                    "text": each.requirement.text,
+                    "dataset": subject.dataset,
+                    "quantity": subject.quantity,
+                    "category": subject.category,
+                    "at_most": each.requirement.at_most,
+                    "n": each.n,
+                    "share": each.share,
+                    "p": each.p,
+                    "bound": each.bound,
+                }
+                for each, subject in zip(self.findings[at], self.subjects, strict=True)
+            ],
+            "objective": dict(self.models[at].objective),
+            "statement": self.statement(),
+        }
+
+
+def _place(tested: Tested) -> int:
+    return 1_000_000 if tested.place is None else tested.place
+
+
+def answer(
+    models: Sequence[Measured], requirements: Sequence[Requirement], confidence: float = 0.95
+) -> Answer:
+    """Returns which model meets all requirements, with its certificate.
+
+    Raises:
+        RequirementError: about something that the models' tables do not have, or values that
+            cannot be judged.
+    """
+    if not models:
+        raise RequirementError("There is no model to choose from.")
+    known = known_from(models[0].samples)
+    subjects = [known.subject(requirement) for requirement in requirements]
+    candidates = [
+        Candidate(
+            model.name,
+            model.objective[SELECTION],
+            [losses_of(model.samples, subject, SELECTION) for subject in subjects],
+            [losses_of(model.samples, subject, CERTIFICATION) for subject in subjects],
+        )
+        for model in models
+    ]
+    rates = [requirement.at_most for requirement in requirements]
+    return Answer(models, subjects, confidence, select(candidates, rates, confidence))

@@ -1,0 +1,168 @@
+"""What a model's evaluation measured, sample by sample, as a table that requirements are judged by.
+
+A line per sample and quantity, with the columns
+
+    split      "selection" or "certification"
+    dataset    the name in the log keys: "val", "test", or of a data set beside the splits
+    kind       "constraint" or "metric"
+    quantity   the constraint's or the metric's name
+    index      the sample's position in its data set
+    value      its worst violation, or the metric's value
+    unit       samples of one unit (a prompt, a query) depend on each other
+    category   "" where there is none
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
+
+from pl_pointwise.data import categories_of, fingerprint, units_of
+
+from .p_values import Losses
+from .requirement import Known, Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pl_pointwise.module import PointwiseModule
+
+SELECTION, CERTIFICATION = "selection", "certification"
+
+SPLITS = {"val": SELECTION, "test": CERTIFICATION}
+"""Splits by data set. Any other but the training data is divided between them by unit."""
+
+NOT_HELD_OUT = "train"
+
+FOR_SELECTION = 1 / 3
+"""The part of the units of a data set beside the splits that goes to selection."""
+
+
+def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:
+    """Returns the table of what the last ``validate`` and ``test`` of a module measured.
+
+    datasets: by name, to look up units and categories in. One that has neither: every sample is a
+        unit of its own.
+    """
+    parts = list(_parts(module, datasets))
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split"])
+
+
+def _parts(module: PointwiseModule, datasets: Mapping[str, Any]) -> Iterator[DataFrame]:
+    for dataset in module.evaluated:
+        if dataset == NOT_HELD_OUT:
+            continue
+        rows = datasets.get(dataset)
+        for name, violations in module.evaluated[dataset].items():
+            values = violations.worst()
+            yield lines(dataset, rows, "constraint", name, violations.index, values)
+        for name, samples in module.evaluated_metrics.get(dataset, {}).items():
+            yield lines(dataset, rows, "metric", name, samples.index, samples.value)
+
+
+def lines(
+    dataset: str, rows: Any, kind: str, quantity: str, index: Tensor, values: Tensor
+) -> DataFrame:
+    """Returns the lines of one quantity on one data set.
+
+    rows: the data set, None if it is not known. index, values: (n,).
+    """
+    positions = index.tolist()
+    categories = None if rows is None else categories_of(rows)
+    units = None if rows is None else units_of(rows)
+    found = _own_units(rows, dataset, positions) if units is None else [units[p] for p in positions]
+    split = SPLITS.get(dataset)
+    return DataFrame(
+        {
+            "split": [split or _drawn(unit) for unit in found],
+            "dataset": dataset,
+            "kind": kind,
+            "quantity": quantity,
+            "index": positions,
+            "value": values.double().numpy(),
+            "unit": [hash_of(unit) for unit in found],
+            "category": ["" if categories is None else categories[p] for p in positions],
+        }
+    )
+
+
+def _own_units(rows: Any, dataset: str, positions: Sequence[int]) -> list[str]:
+    """Every sample as its own unit, which no sample of another data set is."""
+    of = dataset if rows is None else fingerprint(rows)
+    return [f"{of} {position}" for position in positions]
+
+
+def hash_of(text: str) -> str:
+    """Returns a unit's hash: prompts are long, and need not leave the machine with an export."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _drawn(unit: str) -> str:
+    """The split of a unit of a data set that has only one, the same in every run."""
+    drawn = int(hash_of(f"split {unit}"), 16) / 2**64
+    return SELECTION if drawn < FOR_SELECTION else CERTIFICATION
+
+
+def known_from(samples: DataFrame) -> Known:
+    """Returns what the table has to require something of."""
+    beside = samples[~samples["dataset"].isin([*SPLITS])]
+    of_constraints = beside[beside["kind"] == "constraint"]
+    categories = samples[samples["category"] != ""].groupby("dataset")["category"].unique()
+    return Known(
+        constraints=_names(samples[samples["kind"] == "constraint"]),
+        metrics=_names(samples[samples["kind"] == "metric"]),
+        datasets={
+            name: _names(of_constraints[of_constraints["dataset"] == name])
+            for name in beside["dataset"].unique()
+        },
+        categories={name: sorted(found) for name, found in categories.items()},
+    )
+
+
+def _names(samples: DataFrame) -> list[str]:
+    return [str(name) for name in samples["quantity"].unique()]
+
+
+def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
+    """Returns (units,) losses of a requirement on a split.
+
+    A unit's samples count once: by the worst of them for a constraint, by their mean for a metric.
+    """
+    values = values_of(samples, subject, split)
+    losses = values.assign(loss=subject.requirement.losses(values["value"].to_numpy()))
+    by_unit = losses.groupby("unit", sort=False)["loss"]
+    metric = subject.requirement.beyond is None
+    return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
+
+
+def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
+    """Returns the lines of the table that a requirement is about, of one split."""
+    dataset = subject.dataset
+    if dataset is None:
+        dataset = next(name for name, of in SPLITS.items() if of == split)
+    kind = "metric" if subject.requirement.beyond is None else "constraint"
+    chosen = (
+        (samples["split"] == split)
+        & (samples["dataset"] == dataset)
+        & (samples["kind"] == kind)
+        & (samples["quantity"] == subject.quantity)
+    )
+    if subject.category is not None:
+        chosen &= samples["category"] == subject.category
+    return samples[chosen]
+
+
+def write_samples(samples: DataFrame, path: Path) -> None:
+    """Writes the table as Parquet."""
+    samples.to_parquet(path, index=False)
+
+
+def read_samples(path: Path) -> DataFrame:
+    """Reads what :func:`write_samples` wrote."""
+    return pd.read_parquet(path)
