@@ -59,7 +59,8 @@ def check_before(comparison: Comparison) -> None:
     requirements = [Requirement.parse(text) for text in comparison.requirements]
     quieten()
     cli = PointwiseCLI([*comparison.runs[0].arguments, *ONE_PROCESS], run=False)
-    cli.trainer.limit_test_batches = 0  # Sets everything up, and tests nothing.
+    cli.trainer.limit_val_batches = cli.trainer.limit_test_batches = 0  # To set up the data only.
+    cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
     cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     datasets = datasets_of(cli)
     samples = samples_to_come(cli.model, held_out_loaders(cli.datamodule), datasets)
