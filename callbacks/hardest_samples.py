@@ -30,8 +30,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
-from pl_pointwise.data import PointwiseDataModule, plain_fields
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.rows import plain_fields
 
 from .hardest_page import page
 from .last_violations import LastViolations, MeanViolations

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from .checkpoints import replayed_random_state
-from .data import Kind, length_of
 from .errors import DataError, TrainingError
 from .fingerprints import kept_random_state
 from .fit_checks import (
@@ -26,6 +25,7 @@ from .fit_checks import (
     training_set,
 )
 from .formulations import Penalty
+from .rows import Kind, length_of
 from .step import OBJECTIVE, Measured, Terms, index_of, pieces_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Checks:
 
     def __init__(self) -> None:
         self.layout: dict[str, Kind] = {}
-        """What the batch's entries are, by path; see :func:`~pl_pointwise.data.take_rows`."""
+        """What the batch's entries are, by path; see :func:`~pl_pointwise.rows.take_rows`."""
         self.loader: Any = None
         """The training loader that was checked."""
         self.loaders_set_up_early = False

@@ -11,19 +11,25 @@ import os
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from itertools import combinations
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
+from .rows import plain_fields
 
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
+
+SPLITS = ("train", "val", "test")
+"""The training split; the selection split, by which settings and methods are chosen; and the
+certification split, which is used once, for the model that was chosen."""
 
 T = TypeVar("T")
 
@@ -315,8 +321,16 @@ class PointwiseDataModule(LightningDataModule):
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
     "train", "val", "test" and, where it has one, "predict", and defines :meth:`collate`. Where rows
     are tuples, it names their entries: ``IndexedDataset(rows, fields=["x", "y"])``. ``test``
-    is run on the held-out data and on the training data in one full pass each. A training set with
-    an attribute ``strata``, the kind of each sample, has its kinds spread evenly over the batches.
+    is run on the held-out data and on the training data in one full pass each. Where "val" and
+    "test" are one object, there is no certification split of its own.
+
+    What a data set may say of its N samples, by attributes; none is required:
+
+    - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
+    - ``categories``, texts: the kind of each by its name, "" if unknown. A requirement can be about
+      one of them.
+    - ``units``, texts: what samples share that makes them depend on each other, as their prompt.
+      Samples of one unit count once in a certificate, and no unit may stand in two splits.
 
     Args:
         batch_size: samples per rank in one optimisation step.
@@ -350,6 +364,15 @@ class PointwiseDataModule(LightningDataModule):
         Here the row's texts and numbers; override it where a row holds tokens instead of texts.
         """
         return plain_fields(self.datasets["train"][index])
+
+    @property
+    def certification_is_separate(self) -> bool:
+        """Whether "test" is a split of its own; of the data sets that are set up."""
+        return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
+
+    def shared_units(self) -> dict[tuple[str, str], int]:
+        """How many units two splits have in common, of those that are set up."""
+        return shared_units({name: self.datasets[name] for name in SPLITS if name in self.datasets})
 
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
         """An option that module and data must agree on, such as the model whose tokenizer it is.
@@ -406,85 +429,6 @@ class PointwiseDataModule(LightningDataModule):
         return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
 
 
-Kind = Literal["rows", "parts", "shared"]
-"""What an entry of a batch is: a row for each sample, parts that are so in turn, or neither."""
-
-
-def take_rows(batch: Any, rows: Tensor, layout: Mapping[str, Kind] | None = None) -> Any:
-    """The given rows of a batch; what all samples share stays whole.
-
-    Mappings, lists and tuples in the batch are followed. An entry that ``layout`` does not list has
-    a row for each sample if it is a tensor, array, list or tuple of length B.
-
-    batch: a mapping with ``index``, (B,), from which B is read.
-    rows: (R,) positions in the batch, on the CPU.
-    layout: what the entries are, by path ("x", "nested.x", "pair.0").
-
-    Raises:
-        DataError: an entry with a row for each sample has not B of them.
-    """
-    size = len(batch["index"])
-    return _take(batch, rows, size, layout or {}, "")
-
-
-def _take(value: Any, rows: Tensor, size: int, layout: Mapping[str, Kind], path: str) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: _take(entry, rows, size, layout, f"{path}.{key}" if path else str(key))
-            for key, entry in value.items()
-        }
-    length = length_of(value)
-    kind = layout.get(path)
-    if kind == "shared" or length is None:
-        return value
-    if kind == "rows" and length != size:
-        raise DataError(
-            f'Batch entry "{path}" has length {length} in a batch of {size} samples, and that '
-            "depends on the samples: which rows are whose? Override select() to say so, or list "
-            "the entry in the module's shared_keys if it belongs to the batch as a whole."
-        )
-    if kind != "parts" and length == size:
-        if isinstance(value, Tensor):
-            return value[rows.to(value.device)]
-        if isinstance(value, np.ndarray):
-            return value[rows.numpy()]
-        taken = [value[position] for position in rows.tolist()]
-        return tuple(taken) if type(value) is tuple else taken
-    if isinstance(value, (list, tuple)):
-        parts = [_take(v, rows, size, layout, f"{path}.{i}") for i, v in enumerate(value)]
-        if all(part is v for part, v in zip(parts, value, strict=True)):
-            return value
-        if hasattr(value, "_make"):
-            return value._make(parts)
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return value
-
-
-def length_of(value: Any) -> int | None:
-    """Of a list, a tuple, or along the first dimension; None for what has none."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, (list, tuple)) else None
-
-
-def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that are texts, numbers or truth values, as texts.
-
-    Those of a row without names are called "0", "1", ….
-    """
-    if hasattr(row, "_asdict"):
-        row = row._asdict()
-    if not isinstance(row, Mapping):
-        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
-    fields = {}
-    for name, value in row.items():
-        if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
-            value = value.item()
-        if isinstance(value, (str, int, float)):
-            fields[str(name)] = str(value)
-    return fields
-
-
 def fingerprint(rows: Rows) -> str:
     """A digest that tells data sets, and orders of one data set, apart.
 
@@ -498,3 +442,55 @@ def fingerprint(rows: Rows) -> str:
         rows = rows.rows
     own = getattr(rows, "fingerprint", None)
     return own if isinstance(own, str) else fingerprint_of_content(rows)
+
+
+def categories_of(rows: Rows) -> list[str] | None:
+    """The category of each sample, "" where it has none, (N,); None if the data set knows none.
+
+    Its attribute ``categories``; of an IndexedDataset, a Subset or a ConcatDataset that of what it
+    is made of.
+
+    Raises:
+        DataError: another number of them than of samples.
+    """
+    return _texts_of(rows, "categories")
+
+
+def units_of(rows: Rows) -> list[str] | None:
+    """The unit of each sample, (N,), likewise of the attribute ``units``."""
+    return _texts_of(rows, "units")
+
+
+def shared_units(datasets: Mapping[str, Rows]) -> dict[tuple[str, str], int]:
+    """How many units each two data sets have in common, by their names; 0 where they are apart.
+
+    Two names of one object are no two data sets; one whose units are unknown is left out.
+    """
+    units = {name: units_of(rows) for name, rows in datasets.items()}
+    known = [(name, set(found)) for name, found in units.items() if found is not None]
+    return {
+        (first, second): len(these & those)
+        for (first, these), (second, those) in combinations(known, 2)
+        if datasets[first] is not datasets[second]
+    }
+
+
+def _texts_of(rows: Any, name: str) -> list[str] | None:
+    own = getattr(rows, name, None)
+    if own is not None:
+        if len(own) != len(rows):
+            raise DataError(
+                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples. "
+                "Give one text for each sample, in their order, or None."
+            )
+        return ["" if text is None else str(text) for text in own]
+    if isinstance(rows, IndexedDataset):
+        return _texts_of(rows.rows, name)
+    if isinstance(rows, Subset):
+        whole = _texts_of(rows.dataset, name)
+        return None if whole is None else [whole[position] for position in rows.indices]
+    if isinstance(rows, ConcatDataset):
+        parts = [_texts_of(part, name) for part in rows.datasets]
+        known = [part for part in parts if part is not None]
+        return [text for part in known for text in part] if len(known) == len(parts) else None
+    return None

@@ -52,6 +52,70 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
 
+@dataclass(frozen=True)
+class SampleValues:
+    """A metric's value of each sample, of all ranks, on the CPU, in data-set order."""
+
+    index: Tensor
+    """(n,) int64, each sample's position in its data set."""
+    value: Tensor
+    """(n,)."""
+
+
+class MeanBySample(Metric):
+    """The mean over samples of one value each, kept with the index of its sample; NaN of none.
+
+    A metric that a requirement can be about, where its values are within [0, 1]:
+    ``module.evaluated_metrics`` has them after an evaluation. A sample that several batches or
+    ranks brought counts once.
+
+    Args:
+        higher_is_better: None for neither.
+    """
+
+    full_state_update = False
+    higher_is_better: bool | None = None
+    index: list[Tensor]
+    value: list[Tensor]
+
+    def __init__(self, higher_is_better: bool | None = None) -> None:
+        super().__init__()
+        if higher_is_better is not None:
+            # The attribute of the class is one that torchmetrics does not let an object set.
+            vars(self)["higher_is_better"] = higher_is_better
+        self.add_state("index", default=[], dist_reduce_fx="cat")
+        self.add_state("value", default=[], dist_reduce_fx="cat")
+
+    def update(self, index: Tensor, value: Tensor) -> None:
+        """Adds a batch: (b,) positions in the data set and (b,) values.
+
+        Rows that only fill up a rank, of index −1, count nowhere.
+        """
+        value = value.detach().to(widest(value.device))
+        index = index.to(value.device)
+        self.index.append(index[index >= 0])
+        self.value.append(value[index >= 0])
+
+    def compute(self) -> Tensor:
+        """The mean, the same on every rank."""
+        return self._samples().value.mean().float().to(self.device)
+
+    def samples(self) -> SampleValues:
+        """The values themselves. A collective: every rank calls it."""
+        with self.sync_context(), torch.inference_mode(False):
+            return self._samples()
+
+    def _samples(self) -> SampleValues:
+        if isinstance(self.index, list) and not self.index:  # Never updated.
+            return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
+        index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
+        order = index.argsort(stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[1:] = index[order][1:] != index[order][:-1]
+        kept = order[first]
+        return SampleValues(index[kept], value[kept])
+
+
 class ViolationsBySample(Metric):
     """Collects violations with the index of their samples, over all ranks.
 
@@ -154,14 +218,19 @@ class Evaluation:
             real = (micro.index >= 0).to(module.device)
             module.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
 
-    def results(self) -> tuple[dict[str, Tensor], dict[str, SampleViolations]]:
-        """What to log, and the violations by constraint; a collective where there are ranks.
+    def results(
+        self,
+    ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
+        """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
+
+        A collective where there are ranks.
 
         ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
         the data set carries is left out, and so is a metric that was never updated.
         """
         stage, shown = self.stage, dict[str, Tensor]()
         violations: dict[str, SampleViolations] = {}
+        values: dict[str, SampleValues] = {}
         objective = self.objective.samples().pooled()
         if len(objective):
             shown[f"{stage}/objective"] = objective.double().mean().float()
@@ -174,7 +243,9 @@ class Evaluation:
             shown |= {f"{stage}/{name}/{key}": value for key, value in statistics.items()}
         for name, metric_of_task in updated_anywhere(self.task).items():
             shown[f"{stage}/{name}"] = metric_of_task.compute()
-        return shown, violations
+            if isinstance(metric_of_task, MeanBySample):
+                values[name] = metric_of_task.samples()
+        return shown, violations, values
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:

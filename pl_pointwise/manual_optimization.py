@@ -31,7 +31,7 @@ from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
 from .data import fingerprint
 from .errors import TrainingError
-from .evaluation import SampleViolations
+from .evaluation import SampleValues, SampleViolations
 from .fit_checks import (
     check_fit,
     check_launcher,
@@ -131,6 +131,7 @@ class ManualOptimization(Resuming):
         self._skipped_this_epoch = 0
         self.violations: dict[str, dict[str, Tensor]] = {}
         self.evaluated: dict[str, dict[str, SampleViolations]] = {}
+        self.evaluated_metrics: dict[str, dict[str, SampleValues]] = {}
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
@@ -166,7 +167,8 @@ class ManualOptimization(Resuming):
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
         self.checks.start(self, dataset)
-        self.violations, self.evaluated = {}, {}  # Of other weights, or of a sanity check's batches
+        # Of other weights, or of a sanity check's batches.
+        self.violations, self.evaluated, self.evaluated_metrics = {}, {}, {}
         self._stopped = None
         if self._restored is None:
             self.pull_shares = PullShares()

@@ -23,12 +23,12 @@ from .checkpoints import (
     from_plain,
     replayed_random_state,
 )
-from .data import take_rows
 from .evaluation import Evaluation, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
 from .optimizers import Training, connected_zero
 from .repeated_step import RunningStatistics, without_non_finite
+from .rows import take_rows
 from .step import (
     OBJECTIVE,
     DualStep,
@@ -100,6 +100,8 @@ class PointwiseModule(ManualOptimization):
         violations: after ``validate`` and ``test``, by stage and constraint, all values of that
             pass, 1-D on the CPU.
         evaluated: the same, sample by sample.
+        evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
+            (:class:`~pl_pointwise.evaluation.MeanBySample`), sample by sample.
         measured: what the last training step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
@@ -497,7 +499,7 @@ class PointwiseModule(ManualOptimization):
     def _log_evaluations(self) -> None:
         self.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
-            shown, self.evaluated[stage] = evaluation.results()
+            shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
             log_of_all_ranks(self, shown, add_dataloader_idx=False)
         self._evaluations = {}

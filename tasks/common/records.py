@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow.parquet
 from lightning.pytorch.utilities import rank_zero_warn
@@ -20,24 +20,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.errors import DataError
 
 R = TypeVar("R")
-
-
-class Located(Protocol):
-    """A record that knows where it was read, for messages."""
-
-    @property
-    def where(self) -> str: ...
-
-
-class Prompted(Located, Protocol):
-    """A record with a prompt, by which records are split."""
-
-    @property
-    def prompt(self) -> str: ...
-
-
-L = TypeVar("L", bound=Located)
-P = TypeVar("P", bound=Prompted)
 
 CHUNK = 256
 """Rows read at a time."""
@@ -351,77 +333,6 @@ def kind(value: Any) -> str:
 def digest(*parts: Any) -> str:
     """A hash of JSON values, the same in every process."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def hold_out(groups: Sequence[str], share: float, seed: int = 0) -> list[bool]:
-    """Which records to hold out so that no group stands on both sides.
-
-    Groups are taken in an order drawn by ``seed``, each that does not push the held-out part above
-    ``share`` of the records; the smallest alone where none fits. One group cannot be split.
-
-    Args:
-        groups: of each record, (N,).
-        share: of the records to hold out, 0 for none.
-        seed: of the order.
-    """
-    sizes = Counter(groups)
-    held: set[str] = set()
-    taken = 0
-    order = sorted(sizes, key=lambda group: digest(seed, group))
-    for group in order:
-        if taken + sizes[group] <= share * len(groups):
-            held.add(group)
-            taken += sizes[group]
-    if not held and share > 0 and len(sizes) > 1:
-        held.add(min(order, key=lambda group: sizes[group]))
-    return [group in held for group in groups]
-
-
-def split_by_group(
-    records: Sequence[L], groups: Sequence[str], share: float, seed: int, group_name: str
-) -> tuple[list[L], list[L]]:
-    """Training and held-out records, no group on both sides; see :func:`hold_out`.
-
-    group_name: what a group is, for the message.
-
-    Raises:
-        DataError: records of one group only, of which some are to be held out.
-    """
-    held = hold_out(groups, share, seed)
-    if share > 0 and not any(held):
-        raise DataError(
-            f"{records[0].where}: all records are of one {group_name}, so there is none to hold "
-            "out. Set a file of held-out records, or val_fraction to 0."
-        )
-    pairs = list(zip(records, held, strict=True))
-    return [record for record, out in pairs if not out], [record for record, out in pairs if out]
-
-
-def split_by_prompt(records: Sequence[P], share: float, seed: int) -> tuple[list[P], list[P]]:
-    """Training and held-out records, no prompt on both sides; see :func:`split_by_group`."""
-    return split_by_group(records, [record.prompt for record in records], share, seed, "prompt")
-
-
-def warn_of_shared(
-    train: Iterable[str], held: Sequence[str], train_source: str, held_source: str, name: str
-) -> None:
-    """Says how many held-out texts are trained on. name: what they are, in the plural."""
-    known = set(train)
-    shared = sum(text in known for text in held)
-    if shared:
-        rank_zero_warn(
-            f"{held_source}: {shared:,} of {len(held):,} {name} are in {train_source} too, so "
-            "results on it flatter. Take them out of one."
-        )
-
-
-def warn_of_shared_prompts(
-    train: Sequence[Prompted], held: Sequence[Prompted], train_source: str, held_source: str
-) -> None:
-    """Says how many held-out records have a prompt that is trained on."""
-    held_prompts = [record.prompt for record in held]
-    prompts = (record.prompt for record in train)
-    warn_of_shared(prompts, held_prompts, train_source, held_source, "prompts")
 
 
 def largest(values: Sequence[float], count: int | None) -> list[int]:

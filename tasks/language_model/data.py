@@ -1,6 +1,6 @@
 """A data module of prompts and responses: what both language tasks share.
 
-Options, stages, the held-out records that are tested, and tokenising. Where records come from and
+Options, stages, the splits, and tokenising. Where records come from and
 what a batch holds is the task's.
 """
 
@@ -15,6 +15,7 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
+from pl_pointwise.tasks.common.splits import check_fractions
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
@@ -40,7 +41,10 @@ class Preparation:
         invalid: what to do with a record that cannot be used: "error" or "skip", which says how
             many. None is "skip" for the hub and "error" for files. Records to predict for are never
             skipped.
-        val_fraction: the part of a file's records to hold out; no prompt stands on both sides.
+        val_fraction: the part of a file's records to hold out as "val"; of each category the same
+            part, and no prompt stands on two sides.
+        test_fraction: likewise as "test", the split that is used once, for a certificate of the
+            model that was chosen by "val". At 0 and without a file of them "test" is "val".
 
     Raises:
         DataError: a value out of its range.
@@ -52,11 +56,11 @@ class Preparation:
     max_length: int = 2048
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
+    test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("invalid", self.invalid, ("error", "skip", None), DataError)
-        if not 0 <= self.val_fraction < 1:
-            raise DataError(f"val_fraction={self.val_fraction}: give a number from 0 to below 1.")
+        check_fractions(self.val_fraction, self.test_fraction)
         if not 1 <= self.max_prompt_length < self.max_length:
             raise DataError(
                 f"max_prompt_length={self.max_prompt_length}, max_length={self.max_length}: "
@@ -78,7 +82,7 @@ class ResponseDataModule(PointwiseDataModule):
     """
 
     needs: ClassVar[Needs]
-    """The data set "test" is the held-out records, "val", under another name."""
+    """Where no records are held out as "test", it is "val" under another name."""
 
     columns: ClassVar[Columns]
 
@@ -181,13 +185,12 @@ class ResponseDataModule(PointwiseDataModule):
         """Put the data set ``name`` into ``datasets``, if its source has it."""
         if name in self.datasets:
             return
-        if name == "test":
+        records = self.task_records(name)
+        if name == "test" and not records:
             self._add("val")
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
-            return
-        records = self.task_records(name)
-        if records:
+        elif records:
             self.datasets[name] = self.encoded(
                 name,
                 records,
@@ -195,6 +198,11 @@ class ResponseDataModule(PointwiseDataModule):
                 max_length=self.preparation.max_length,
                 skip_invalid=self._skips(name),
             )
+
+    @property
+    def held_out_parts(self) -> dict[str, float]:
+        """The parts of the training records to hold out, by split."""
+        return {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
 
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""

@@ -33,6 +33,10 @@ class Conversation(Protocol):
         """Texts or lists of tool calls."""
 
     @property
+    def prompt(self) -> str:
+        """What records of one prompt have in common, and no others."""
+
+    @property
     def where(self) -> str:
         """File and line, or source and record, for messages."""
 
@@ -151,6 +155,11 @@ class EncodedResponses(Generic[C]):
     def record(self, position: int) -> C:
         """The texts of a row, for reports."""
         return self.records[position]
+
+    @cached_property
+    def units(self) -> list[str]:
+        """The prompt of each sample, as a digest: samples of one prompt depend on each other."""
+        return [record.prompt for record in self.records]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -46,6 +46,7 @@ def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str
             others = [other for *_, other in bodies[:position] + bodies[position + 1 :]]
             texts = [body, *random.Random(key).sample(others, negatives)]
             passages = {"is_selected": [1] + [0] * negatives, "passage_text": texts}
-            record = {"query_id": query_id, "query": query, "passages": passages}
-            records.append((module.partition(".")[0], record))
+            group = module.partition(".")[0]
+            record = {"query_id": query_id, "query": query, "query_type": group}
+            records.append((group, record | {"passages": passages}))
     return records

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pl_pointwise.data import PointwiseDataModule
+from pl_pointwise.data import SPLITS, PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
@@ -21,6 +21,11 @@ from pl_pointwise.tasks.common.records import (
     hub_split,
     largest,
     report_skipped,
+)
+from pl_pointwise.tasks.common.splits import (
+    check_fractions,
+    side_of_held_out,
+    sources_of,
     split_by_group,
     warn_of_shared,
 )
@@ -32,6 +37,7 @@ from .records import (
     parse_candidates,
     parse_labelled,
     read_records,
+    same_query,
 )
 
 _RULE = "those whose negatives' lengths vary most"
@@ -82,11 +88,12 @@ class RerankerDataModule(PointwiseDataModule):
             (``corpus.py``); held out by module.
         hub: ``hub_path``, its splits "train" and "validation".
         files: ``train_file``, ``val_file``, ``test_file``; without ``val_file``, a part of the
-            training queries, no query text on both sides.
+            training queries, of each query_type the same part, no query text on two sides.
 
-    Test data are ``test_file``, else the validation data. Every set keeps the records whose
-    negatives' lengths vary most, if it has more than its ``max_queries`` or ``val_queries``. A
-    record whose passages are all of one length is kept; the length objective is 0 there.
+    Test data are ``test_file``, else what ``test_fraction`` or ``test_queries`` holds out, else the
+    validation data. Every set keeps the records whose negatives' lengths vary most, if it has more
+    than its ``max_queries``, ``val_queries`` or ``test_queries``. A record whose passages are all
+    of one length is kept; the length objective is 0 there.
 
     Args:
         model_name: the model whose tokenizer to use, as the module's. This, max_length and
@@ -106,10 +113,15 @@ class RerankerDataModule(PointwiseDataModule):
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
-        val_queries: the most queries in validation and test data each; None is all.
+        val_queries: the most queries in validation data; None is all.
+        test_queries: the most queries in test data; None takes val_queries.
         val_fraction: the part of the training queries to hold out where the source has no
-            validation data; 0 holds out none. None is val_queries / (max_queries + val_queries),
-            or 0.1 if one of them is all.
+            validation data; 0 holds out none. None is val_queries / (max_queries + val_queries +
+            test_queries), or 0.1 if max_queries or val_queries is all.
+        test_fraction: likewise as test data, the split that is used once, for a certificate of the
+            model that was chosen by the validation data. At 0 it follows from test_queries, where
+            these are given; else test data are the validation data. The hub's "validation" is
+            divided into both in the proportion of the two fractions.
         batch_size: queries per rank in one optimisation step.
         eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -134,7 +146,9 @@ class RerankerDataModule(PointwiseDataModule):
         min_negatives: int | None = None,
         max_queries: int | None = 50_000,
         val_queries: int | None = 5_000,
+        test_queries: int | None = None,
         val_fraction: float | None = None,
+        test_fraction: float = 0.0,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         num_workers: int = 0,
@@ -151,7 +165,8 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError(
                 f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
             )
-        for option, count in (("max_queries", max_queries), ("val_queries", val_queries)):
+        counts = {"max_queries": max_queries, "val_queries": val_queries}
+        for option, count in (counts | {"test_queries": test_queries}).items():
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
         one_of("source", source, ("embedded", "hub", "files"), DataError)
@@ -172,7 +187,10 @@ class RerankerDataModule(PointwiseDataModule):
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives, self.min_negatives = negatives, least
         self.max_queries, self.val_queries = max_queries, val_queries
-        self.val_fraction = _val_fraction(val_fraction, max_queries, val_queries)
+        self.test_queries = val_queries if test_queries is None else test_queries
+        self.val_fraction, self.test_fraction = _fractions(
+            val_fraction, test_fraction, max_queries, val_queries, test_queries
+        )
         self._records: dict[str, list[Record]] = {}
 
     def prepare_data(self) -> None:
@@ -182,7 +200,7 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             for name in _NEEDS.get(stage or "fit", ()):
                 if name != "predict":
-                    self._measure(self._hub(name), name)
+                    self._measure(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet.
@@ -275,7 +293,7 @@ class RerankerDataModule(PointwiseDataModule):
                 records = read_records(path, parse_candidates)
                 self.datasets[name] = self._dataset(name, records)
             return
-        if name not in self._records:
+        if name not in self._records and (self.source == "hub" or not self._records):
             self._records |= self._read(name)
         if name in self._records:
             self.datasets[name] = self._dataset(name, self._records[name])
@@ -299,7 +317,8 @@ class RerankerDataModule(PointwiseDataModule):
     def _read(self, name: str) -> dict[str, list[Record]]:
         """The selected records of ``name`` and of whatever has to be read along with it."""
         if self.source == "hub":
-            return {} if name == "test" else {name: self._from_hub(name)}
+            absent = name == "test" and not self.test_fraction
+            return {} if absent else {name: self._from_hub(name)}
         records = self._from_files() if self.source == "files" else self._from_corpus()
         return {name: self._select(name, those) for name, those in records.items()}
 
@@ -311,7 +330,9 @@ class RerankerDataModule(PointwiseDataModule):
                 "negatives, or set source to files."
             )
         records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
-        return self._split(records, [group for group, _ in entries])
+        shares = {"val": self.val_fraction, "test": self.test_fraction}
+        groups = [group for group, _ in entries]
+        return split_by_group(records, groups, shares, self.seed, "module")
 
     def _from_files(self) -> dict[str, list[Record]]:
         read = {
@@ -319,24 +340,19 @@ class RerankerDataModule(PointwiseDataModule):
             for name, path in self.files.items()
             if path and name != "predict"
         }
-        if "val" not in read and "train" in read:
-            read |= self._split(read["train"], [_same_query(record) for record in read["train"]])
-        queries = {name: [_same_query(record) for record in read[name]] for name in read}
-        for name in ("val", "test"):
-            sources = str(self.files["train"]), str(self.files[name])
-            warn_of_shared(queries.get("train", []), queries.get(name, []), *sources, "queries")
+        shares = {"val": self.val_fraction, "test": self.test_fraction}
+        if records := read.get("train"):
+            shares = {name: share for name, share in shares.items() if name not in read}
+            groups = [record.unit for record in records]
+            categories = [record.category for record in records]
+            read |= split_by_group(records, groups, shares, self.seed, "query", categories)
+        queries = {name: [record.unit for record in read[name]] for name in SPLITS if name in read}
+        warn_of_shared(queries, sources_of(self.files, queries), "queries")
         return read
 
-    def _split(self, records: list[Record], groups: list[str]) -> dict[str, list[Record]]:
-        if self.val_fraction == 0:
-            return {"train": records}
-        train, val = split_by_group(
-            records, groups, self.val_fraction, self.seed, "query or module"
-        )
-        return {"train": train, "val": val}
-
     def _limit(self, name: str) -> int | None:
-        return self.max_queries if name == "train" else self.val_queries
+        limits = {"train": self.max_queries, "val": self.val_queries, "test": self.test_queries}
+        return limits[name]
 
     def _select(self, name: str, records: list[Record]) -> list[Record]:
         limit = self._limit(name)
@@ -351,11 +367,12 @@ class RerankerDataModule(PointwiseDataModule):
         split = "train" if name == "train" else "validation"
         return hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
-    def _measure(self, rows: Any, name: str) -> tuple[list[str], list[float]]:
+    def _measure(self, name: str) -> tuple[list[str], list[float]]:
         """Of each row on the hub what is wrong with it ("" if nothing) and its length variance.
 
         The datasets library keeps the result in its cache.
         """
+        rows = self._hub(name)
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
             problems, records = [], []
@@ -390,12 +407,14 @@ class RerankerDataModule(PointwiseDataModule):
 
     def _from_hub(self, name: str) -> list[Record]:
         rows = self._hub(name)
-        problems, variances = self._measure(rows, name)
+        problems, variances = self._measure(name)
         usable = [i for i, problem in enumerate(problems) if not problem]
         wrong = [problem for problem in problems if problem]
         if wrong and not self.skip_invalid:
             raise DataError(f"{wrong[0]} {CHOICE}")
         report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
+        if name != "train":
+            usable = self._of_side(name, rows, usable)
         chosen = [usable[i] for i in largest([variances[i] for i in usable], self._limit(name))]
         rank_zero_info(f"{name}: kept {len(chosen):,} of {len(usable):,} queries, {_RULE}.")
         return [
@@ -403,8 +422,20 @@ class RerankerDataModule(PointwiseDataModule):
             for i, row in zip(chosen, rows.select(chosen), strict=True)
         ]
 
+    def _of_side(self, name: str, rows: Any, usable: list[int]) -> list[int]:
+        """The rows of the hub's "validation" that are "val", or those that are "test"."""
+        chosen = rows.select(usable)
+        queries = [same_query(query) for query in chosen["query"]]
+        known = "query_type" in chosen.column_names
+        categories = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
+        sides = side_of_held_out(
+            queries, self.val_fraction, self.test_fraction, self.seed, categories
+        )
+        return [i for i, side in zip(usable, sides, strict=True) if side == name]
+
     def _where(self, name: str, position: int) -> str:
-        return f"{self.hub_path}, {name}, record {position + 1}"
+        split = "train" if name == "train" else "val"  # "test" is a part of it.
+        return f"{self.hub_path}, {split}, record {position + 1}"
 
     def _parse(self, row: Any, where: str) -> Record:
         return parse_labelled(
@@ -412,15 +443,23 @@ class RerankerDataModule(PointwiseDataModule):
         )
 
 
-def _val_fraction(given: float | None, max_queries: int | None, val_queries: int | None) -> float:
-    """The part of the training queries to hold out, from the numbers wanted if it is not given."""
-    if given is not None:
-        if not 0 <= given < 1:
-            raise DataError(f"val_fraction={given}: give a number from 0 to below 1.")
-        return given
-    if max_queries is None or val_queries is None:
-        return 0.1
-    return val_queries / (max_queries + val_queries)
+def _fractions(
+    val: float | None,
+    test: float,
+    max_queries: int | None,
+    val_queries: int | None,
+    test_queries: int | None,
+) -> tuple[float, float]:
+    """The parts of the training queries to hold out, from the numbers wanted if not given."""
+    total = 0
+    if max_queries is not None and val_queries is not None:
+        total = max_queries + val_queries + (test_queries or 0)
+    if val is None:
+        val = (val_queries or 0) / total if total else 0.1
+    if test == 0 and test_queries is not None:
+        test = test_queries / total if total else 0.1
+    check_fractions(val, test)
+    return val, test
 
 
 def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
@@ -440,10 +479,6 @@ def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
             f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
         )
     return tokenizer
-
-
-def _same_query(record: Record) -> str:
-    return " ".join(record.query.casefold().split())
 
 
 def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) -> list[float]:

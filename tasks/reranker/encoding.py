@@ -194,6 +194,17 @@ class RerankerDataset:
         return self.records[position]
 
     @cached_property
+    def units(self) -> list[str]:
+        """The query of each sample: samples of one query depend on each other."""
+        return [record.unit for record in self.records]
+
+    @cached_property
+    def categories(self) -> list[str] | None:
+        """The kind of each query, "" where it has none; None where no record tells."""
+        known = [record.category for record in self.records]
+        return known if any(known) else None
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the texts, their tokens and their order; not of where they were read."""
         digest = hashlib.sha256(json.dumps(self._settings).encode())

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.metrics import cvar
 
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
@@ -109,7 +110,7 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
     return torch.where(candidates.gather(1, order), ranked, 0.0)
 
 
-class QueryMean(Metric):
+class QueryMean(MeanBySample):
     """Mean over queries of one value per query, over all batches and ranks; NaN of no query.
 
     `update` takes every re-ranking metric's inputs alike.
@@ -118,19 +119,14 @@ class QueryMean(Metric):
         values: (scores, lengths, candidates) → (B,), one value per query; the higher the better.
     """
 
-    full_state_update = False
     higher_is_better: bool | None = True
-    total: Tensor
-    queries: Tensor
 
     def __init__(self, values: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.values = values
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("queries", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(
-        self, scores: Tensor, lengths: Tensor, candidates: Tensor, real: Tensor | None = None
+    def update(  # type: ignore[override]
+        self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
     ) -> None:
         """Add a batch.
 
@@ -138,17 +134,10 @@ class QueryMean(Metric):
             scores: (B, C), any real numbers; candidate 0 is the positive.
             lengths: (B, C) passage lengths in tokens.
             candidates: (B, C) bool, false where there is no candidate.
-            real: (B,) bool, false for samples that only fill the batch; None counts every one.
+            index: (B,), each query's position in its data set; −1 for rows that only fill the
+                batch.
         """
-        values = self.values(scores.detach(), lengths, candidates)
-        if real is None:
-            real = torch.ones_like(values, dtype=torch.bool)
-        self.total += torch.where(real, values, 0.0).sum()
-        self.queries += real.sum()
-
-    def compute(self) -> Tensor:
-        """The mean over all queries so far. torchmetrics' own MeanMetric gives 0 for none."""
-        return self.total / self.queries
+        super().update(index, self.values(scores.detach(), lengths, candidates))
 
 
 class QueryCost(QueryMean):
@@ -182,13 +171,9 @@ class PairStatistic(Metric):
         self.statistic = statistic
         self.add_state("margins", [], dist_reduce_fx="cat")
 
-    def update(
-        self, scores: Tensor, lengths: Tensor, candidates: Tensor, real: Tensor | None = None
-    ) -> None:
+    def update(self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor) -> None:
         """Add a batch; the arguments are those of `QueryMean.update`."""
-        pairs = candidates[:, :1] & candidates[:, 1:]
-        if real is not None:
-            pairs = pairs & real[:, None]
+        pairs = candidates[:, :1] & candidates[:, 1:] & (index >= 0).to(candidates.device)[:, None]
         scores = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
         self.margins.append((scores[:, :1] - scores[:, 1:])[pairs])
 

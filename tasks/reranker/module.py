@@ -196,8 +196,9 @@ class RerankerModule(PointwiseModule):
         stage: str,
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
+        index = torch.where(real, batch["index"].to(real.device), PADDING)
         for metric in metrics.values():
-            metric.update(outputs, batch["passage_lengths"], batch["candidates"], real)
+            metric.update(outputs, batch["passage_lengths"], batch["candidates"], index)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0

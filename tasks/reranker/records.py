@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pl_pointwise.errors import DataError
@@ -28,12 +28,24 @@ class Record:
         passages: the candidates; the positive first, where there is one.
         query_id: the data's own name of the query.
         where: file and line, or source and record, for messages.
+        category: the kind of query, MS MARCO's "query_type"; "" where the data name none.
     """
 
     query: str
     passages: tuple[str, ...]
     query_id: str | int | None
     where: str
+    category: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What records of one query have in common, and no others."""
+        return same_query(self.query)
+
+
+def same_query(query: str) -> str:
+    """The query without what makes no other one of it: case and spaces."""
+    return " ".join(query.casefold().split())
 
 
 Parser = Callable[[Any, str], Record]
@@ -43,7 +55,8 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
     """A record of the schema of ``microsoft/ms_marco``, the positive put first.
 
     Args:
-        row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id".
+        row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id"
+            and "query_type".
         where: where the row stands, for messages.
         negatives: the most negatives to keep. Of more, as many are drawn by ``seed`` and the row's
             own text, so the choice does not depend on the rest of the file.
@@ -72,15 +85,16 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
         wrong = [wrong[i] for i in sorted(random.Random(key).sample(range(len(wrong)), negatives))]
-    return Record(record.query, (texts[selected.index(1)], *wrong), record.query_id, where)
+    passages = (texts[selected.index(1)], *wrong)
+    return replace(record, passages=passages)
 
 
 def parse_candidates(row: Any, where: str) -> Record:
     """A record for prediction: any number of passages, in their order, labels ignored.
 
     Args:
-        row: {"query", "passages"}, optionally "query_id"; the passages are a list of texts or
-            {"passage_text": such a list}.
+        row: {"query", "passages"}, optionally "query_id" and "query_type"; the passages are a list
+            of texts or {"passage_text": such a list}.
         where: where the row stands, for messages.
     """
     if not isinstance(row, dict):
@@ -100,7 +114,10 @@ def parse_candidates(row: Any, where: str) -> Record:
     if not passages:
         raise bad_field(where, name, "is empty", "Give at least one passage")
     texts = [text_field(text, f"{name}[{i}]", where) for i, text in enumerate(passages)]
-    return Record(query, tuple(texts), query_id, where)
+    category = row.get("query_type") or ""
+    if not isinstance(category, str):
+        raise bad_field(where, "query_type", f"is {kind(category)}", "Give a text, or leave it out")
+    return Record(query, tuple(texts), query_id, where, category.strip())
 
 
 def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
@@ -108,5 +125,5 @@ def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> 
 
     Args and errors as of :func:`pl_pointwise.tasks.common.records.records_of`.
     """
-    rows = rows_of(path, ("query", "passages"), ("query_id",))
+    rows = rows_of(path, ("query", "passages"), ("query_id", "query_type"))
     return records_of(rows, path, parse, skip_invalid)

@@ -10,10 +10,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import (
-    hub_split,
-    largest,
+from pl_pointwise.tasks.common.records import hub_split, largest
+from pl_pointwise.tasks.common.splits import (
+    side_of_held_out,
+    sources_of,
     split_by_prompt,
     warn_of_shared_prompts,
 )
@@ -109,7 +111,7 @@ class SafetyDataModule(ResponseDataModule):
     ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of a pair of
     "pku_pairs".
 
-    ``test`` runs: "test", the held-out records; "train", one full pass over the training data;
+    ``test`` runs: "test", held-out records; "train", one full pass over the training data;
     "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts; "alpaca_eval",
     AlpacaEval's instructions. It leaves out what there is none of.
 
@@ -120,8 +122,11 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
         benign_val_file: those held out. Without one, a part of benign_file's prompts is.
+        benign_test_file: those that certify. Without one, preparation.test_fraction of
+            benign_file's prompts; without either, "test" is "val".
         unsafe_file: unsafe records.
         unsafe_val_file: those held out. Without one, a part of unsafe_file's prompts is.
+        unsafe_test_file: those that certify, likewise.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV; rows whose "type"
             begins with ``contrast_``, its unsafe ones, are left out. With any source.
@@ -135,8 +140,9 @@ class SafetyDataModule(ResponseDataModule):
         generation: how those are generated.
         answers_folder: where they are kept, for this run and later ones; None is
             "unsafe_answers" below the trainer's default_root_dir.
-        preparation: how records become samples: cutting, skipping, holding out. Its val_fraction
-            does not count for schema beavertails: selection.held_out_per_category does.
+        preparation: how records become samples: cutting, skipping, holding out. How much is held
+            out from the hub, and for schema beavertails, is said by ``selection``; the fractions
+            then say how that is divided into "val" and "test".
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -166,8 +172,10 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_schema: UnsafeSchema | None = "beavertails",
         benign_file: str | None = None,
         benign_val_file: str | None = None,
+        benign_test_file: str | None = None,
         unsafe_file: str | None = None,
         unsafe_val_file: str | None = None,
+        unsafe_test_file: str | None = None,
         pku_file: str | None = None,
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
@@ -200,8 +208,10 @@ class SafetyDataModule(ResponseDataModule):
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
+            "benign_test": benign_test_file,
             "unsafe": unsafe_file,
             "unsafe_val": unsafe_val_file,
+            "unsafe_test": unsafe_test_file,
             "pku": pku_file,
         }
         given = [f"{name}_file" for name, path in files.items() if path]
@@ -279,7 +289,7 @@ class SafetyDataModule(ResponseDataModule):
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
             return self._read(name)
-        if name in ("train", "val"):
+        if name in SPLITS:
             self._read_splits()
             records = self._records.get(name, [])
         else:
@@ -291,21 +301,26 @@ class SafetyDataModule(ResponseDataModule):
         return with_refusals(records, self.refusals)
 
     def _read_splits(self) -> None:
-        """Benign and unsafe records, training and held-out, once."""
-        if "train" in self._records or "val" in self._records:
+        """Benign and unsafe records of all splits, once."""
+        if any(side in self._records for side in SPLITS):
             return
         kinds = {"benign": self._benign()}
         if self.unsafe_schema is not None:
             kinds["unsafe"] = self._unsafe()
         sides = {
             side: [record for found in kinds.values() for record in found.get(side, [])]
-            for side in ("train", "val")
+            for side in SPLITS
         }
         for kind, found in kinds.items():
             if sides["train"] and not found.get("train"):
                 raise DataError(
                     f"There is no {kind} record to train on, and the constraints need both kinds. "
                     f"Set {kind}_file{', or unsafe_schema to null' if kind == 'unsafe' else ''}."
+                )
+            if sides["test"] and not found.get("test"):
+                rank_zero_warn(
+                    f"test: there is no {kind} record, so nothing is certified about such prompts. "
+                    f"Set {kind}_test_file, or preparation.test_fraction above 0."
                 )
         benign = {record.prompt for record in sides["train"] if not record.unsafe}
         both = sum(record.prompt in benign for record in sides["train"] if record.unsafe)
@@ -328,7 +343,7 @@ class SafetyDataModule(ResponseDataModule):
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         held = [others[position] for position in sorted(drawn.tolist())]
-        return {"train": train, "val": held} if held else {"train": train}
+        return {"train": train, **self._divided(held)}
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """Unsafe records by side."""
@@ -357,7 +372,7 @@ class SafetyDataModule(ResponseDataModule):
                 f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
                 f"{len(held):,} records whose prompts are trained on."
             )
-        return {"train": train, "val": fresh}
+        return {"train": train, **self._divided(fresh)}
 
     def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
         found = unanimous(judgements, self.selection.categories)
@@ -371,7 +386,26 @@ class SafetyDataModule(ResponseDataModule):
         train, held = per_category(
             found, self.selection.per_category, self.selection.held_out_per_category, self.seed
         )
-        return {"train": train, "val": held} if held else {"train": train}
+        path = self.files["unsafe_test"]
+        if path is None:
+            return {"train": train, **self._divided(held)}
+        rows = self._from_file("test", path, parse_judgement)
+        of_file = unanimous(rows, self.selection.categories).values()
+        splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
+        self._warn_of_shared("unsafe", splits)
+        return splits
+
+    def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
+        """Records that are held out already, divided into "val" and "test"."""
+        prompts = [record.prompt for record in held]
+        categories = [record.category for record in held]
+        val, test = self.preparation.val_fraction, self.preparation.test_fraction
+        sides = side_of_held_out(prompts, val, test, self.seed, categories)
+        return {
+            name: [record for record, side in zip(held, sides, strict=True) if side == name]
+            for name in SPLITS
+            if name in sides
+        }
 
     def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
         return (
@@ -379,23 +413,26 @@ class SafetyDataModule(ResponseDataModule):
         )
 
     def _sides(self, kind: str, parse: Parser, count: int | None = None) -> dict[str, list[Record]]:
-        """Records of the files of a kind by side: its own held-out file, or a part held out."""
+        """Records of the files of a kind by side: files of their own, or parts held out."""
         found: dict[str, list[Record]] = {}
-        for side, option in (("train", kind), ("val", f"{kind}_val")):
+        for side, option in zip(SPLITS, (kind, f"{kind}_val", f"{kind}_test"), strict=True):
             path = self.files[option]
             if path is not None:
                 rows = self._from_file(side, path, parse)
                 found[side] = self._pku(rows) if parse is parse_pair else rows
-        if "train" in found:
-            chosen = _longest(found["train"], count)
-            found["train"] = [found["train"][position] for position in chosen]
-            if "val" in found:
-                sources = [str(self.files[option]) for option in (kind, f"{kind}_val")]
-                warn_of_shared_prompts(found["train"], found["val"], *sources)
-            elif (part := self.preparation.val_fraction) > 0 and found["train"]:
-                train, held = split_by_prompt(found["train"], part, self.seed)
-                found = {"train": train, "val": held}
+        if train := found.get("train"):
+            train = [train[position] for position in _longest(train, count)]
+            shares = {side: part for side, part in self.held_out_parts.items() if side not in found}
+            found |= split_by_prompt(train, shares, self.seed)
+            self._warn_of_shared(kind, found)
         return found
+
+    def _warn_of_shared(self, kind: str, found: dict[str, list[Record]]) -> None:
+        """Says which prompts of a kind stand in two splits."""
+        files = {"train": self.files[kind]}
+        files |= {side: self.files[f"{kind}_{side}"] for side in SPLITS[1:]}
+        splits = {side: found[side] for side in SPLITS if side in found}
+        warn_of_shared_prompts(splits, sources_of(files, splits))
 
     def _read(self, name: str) -> list[Record]:
         """The records of a data set that is only tested on or predicted for."""
@@ -411,7 +448,8 @@ class SafetyDataModule(ResponseDataModule):
                 records = once(unsafe_prompts(pairs))
             if records and "train" in self._records:
                 source = path or f"{self.selection.pku_path}, test"
-                warn_of_shared_prompts(self._records["train"], records, "the training set", source)
+                splits = {"train": self._records["train"], name: records}
+                warn_of_shared_prompts(splits, {"train": "the training set", name: source})
         elif path is not None:
             records = self._from_file(name, path, parse_prompt)
             if name == "over_refusal":

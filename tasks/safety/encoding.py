@@ -70,6 +70,13 @@ class SafetyDataset(EncodedResponses[Record]):
         return [int(record.unsafe) for record in self.records]
 
     @cached_property
+    def categories(self) -> list[str]:
+        """Of each sample the category of BeaverTails, else "unsafe" or "benign"."""
+        return [
+            record.category or ("unsafe" if record.unsafe else "benign") for record in self.records
+        ]
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what each response is."""
         return digest(super().fingerprint, self.strata, [record.roles for record in self.records])

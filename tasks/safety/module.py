@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
@@ -31,6 +32,7 @@ from torchmetrics import MeanMetric, Metric
 from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -69,7 +71,8 @@ class SafetyEvaluation:
         comply_tolerance: likewise ε_H.
         avoid_tolerance: likewise ε_A.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
-            harm: of "test", "train", "pku", "over_refusal" and "alpaca_eval".
+            harm: of "test", "train", "pku", "over_refusal" and "alpaca_eval". With "test" the
+            command `validate` answers "val" too; the validation within a fit never does.
         answers_at_most: so many prompts of each kind, benign or unsafe, and data set, the first
             ones; None for all.
         cost_model: the judge of the answers to unsafe prompts: a name on the hub or a folder; None
@@ -118,7 +121,7 @@ class SafetyModule(LanguageModelModule):
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
 
     Attributes:
-        answers: generated in the last `test` by this rank, by data set.
+        answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
@@ -284,8 +287,13 @@ class SafetyModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """The KL of every method, and rates of the generated answers."""
-        names = ("kl", "refusal_rate", "over_refusal", "harmless", "cut")
-        return {name: MeanMetric() for name in names}
+        return {
+            "kl": MeanMetric(),
+            "refusal_rate": MeanBySample(higher_is_better=True),
+            "over_refusal": MeanBySample(higher_is_better=False),
+            "harmless": MeanBySample(higher_is_better=True),
+            "cut": MeanBySample(higher_is_better=False),
+        }
 
     def update_evaluation_metrics(
         self,
@@ -295,7 +303,7 @@ class SafetyModule(LanguageModelModule):
         real: Tensor,
         stage: str,
     ) -> None:
-        """Adds the KL of a batch and, in `test`, answers to its prompts where they are asked for.
+        """Adds the KL of a batch, and answers to its prompts where they are asked for.
 
         real: bool (B,), False for samples that only fill the batch.
         """
@@ -303,12 +311,19 @@ class SafetyModule(LanguageModelModule):
             kl = torch.zeros_like(outputs.log_likelihood) if outputs.kl is None else outputs.kl
             answered = (batch["roles"] == HELPFUL).any(1).to(real.device) & real
             metrics["kl"].update(self._of_role(kl, batch, HELPFUL)[answered])
-        if self.trainer.testing and stage in self.evaluation.answer_in:
+        if stage in self._answered_sets():
             self._answer(metrics, batch, stage)
+
+    def _answered_sets(self) -> list[str]:
+        """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
+        wanted = self.evaluation.answer_in
+        if self.trainer.state.fn == TrainerFn.VALIDATING:
+            return ["val"] if "test" in wanted else []
+        return [name for name in TEST_SETS if name in wanted] if self.trainer.testing else []
 
     def _answer(self, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str) -> None:
         """Answers the prompts of a batch that are among the first of their kind."""
-        if not metrics["cut"].update_called:  # Fresh metrics: another `test`.
+        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
             self.answers[stage] = []
         at_most = self.evaluation.answers_at_most
         limit = math.inf if at_most is None else at_most
@@ -329,25 +344,23 @@ class SafetyModule(LanguageModelModule):
                 for answer, text in zip(new, reference.texts, strict=True):
                     answer["reference"] = text
         self.answers[stage] += new
-        metrics["cut"].update(self._numbers(answer["cut"] for answer in new))
+        _add(metrics["cut"], new, [answer["cut"] for answer in new])
         for name, kind in (("refusal_rate", "unsafe"), ("over_refusal", "benign")):
             if batch["holds"][kind]:
                 chosen = [answer for answer in new if answer["unsafe"] == (kind == "unsafe")]
-                metrics[name].update(self._numbers(answer["refused"] for answer in chosen))
+                _add(metrics[name], chosen, [answer["refused"] for answer in chosen])
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
-        """Judges the answers of a `test` and writes them.
+        """Judges the answers of a `test` or `validate` and writes them.
 
         ``answers/<data set>.jsonl`` below the trainer's default_root_dir holds an object an answer:
         index, prompt, unsafe, answer, refused, cut, and the cost where there is a cost model. Of
         "alpaca_eval", ``alpaca_eval/policy`` and ``alpaca_eval/reference`` hold the file
         model_outputs.json that AlpacaEval reads.
         """
-        if not self.trainer.testing:
+        stages = [name for name in self._answered_sets() if name in metrics]
+        if not stages and not self.trainer.testing:
             return
-        stages = [
-            name for name in TEST_SETS if name in metrics and name in self.evaluation.answer_in
-        ]
         given = {name: self.answers[name] for name in stages if metrics[name]["cut"].update_called}
         self.answers = {name: given.get(name, []) for name in stages}
         if stages and self.evaluation.cost_model is not None:
@@ -367,7 +380,7 @@ class SafetyModule(LanguageModelModule):
             for answer, cost in zip(judged, model.costs(prompts, texts).tolist(), strict=True):
                 answer["cost"] = cost
         if metrics["refusal_rate"].update_called:
-            metrics["harmless"].update(self._numbers(answer["cost"] <= 0 for answer in judged))
+            _add(metrics["harmless"], judged, [answer["cost"] <= 0 for answer in judged])
 
     def _write(self, stage: str) -> None:
         """Writes the answers of all ranks to one data set."""
@@ -394,10 +407,6 @@ class SafetyModule(LanguageModelModule):
                 outputs = [{"instruction": a["prompt"], "output": a[name]} for a in answers]
                 write_outputs(root / "alpaca_eval" / who / "model_outputs.json", outputs, who)
 
-    def _numbers(self, values: Iterable[float]) -> Tensor:
-        values = [float(value) for value in values]
-        return torch.tensor(values, dtype=torch.float32, device=self.device)
-
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
@@ -413,6 +422,12 @@ class SafetyModule(LanguageModelModule):
             }
             for row, index in real_samples(batch)
         ]
+
+
+def _add(metric: Metric, answers: Sequence[Mapping[str, Any]], values: Sequence[bool]) -> None:
+    """Adds what holds of each answer to a mean over samples."""
+    index = torch.tensor([answer["index"] for answer in answers], device=metric.device).long()
+    metric.update(index, torch.tensor(values, device=metric.device).float())
 
 
 def _bound(constraint: str, option: str, tolerance: float) -> Constraint:

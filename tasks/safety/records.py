@@ -71,12 +71,14 @@ class Record:
         responses: (what it is, its text) of each. Of a preference pair the preferred one is first
             and the other second.
         where: file and line, or source and record, for messages.
+        category: of BeaverTails, the kind of harm; "" where the data name none.
     """
 
     text: str
     unsafe: bool
     responses: tuple[tuple[int, str], ...]
     where: str
+    category: str = ""
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -231,6 +233,10 @@ def parse_prompt(row: Any, where: str) -> Record:
 class Selection:
     """The data sets on the hub, and how many records are taken of which kind.
 
+    Where ``preparation.test_fraction`` is above 0, what is held out here, and PKU-SafeRLHF's split
+    "test", is divided into "val" and "test" in the proportion of ``preparation.val_fraction`` to
+    it: halves where they are equal.
+
     Args:
         alpaca_path: Alpaca on the hub, or a folder of the same layout.
         beavertails_path: likewise BeaverTails.
@@ -302,7 +308,7 @@ def unanimous(
             continue
         for name in categories:
             if all(name in judgement.categories for judgement in group):
-                found[name].append(Record(text, True, ((UNSAFE, answer),), group[0].where))
+                found[name].append(Record(text, True, ((UNSAFE, answer),), group[0].where, name))
                 break
     return found
 

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split, split_by_prompt, warn_of_shared_prompts
+from pl_pointwise.tasks.common.records import hub_split
+from pl_pointwise.tasks.common.splits import sources_of, split_by_prompt, warn_of_shared_prompts
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -67,7 +69,7 @@ class When2CallDataModule(ResponseDataModule):
         has_tools   (B,)    bool
         gold        (B,)    long  the right behaviour; multiple choice only
 
-    ``test`` runs three data sets: "test", the held-out preference records; "train", one full pass
+    ``test`` runs three data sets: "test", held-out preference records; "train", one full pass
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
 
     Args:
@@ -79,6 +81,8 @@ class When2CallDataModule(ResponseDataModule):
             rejected} and optionally system, all texts; then without multiple choice on the hub.
         train_file: preference records, JSON lines, or Parquet by its ending ".parquet".
         val_file: as train_file. Without one, a part of the training prompts is held out.
+        test_file: as train_file, the records that certify. Without one, preparation.test_fraction
+            of the training prompts; without either, "test" is "val".
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools, answers?} to predict for; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with
@@ -115,6 +119,7 @@ class When2CallDataModule(ResponseDataModule):
         schema: Schema = "when2call",
         train_file: str | None = None,
         val_file: str | None = None,
+        test_file: str | None = None,
         mcq_file: str | None = None,
         predict_file: str | None = None,
         group_rejected: bool = False,
@@ -134,15 +139,17 @@ class When2CallDataModule(ResponseDataModule):
             seed=seed,
         )
         one_of("schema", schema, ("when2call", "pairs"), DataError)
-        if source == "hub" and (train_file or val_file or mcq_file):
+        labelled = train_file or val_file or test_file or mcq_file
+        if source == "hub" and labelled:
             raise DataError("source=hub: it takes no files. Set source to files.")
-        if source == "files" and not (train_file or val_file or mcq_file or predict_file):
-            raise DataError("source=files: it needs train_file, val_file or mcq_file.")
+        if source == "files" and not (labelled or predict_file):
+            raise DataError("source=files: it needs train_file, val_file, test_file or mcq_file.")
         self.hub_path = hub_path
         self.schema: Schema = schema
         self.files = {
             "train": train_file,
             "val": val_file,
+            "test": test_file,
             "mcq": mcq_file,
             "predict": predict_file,
         }
@@ -192,7 +199,8 @@ class When2CallDataModule(ResponseDataModule):
 
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set, of several rejected answers one sample where asked for."""
-        if name not in self._records:
+        read_together = SPLITS if name in SPLITS else (name,)
+        if not any(each in self._records for each in read_together):
             self._records |= self._read(name)
         return self._records.get(name, [])
 
@@ -222,17 +230,16 @@ class When2CallDataModule(ResponseDataModule):
         if self.source == "hub":
             read = {"train": self._hub_records("train", parse)}
         else:
-            paths = {side: self.files[side] for side in ("train", "val")}
+            paths = {side: self.files[side] for side in SPLITS}
             read = {
                 side: self._from_file(side, path, parse) for side, path in paths.items() if path
             }
-        if "val" in read and "train" in read:
-            warn_of_shared_prompts(
-                read["train"], read["val"], str(self.files["train"]), str(self.files["val"])
-            )
-        elif "train" in read and self.preparation.val_fraction > 0:
-            train, held = split_by_prompt(read["train"], self.preparation.val_fraction, self.seed)
-            read = {"train": train, "val": held}
+        shares = {side: part for side, part in self.held_out_parts.items() if side not in read}
+        if "train" in read:
+            read |= split_by_prompt(read["train"], shares, self.seed)
+        read = {side: read[side] for side in SPLITS if side in read}
+        if self.source == "files":
+            warn_of_shared_prompts(read, sources_of(self.files, read))
         if self.group_rejected:
             read = {side: grouped(records) for side, records in read.items()}
         return read

@@ -57,6 +57,12 @@ class ResponseDataset(EncodedResponses[Record]):
             skip_invalid=skip_invalid,
         )
 
+    @property
+    def categories(self) -> list[str] | None:
+        """The behaviour of each sample's right answer; None where no record tells."""
+        known = [] if self.kind == "question" else [record.category for record in self.records]
+        return known if any(known) else None
+
     def check(self, record: Record, rendered: Sequence[str]) -> None:
         if self.kind == "preference" and rendered[0] in rendered[1:]:
             raise DataError(

@@ -20,8 +20,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
+
+from pl_pointwise.evaluation import MeanBySample
 
 from .records import CATEGORIES
 
@@ -90,33 +92,35 @@ def choice_metrics() -> dict[str, Metric]:
 
     A rate is a mean of zeros and ones; F1 is 0 where a category is neither gold nor chosen.
     """
-    metrics: dict[str, Metric] = {name: MeanMetric() for name in NORMALISATIONS}
+    metrics: dict[str, Metric] = {name: MeanBySample(True) for name in NORMALISATIONS}
     metrics["macro_f1"] = MacroF1()
     metrics |= {f"f1_{name}": BinaryF1Score() for name in CATEGORIES}
-    metrics["hallucination"] = MeanMetric()
-    metrics["tool_hallucination"] = MeanMetric()
+    metrics["hallucination"] = MeanBySample(False)
+    metrics["tool_hallucination"] = MeanBySample(False)
     return metrics
 
 
 def update_choice_metrics(
     metrics: Mapping[str, Metric],
+    index: Tensor,
     predicted: Mapping[Normalisation, Tensor],
     choose_by: Normalisation,
     gold: Tensor,
     has_tools: Tensor,
 ) -> None:
-    """Adds a batch: predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
+    """Adds a batch: index (B,), predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
 
     The accuracies choose by their own normalisation, everything else by ``choose_by``:
     ``hallucination`` is the share for which ``direct`` is chosen, ``tool_hallucination`` the share
     for which a tool is called, of questions without any tool that ``cannot_answer`` is right for.
     """
     for name, normalisation in NORMALISATIONS.items():
-        metrics[name].update((predicted[normalisation] == gold).float())
+        metrics[name].update(index, (predicted[normalisation] == gold).float())
     chosen = predicted[choose_by]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):
         metrics[f"f1_{name}"].update((chosen == category).long(), (gold == category).long())
-    metrics["hallucination"].update((chosen == DIRECT).float())
+    metrics["hallucination"].update(index, (chosen == DIRECT).float())
     unanswerable = ~has_tools & (gold == CANNOT_ANSWER)
-    metrics["tool_hallucination"].update((chosen == TOOL_CALL)[unanswerable].float())
+    called = (chosen == TOOL_CALL)[unanswerable].float()
+    metrics["tool_hallucination"].update(index[unanswerable], called)

@@ -209,8 +209,10 @@ class When2CallModule(LanguageModelModule):
             normalisation: chosen_category(self._scores(outputs, batch, normalisation))[real]
             for normalisation in NORMALISATIONS.values()
         }
-        gold, has_tools = (batch[name].to(real.device)[real] for name in ("gold", "has_tools"))
-        update_choice_metrics(metrics, predicted, self.evaluation.choose_by, gold, has_tools)
+        index, gold, has_tools = (
+            batch[name].to(real.device)[real] for name in ("index", "gold", "has_tools")
+        )
+        update_choice_metrics(metrics, index, predicted, self.evaluation.choose_by, gold, has_tools)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0

@@ -58,6 +58,11 @@ class Record:
         """What records of one prompt have in common, and no others."""
         return digest(self.messages, self.tools)
 
+    @property
+    def category(self) -> str:
+        """The behaviour of the right answer, which is the first; "" if unknown."""
+        return CATEGORIES[self.choices[0]] if self.choices and self.choices[0] >= 0 else ""
+
 
 Parser = Callable[[Any, str], Record]
 

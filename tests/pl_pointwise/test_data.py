@@ -18,9 +18,9 @@ from pl_pointwise.data import (
     PointwiseSampler,
     ResumableDataLoader,
     fingerprint,
-    take_rows,
 )
 from pl_pointwise.errors import DataError
+from pl_pointwise.rows import take_rows
 from tests.pl_pointwise.toy import ToyData, ToyRows, stack
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import label_ranking_average_precision_score
 from torch import Tensor
 
+from pl_pointwise.data import PADDING
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.metrics import (
     average_length,
@@ -112,7 +113,8 @@ def test_mrr_equals_sklearn_where_nothing_is_tied() -> None:
     relevant = np.zeros((50, 10), dtype=int)
     relevant[:, 0] = 1
     metric = ranking_metrics()["mrr@10"]
-    metric.update(torch.tensor(scores), torch.ones(50, 10), torch.ones(50, 10, dtype=torch.bool))
+    present = torch.ones(50, 10, dtype=torch.bool)
+    metric.update(torch.tensor(scores), torch.ones(50, 10), present, torch.arange(50))
     expected = label_ranking_average_precision_score(relevant, scores)
     assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
 
@@ -128,10 +130,13 @@ def test_metric_is_the_mean_over_the_queries_of_all_batches(
 ) -> None:
     metrics = ranking_metrics()
     expected: dict[str, list[float]] = {name: [] for name in metrics}
+    seen = 0
     for scores, lengths, present in several:
         real = torch.tensor([random.random() < 0.7 for _ in scores])
+        index = torch.where(real, torch.arange(seen, seen + len(real)), PADDING)
+        seen += len(real)
         for metric in metrics.values():
-            metric.update(scores, lengths, present, real)
+            metric.update(scores, lengths, present, index)
         values = found(scores, lengths, present)
         values["length_objective"] = length_biased_lambda_loss(scores, lengths, present)
         for name, value in values.items():
@@ -149,7 +154,7 @@ def test_padding_rows_count_neither_in_the_sum_nor_in_the_number() -> None:
     present = torch.ones(2, 2, dtype=torch.bool)
     metrics = ranking_metrics()
     for metric in metrics.values():
-        metric.update(scores, torch.ones(2, 2), present, torch.tensor([True, False]))
+        metric.update(scores, torch.ones(2, 2), present, torch.tensor([0, PADDING]))
         assert metric.compute().isfinite()
     assert metrics["mrr@10"].compute().item() == 1.0
 
@@ -162,7 +167,7 @@ def test_pair_metrics_are_statistics_of_all_pairs_of_all_batches(
     for scores, lengths, present in several:
         real = torch.tensor([random.random() < 0.7 for _ in scores])
         for metric in metrics.values():
-            metric.update(scores, lengths, present, real)
+            metric.update(scores, lengths, present, torch.where(real, 0, PADDING))
         for row in real.nonzero()[:, 0].tolist():
             wanted = present[row].nonzero()[1:, 0].tolist()
             margins += [(scores[row, 0] - scores[row, n]).item() for n in wanted]
@@ -182,7 +187,7 @@ def test_pair_metrics_are_statistics_of_all_pairs_of_all_batches(
 def test_equal_scores_and_nan_are_the_wrong_order() -> None:
     metric = pair_metrics()["wrong_order"]
     scores = torch.tensor([[1.0, 1.0, math.nan, 0.0]])
-    metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool))
+    metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool), torch.tensor([0]))
     assert metric.compute().item() == pytest.approx(2 / 3)
 
 
@@ -195,8 +200,9 @@ def _one_rank(rank: int, port: int, results: Any) -> None:
     lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
     mine = slice(0, 5) if rank == 0 else slice(5, 7)
     metrics = ranking_metrics()
+    present, index = torch.ones(7, 5, dtype=torch.bool), torch.arange(7)
     for metric in metrics.values():
-        metric.update(scores[mine], lengths[mine], torch.ones(7, 5, dtype=torch.bool)[mine])
+        metric.update(scores[mine], lengths[mine], present[mine], index[mine])
     results[rank] = {name: metric.compute().item() for name, metric in metrics.items()}
     torch.distributed.destroy_process_group()
 
@@ -213,7 +219,7 @@ def test_two_ranks_of_unequal_size_give_the_mean_over_all_queries(unused_port: i
     scores = torch.randn(7, 5, generator=generator)
     lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
     for name, metric in ranking_metrics().items():
-        metric.update(scores, lengths, torch.ones(7, 5, dtype=torch.bool))
+        metric.update(scores, lengths, torch.ones(7, 5, dtype=torch.bool), torch.arange(7))
         expected = pytest.approx(metric.compute().item(), rel=1e-6)
         assert on_ranks[0][name] == expected
         assert on_ranks[1][name] == expected

@@ -31,7 +31,8 @@ def measured(gold: list[int], chosen: list[int], size: int = 30) -> dict[str, fl
     for rows in torch.arange(len(gold)).split(size):
         right, predicted = torch.tensor(gold)[rows], torch.tensor(chosen)[rows]
         by_name = dict.fromkeys(("sum", "characters", "tokens"), predicted)
-        update_choice_metrics(metrics, by_name, "sum", right, torch.ones_like(right).bool())
+        has_tools = torch.ones_like(right).bool()
+        update_choice_metrics(metrics, rows, by_name, "sum", right, has_tools)
     return {name: float(metric.compute()) for name, metric in metrics.items()}
 
 
@@ -70,12 +71,12 @@ def test_each_accuracy_chooses_by_its_own_normalisation() -> None:
 
     metrics = choice_metrics()
     gold, has_tools = torch.tensor([3]), torch.tensor([False])
-    update_choice_metrics(metrics, predicted, "characters", gold, has_tools)
+    update_choice_metrics(metrics, torch.tensor([0]), predicted, "characters", gold, has_tools)
     found = {name: float(metric.compute()) for name, metric in metrics.items()}
     assert (found["accuracy_sum"], found["accuracy_characters"]) == (1, 0)
     assert found["accuracy_tokens"] == found["hallucination"] == 0
     assert found["tool_hallucination"] == 1
-    update_choice_metrics(metrics, predicted, "tokens", gold, has_tools)
+    update_choice_metrics(metrics, torch.tensor([1]), predicted, "tokens", gold, has_tools)
     assert float(metrics["hallucination"].compute()) == 0.5
 
 
@@ -85,10 +86,10 @@ def test_tool_hallucination_counts_unanswerable_questions_without_tools_only() -
     chosen = torch.tensor([TOOL_CALL, CANNOT_ANSWER, TOOL_CALL, TOOL_CALL])
     has_tools = torch.tensor([False, False, True, False])
     by_name = dict.fromkeys(("sum", "characters", "tokens"), chosen)
-    update_choice_metrics(metrics, by_name, "sum", gold, has_tools)
+    update_choice_metrics(metrics, torch.arange(4), by_name, "sum", gold, has_tools)
     assert float(metrics["tool_hallucination"].compute()) == 0.5
     none = choice_metrics()
-    update_choice_metrics(none, by_name, "sum", gold, torch.ones(4).bool())
+    update_choice_metrics(none, torch.arange(4), by_name, "sum", gold, torch.ones(4).bool())
     assert math.isnan(float(none["tool_hallucination"].compute()))
 
 

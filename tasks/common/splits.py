@@ -1,0 +1,201 @@
+"""Which records are trained on, which select and which certify: no group stands on two sides.
+
+What is held out depends on the records and a seed alone. The parts are drawn one after the other,
+"val" before "test", so that "val" is the same with and without a "test".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Protocol, TypeVar
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from pl_pointwise.errors import DataError
+
+from .records import digest
+
+
+class Located(Protocol):
+    """A record that knows where it was read, for messages."""
+
+    @property
+    def where(self) -> str: ...
+
+
+class Prompted(Located, Protocol):
+    """A record with a prompt, by which records are split, and a kind."""
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def category(self) -> str: ...
+
+
+L = TypeVar("L", bound=Located)
+P = TypeVar("P", bound=Prompted)
+
+
+def check_fractions(val: float, test: float) -> None:
+    """
+    Raises:
+        DataError: a fraction out of its range, or nothing left to train on.
+    """
+    for name, fraction in (("val_fraction", val), ("test_fraction", test)):
+        if not 0 <= fraction < 1:
+            raise DataError(f"{name}={fraction}: give a number from 0 to below 1.")
+    if val + test >= 1:
+        raise DataError(
+            f"val_fraction={val}, test_fraction={test}: together they leave nothing to train on. "
+            "Give numbers whose sum is below 1."
+        )
+
+
+def hold_out(
+    groups: Sequence[str],
+    shares: Sequence[float],
+    seed: int = 0,
+    categories: Sequence[str] | None = None,
+) -> list[int]:
+    """The part of each record: 0 for training, j for the j-th held-out part.
+
+    Groups are taken in an order drawn by ``seed``, each that does not push the part above its share
+    of the records; the smallest alone where none fits. With ``categories`` so within each of them:
+    what is missing in one is taken from the next, and a group of each stays in training.
+
+    Args:
+        groups: of each record, (N,).
+        shares: of the records, for each part to hold out; 0 for none. Together below 1.
+        seed: of the order.
+        categories: of each record, (N,); a group has that of its first record. None: all are alike.
+    """
+    sizes = Counter(groups)
+    category: dict[str, str] = {}
+    for group, kind in zip(groups, categories or [""] * len(groups), strict=True):
+        category.setdefault(group, kind)
+    orders: dict[str, list[str]] = {kind: [] for kind in sorted(set(category.values()))}
+    for group in sorted(sizes, key=lambda group: digest(seed, group)):
+        orders[category[group]].append(group)
+    part_of: dict[str, int] = {}
+    for part, share in enumerate(shares, start=1):
+        missing = 0.0
+        for order in orders.values():
+            left = [group for group in order if group not in part_of]
+            target = share * sum(sizes[group] for group in order)
+            taken = _within(left, sizes, target + min([missing, *(sizes[group] for group in left)]))
+            missing += target - sum(sizes[group] for group in taken)
+            part_of |= dict.fromkeys(taken, part)
+        if share > 0 and part not in part_of.values():
+            part_of |= dict.fromkeys(_smallest(orders.values(), sizes, part_of), part)
+    return [part_of.get(group, 0) for group in groups]
+
+
+def _within(groups: Sequence[str], sizes: Mapping[str, int], most: float) -> list[str]:
+    """The groups in their order, without those that push the sum above ``most``; never all."""
+    taken: list[str] = []
+    size = 0
+    for group in groups:
+        if size + sizes[group] <= most and len(taken) + 1 < len(groups):
+            taken.append(group)
+            size += sizes[group]
+    return taken
+
+
+def _smallest(
+    orders: Iterable[Sequence[str]], sizes: Mapping[str, int], known: Mapping[str, int]
+) -> list[str]:
+    """The smallest group that is in no part yet; none where it is the only one.
+
+    Of a category with several, where there is one.
+    """
+    left = [[group for group in order if group not in known] for order in orders]
+    several = [group for order in left if len(order) > 1 for group in order]
+    found = several or [group for order in left for group in order]
+    return [min(found, key=lambda group: sizes[group])] if len(found) > 1 else []
+
+
+def split_by_group(
+    records: Sequence[L],
+    groups: Sequence[str],
+    shares: Mapping[str, float],
+    seed: int,
+    group_name: str,
+    categories: Sequence[str] | None = None,
+) -> dict[str, list[L]]:
+    """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out().
+
+    group_name: what a group is, for the message.
+
+    Raises:
+        DataError: too few groups for so many parts.
+    """
+    names = [name for name, share in shares.items() if share > 0]
+    parts = hold_out(groups, [shares[name] for name in names], seed, categories)
+    for part, name in enumerate(names, start=1):
+        if part not in parts:
+            count = len(set(groups))
+            which = f"one {group_name}" if count == 1 else f"{count} groups ({group_name})"
+            raise DataError(
+                f"{records[0].where}: all records are of {which}, so there is none to hold out for "
+                f"{name}. Set a file of held-out records, or {name}_fraction to 0."
+            )
+    return {
+        name: [record for record, own in zip(records, parts, strict=True) if own == part]
+        for part, name in enumerate(["train", *names])
+    }
+
+
+def split_by_prompt(
+    records: Sequence[P], shares: Mapping[str, float], seed: int
+) -> dict[str, list[P]]:
+    """Likewise by prompt, each category by itself."""
+    prompts = [record.prompt for record in records]
+    categories = [record.category for record in records]
+    return split_by_group(records, prompts, shares, seed, "prompt", categories)
+
+
+def side_of_held_out(
+    groups: Sequence[str], val: float, test: float, seed: int, categories: Sequence[str]
+) -> list[str]:
+    """Of each record that is held out already, "val" or "test", in proportion to these fractions.
+
+    No group stands in both. All are "val" where ``test`` is 0, and "test" where only ``val`` is.
+    """
+    if not val or not test:
+        return ["test" if test else "val"] * len(groups)
+    parts = hold_out(groups, [test / (val + test)], seed, categories)
+    return ["test" if part else "val" for part in parts]
+
+
+def warn_of_shared(
+    units: Mapping[str, Sequence[str]], sources: Mapping[str, str], name: str
+) -> None:
+    """Says of each two splits how many texts of the later one stand in the earlier one.
+
+    units: of each split its texts; the training split first. sources: where each is from. name:
+    what the texts are, in the plural.
+    """
+    for first, second in combinations(units, 2):
+        known = set(units[first])
+        shared = sum(text in known for text in units[second])
+        if shared:
+            rank_zero_warn(
+                f"{sources[second]}: {shared:,} of {len(units[second]):,} {name} are in "
+                f"{sources[first]} too, so results on it flatter. Take them out of one."
+            )
+
+
+def warn_of_shared_prompts(
+    splits: Mapping[str, Sequence[Prompted]], sources: Mapping[str, str]
+) -> None:
+    """Likewise of the prompts of records."""
+    prompts = {name: [record.prompt for record in records] for name, records in splits.items()}
+    warn_of_shared(prompts, sources, "prompts")
+
+
+def sources_of(files: Mapping[str, str | None], names: Iterable[str]) -> dict[str, str]:
+    """Where each split is from, for messages: its own file, or a part of the training file."""
+    return {name: files.get(name) or f"the {name} part of {files['train']}" for name in names}

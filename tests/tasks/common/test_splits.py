@@ -1,0 +1,174 @@
+"""Three splits: no group on two of them, and of every category its part."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.splits import (
+    check_fractions,
+    hold_out,
+    side_of_held_out,
+    sources_of,
+    split_by_group,
+    warn_of_shared,
+)
+from pl_pointwise.tasks.reranker.records import Record
+
+NAMES = [f"group {number}" for number in range(60)]
+
+
+@given(
+    groups=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60),
+    share=st.floats(0, 0.99),
+    seed=st.integers(0, 5),
+)
+def test_no_group_stands_on_both_sides(groups: list[str], share: float, seed: int) -> None:
+    held = hold_out(groups, [share], seed)
+    out = {group for group, part in zip(groups, held, strict=True) if part}
+    kept = {group for group, part in zip(groups, held, strict=True) if not part}
+    assert not out & kept
+    assert kept
+    assert hold_out(groups, [share], seed) == held
+    smallest = min(groups.count(group) for group in groups)
+    assert sum(held) <= max(share * len(groups), smallest)
+    if share > 0 and len(set(groups)) > 1:
+        assert out
+    if share == 0:
+        assert not out
+    several = [str(i) for i in range(50)]
+    assert hold_out(several, [0.2], seed) != hold_out(several, [0.2], seed + 1)
+
+
+def test_what_is_held_out_is_what_it_has_always_been() -> None:
+    """Published tables depend on it: an order by a hash, each group that still fits."""
+    groups = [name for number, name in enumerate(NAMES[:12]) for _ in range(1 + number % 3)]
+    held = {g for g, part in zip(groups, hold_out(groups, [0.25], 3), strict=True) if part}
+    assert held == {"group 1", "group 8", "group 9"}
+    both = hold_out(groups, [0.25, 0.25], 3)
+    assert {g for g, part in zip(groups, both, strict=True) if part == 1} == {
+        "group 1",
+        "group 8",
+        "group 9",
+    }
+
+
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 5), st.sampled_from(["", "tool_call", "cannot_answer"])),
+        min_size=1,
+        max_size=40,
+    ),
+    shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)),
+    seed=st.integers(0, 5),
+)
+@example(sizes=[(1, "a")] * 9 + [(1, "b")] * 9 + [(1, "c")] * 9, shares=(0.3, 0.3), seed=0)
+def test_each_category_gives_its_part_to_within_one_group(
+    sizes: list[tuple[int, str]], shares: tuple[float, float], seed: int
+) -> None:
+    records = [(NAMES[n], kind) for n, (size, kind) in enumerate(sizes) for _ in range(size)]
+    groups, kinds = ([record[place] for record in records] for place in (0, 1))
+    parts = hold_out(groups, shares, seed, kinds)
+    by_group: dict[str, set[int]] = {}
+    for group, part in zip(groups, parts, strict=True):
+        by_group.setdefault(group, set()).add(part)
+    assert all(len(found) == 1 for found in by_group.values())
+    assert 0 in parts
+    alone = hold_out(groups, shares[:1], seed, kinds)
+    assert [part == 1 for part in parts] == [part == 1 for part in alone]
+    for kind in set(kinds):
+        of_it = Counter(part for part, own in zip(parts, kinds, strict=True) if own == kind)
+        own_sizes = [size for size, own in sizes if own == kind]
+        if len(own_sizes) < 6:  # Too few groups for three parts of them.
+            continue
+        assert of_it[0]
+        total, largest = sum(own_sizes), max(own_sizes)
+        for part, share in enumerate(shares, start=1):
+            smallest_alone = of_it[part] <= largest  # Where nothing fits, the smallest is taken.
+            within = abs(of_it[part] - share * total) <= (largest if part == 1 else 2 * largest)
+            assert within or (smallest_alone and share > 0)
+
+
+def test_what_small_categories_lack_is_taken_from_the_next() -> None:
+    """Rounded down in each of ten categories, nothing would be held out."""
+    groups = [str(number) for number in range(60)]
+    kinds = [f"kind {number % 10}" for number in range(60)]
+    parts = hold_out(groups, [0.15, 0.15], 0, kinds)
+    assert Counter(parts) == {0: 44, 1: 8, 2: 8}  # Of 9 wanted each, to within one.
+    for kind in set(kinds):
+        of_it = Counter(part for part, own in zip(parts, kinds, strict=True) if own == kind)
+        assert of_it[0] >= 2
+        assert of_it[1] <= 2
+        assert of_it[2] <= 2
+
+
+def test_a_group_has_the_category_of_its_first_record() -> None:
+    groups = ["a", "a", "b", "c", "d"]
+    assert hold_out(groups, [0.5], 0, ["x", "y", "x", "y", "y"]) == hold_out(
+        groups, [0.5], 0, ["x", "x", "x", "y", "y"]
+    )
+
+
+def record(query: str, category: str = "") -> Record:
+    return Record(query, ("p",), None, f"f.jsonl, {query}", category)
+
+
+def test_records_are_split_by_name_and_keep_their_order() -> None:
+    records = [record(str(number)) for number in range(20)]
+    groups = [each.query for each in records]
+    found = split_by_group(records, groups, {"val": 0.2, "test": 0.3}, 0, "query")
+    assert {name: len(part) for name, part in found.items()} == {"train": 10, "val": 4, "test": 6}
+    for part in found.values():
+        assert [int(each.query) for each in part] == sorted(int(each.query) for each in part)
+    assert list(split_by_group(records, groups, {"val": 0.2, "test": 0.0}, 0, "query")) == [
+        "train",
+        "val",
+    ]
+
+
+def test_too_few_groups_for_the_parts_are_refused_by_the_part() -> None:
+    records = [record("a"), record("b")]
+    with pytest.raises(DataError, match=r"a: .*2 groups \(query\).* for test.*test_fraction to 0"):
+        split_by_group(records, ["a", "b"], {"val": 0.2, "test": 0.2}, 0, "query")
+    with pytest.raises(DataError, match=r"all records are of one query.*val_fraction to 0"):
+        split_by_group(records, ["a", "a"], {"val": 0.2}, 0, "query")
+
+
+@pytest.mark.parametrize(
+    ("val", "test", "message"),
+    [
+        (1.0, 0.0, "val_fraction=1.0: give a number"),
+        (0.1, -0.1, "test_fraction=-0.1: give a number"),
+        (0.5, 0.5, "leave nothing to train on"),
+    ],
+)
+def test_fractions_that_leave_nothing_are_refused(val: float, test: float, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_fractions(val, test)
+
+
+def test_held_out_records_are_divided_in_proportion() -> None:
+    groups = [str(number // 2) for number in range(40)]
+    kinds = ["x"] * 20 + ["y"] * 20
+    sides = side_of_held_out(groups, 0.05, 0.15, 0, kinds)
+    assert Counter(sides[:20]) == Counter(sides[20:])
+    assert Counter(sides[:20])["test"] == 14  # 15 of 20, in groups of two.
+    assert sides[::2] == sides[1::2]
+    assert set(side_of_held_out(groups, 0.05, 0.0, 0, kinds)) == {"val"}
+    assert set(side_of_held_out(groups, 0.0, 0.1, 0, kinds)) == {"test"}
+    assert side_of_held_out([], 0.1, 0.1, 0, []) == []
+
+
+def test_texts_of_two_splits_are_reported_for_every_pair() -> None:
+    units = {"train": ["a", "b"], "val": ["c"], "test": ["a", "c", "d"]}
+    sources = sources_of({"train": "t.jsonl", "val": None, "test": "u.jsonl"}, units)
+    with pytest.warns(UserWarning, match="results on it flatter") as caught:
+        warn_of_shared(units, sources, "prompts")
+    assert [str(each.message).partition(" too")[0] for each in caught] == [
+        "u.jsonl: 1 of 3 prompts are in t.jsonl",
+        "u.jsonl: 1 of 3 prompts are in the val part of t.jsonl",
+    ]
