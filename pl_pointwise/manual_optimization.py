@@ -31,7 +31,7 @@ from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
 from .data import fingerprint
 from .errors import TrainingError
-from .evaluation import SampleValues, SampleViolations
+from .evaluated import Evaluated
 from .fit_checks import (
     check_fit,
     check_launcher,
@@ -81,7 +81,7 @@ _AFTER = {"on_train_epoch_end": "_end_epoch"}
 """Likewise, after it: a scheduler may monitor what the subclass logs there."""
 
 
-class ManualOptimization(Resuming):
+class ManualOptimization(Evaluated, Resuming):
     """The part of :class:`~pl_pointwise.module.PointwiseModule` that knows no constraint.
 
     What it does in Lightning's hooks is out of reach of a subclass that overrides a hook without
@@ -129,9 +129,6 @@ class ManualOptimization(Resuming):
         """Steps skipped so far because the gradient was not finite, or no sample was left."""
         self._taken_this_epoch = 0
         self._skipped_this_epoch = 0
-        self.violations: dict[str, dict[str, Tensor]] = {}
-        self.evaluated: dict[str, dict[str, SampleViolations]] = {}
-        self.evaluated_metrics: dict[str, dict[str, SampleValues]] = {}
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
@@ -167,8 +164,7 @@ class ManualOptimization(Resuming):
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
         self.checks.start(self, dataset)
-        # Of other weights, or of a sanity check's batches.
-        self.violations, self.evaluated, self.evaluated_metrics = {}, {}, {}
+        self._forget_evaluations()
         self._stopped = None
         if self._restored is None:
             self.pull_shares = PullShares()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from .checkpoints import (
     from_plain,
     replayed_random_state,
 )
-from .evaluation import Evaluation, stages_of
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
 from .optimizers import Training, connected_zero
@@ -49,7 +48,7 @@ from .step import (
     violations_and_mask,
     weights,
 )
-from .step_log import log_of_all_ranks, log_step
+from .step_log import log_step
 from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
@@ -97,24 +96,15 @@ class PointwiseModule(ManualOptimization):
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
-        violations: after ``validate`` and ``test``, by stage and constraint, all values of that
-            pass, 1-D on the CPU.
-        evaluated: the same, sample by sample.
-        evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
-            (:class:`~pl_pointwise.evaluation.MeanBySample`), sample by sample.
+        violations, evaluated, evaluated_metrics, certificate: :class:`~.evaluated.Evaluated`'s.
         measured: what the last training step measured, of all ranks; None before the first.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
-        certificate: what ``compare --require`` certified of this model, for its card.
-        shared_objective: the metric that says the objective of every method of the task.
 
     Raises:
         ValueError: a formulation for a constraint that does not exist, or none for one that does.
     """
-
-    certificate: str | None = None
-    shared_objective: ClassVar[str] = "objective"
 
     def __init__(
         self,
@@ -142,7 +132,6 @@ class PointwiseModule(ManualOptimization):
         self.dual_steps: dict[str, DualStep] = {}
         self._columns: dict[str, int] = {}
         self._statistics = RunningStatistics()
-        self._evaluations: dict[str, Evaluation] = {}
 
     # What a task writes -------------------------------------------------------------------------
 
@@ -476,30 +465,3 @@ class PointwiseModule(ManualOptimization):
             found = [self._terms(micro) for micro in micro_batches]
         self._statistics.restore()
         return found
-
-    # Evaluation ---------------------------------------------------------------------------------
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]
-        self._evaluations[stage].add(self, batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        stage = stages_of("test", self.trainer.test_dataloaders)[dataloader_idx]
-        self._evaluations[stage].add(self, batch)
-
-    def _start_evaluations(self) -> None:
-        """On every rank, whether or not it gets a batch: what follows at the end is collective."""
-        testing = self.trainer.testing
-        loaders = self.trainer.test_dataloaders if testing else self.trainer.val_dataloaders
-        self._evaluations = {
-            stage: Evaluation(stage, self)
-            for stage in stages_of("test" if testing else "val", loaders)
-        }
-
-    def _log_evaluations(self) -> None:
-        self.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
-        for stage, evaluation in self._evaluations.items():
-            shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
-            self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
-            log_of_all_ranks(self, shown, add_dataloader_idx=False)
-        self._evaluations = {}

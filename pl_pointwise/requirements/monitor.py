@@ -1,0 +1,194 @@
+"""``pl-pointwise monitor``: whether a certificate can still be believed, by a file of new records.
+
+    pl-pointwise monitor results/required/model --data.init_args.test_file new.jsonl
+
+The folder is one that ``compare --require`` exported; its ``certificate/`` holds the requirements,
+the configuration, the trained module and what the certification samples measured. Of every
+requirement the new records say
+
+    broken      they violate more than is required, beyond chance
+    in doubt    they are not drawn as the certification samples were: the values differ
+    believable  neither
+
+at 1 − confidence for all requirements together. Ends with status 1 unless all are believable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pandas import DataFrame
+from scipy.stats import ks_2samp
+
+from pl_pointwise.cli import PointwiseCLI
+
+from .p_values import Losses, p_value, upper_bound
+from .requirement import Requirement, RequirementError, Subject
+from .samples import CERTIFICATION, losses_of, read_samples, samples_of, values_of
+
+CERTIFICATE = "certificate"
+"""The folder in an exported one."""
+
+BROKEN, IN_DOUBT, BELIEVABLE = "broken", "in doubt", "believable"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One requirement on new records."""
+
+    requirement: str
+    n: int
+    """Independent samples among the new records."""
+    share: float
+    """Their mean loss: the share that violates, or of the metric."""
+    low: float
+    """Bounds on the mean loss of inputs like these."""
+    high: float
+    certified_share: float
+    drift: float
+    """p-value of "the new values are drawn as the certification samples' were"."""
+    again: int
+    """Units that were certification samples already."""
+    verdict: str
+
+    def statement(self) -> str:
+        """Returns the check in one line."""
+        seen = (
+            f", {self.again:,} of them certification samples, which tell nothing"
+            if self.again
+            else ""
+        )
+        return (
+            f"{self.requirement}: {self.verdict}. {self.n:,} new samples{seen}: mean loss "
+            f"{self.share:.3g} ({self.low:.3g} to {self.high:.3g}), {self.certified_share:.3g} "
+            f"when it was certified; same distribution: p = {self.drift:.2g}"
+        )
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs the command; unknown options go to LightningCLI and say where the new records are."""
+    parser = argparse.ArgumentParser(
+        prog="pl-pointwise monitor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, help="what compare --require exported")
+    parser.add_argument("--output", type=Path, help="a JSON file for the checks")
+    known, options = parser.parse_known_args(list(args))
+    try:
+        checks = monitor(known.folder, options)
+    except RequirementError as error:
+        parser.error(str(error))
+    print("\n".join(check.statement() for check in checks))
+    if known.output is not None:
+        known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
+    if any(check.verdict != BELIEVABLE for check in checks):
+        raise SystemExit(1)
+
+
+def monitor(folder: str | Path, options: Sequence[str]) -> list[Check]:
+    """Returns the checks of an exported model on new records, a forward pass over which it makes.
+
+    options: of LightningCLI, which say where the records are:
+        ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
+
+    Raises:
+        RequirementError: no certificate in the folder, no option for the data, or no record that
+            a requirement is about.
+    """
+    inside = Path(folder) / CERTIFICATE
+    if not (inside / "certificate.json").is_file():
+        raise RequirementError(
+            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
+            "--require wrote."
+        )
+    if not any(option.startswith("--data") for option in options):
+        raise RequirementError(
+            "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
+            "data module calls its test data."
+        )
+    config = _without_files(yaml.safe_load((inside / "config.yaml").read_text()))
+    cli = PointwiseCLI(["--config", yaml.safe_dump(config), *options], run=False)
+    cli.trainer.test(
+        cli.model,
+        cli.datamodule,
+        ckpt_path=inside / "model.ckpt",
+        weights_only=True,
+        verbose=False,
+    )
+    return check(folder, samples_of(cli.model, getattr(cli.datamodule, "datasets", {})))
+
+
+def check(folder: str | Path, samples: DataFrame) -> list[Check]:
+    """Returns the checks of a certificate, for values measured elsewhere.
+
+    folder: an exported one.
+    samples: the table of samples.py, of new records; ``split`` is not read.
+
+    Raises:
+        RequirementError: no record that a requirement is about.
+    """
+    inside = Path(folder) / CERTIFICATE
+    certificate = json.loads((inside / "certificate.json").read_text())
+    before = read_samples(inside / "samples.parquet")
+    samples = samples.assign(split=CERTIFICATION)
+    delta = (1 - certificate["confidence"]) / len(certificate["requirements"])
+    return [_check(entry, before, samples, delta) for entry in certificate["requirements"]]
+
+
+def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: float) -> Check:
+    requirement = Requirement.parse(entry["text"])
+    subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
+    losses = losses_of(new, subject, CERTIFICATION)
+    if not len(losses):
+        raise RequirementError(
+            f"{requirement.text!r}: none of the new records is about it. Give records that carry "
+            f"{subject.quantity}."
+        )
+    fewer = 1 - delta / 2
+    low, high = 1 - upper_bound(1 - losses, fewer), upper_bound(losses, fewer)
+    drift = _drift(
+        values_of(before, subject, CERTIFICATION), values_of(new, subject, CERTIFICATION)
+    )
+    if _broken(losses, requirement.at_most, delta):
+        verdict = BROKEN
+    else:
+        verdict = IN_DOUBT if drift <= delta else BELIEVABLE
+    known = set(values_of(before, subject, CERTIFICATION)["unit"])
+    again = len(known.intersection(values_of(new, subject, CERTIFICATION)["unit"]))
+    share = float(losses.mean())
+    return Check(
+        requirement.text, len(losses), share, low, high, entry["share"], drift, again, verdict
+    )
+
+
+def _broken(losses: Losses, at_most: float, delta: float) -> bool:
+    """Whether the mean loss is above ``at_most`` beyond chance: of 1 − loss it is below."""
+    return p_value(1 - losses, 1 - at_most, 1 - delta) <= delta
+
+
+def _drift(before: DataFrame, new: DataFrame) -> float:
+    """The p-value of Kolmogorov and Smirnov's two-sample test, of one value a unit."""
+    values = [table.groupby("unit")["value"].max().to_numpy() for table in (before, new)]
+    finite = [np.nan_to_num(each, nan=np.inf) for each in values]
+    return float(ks_2samp(*finite).pvalue)
+
+
+def _without_files(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run for other data: its files and what it wrote are left out."""
+    arguments = config["data"]["init_args"]
+    given = {name: None for name in arguments if name.endswith("_file")}
+    if "source" in arguments:
+        given["source"] = "files"
+    trainer = {"logger": False, "callbacks": None, "enable_checkpointing": False}
+    data = {**config["data"], "init_args": {**arguments, **given}}
+    trainer = {**config["trainer"], **trainer, "default_root_dir": None}
+    return {**config, "data": data, "trainer": trainer}
