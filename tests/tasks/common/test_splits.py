@@ -63,7 +63,7 @@ def test_what_is_held_out_is_what_it_has_always_been() -> None:
         min_size=1,
         max_size=40,
     ),
-    shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)),
+    shares=st.tuples(st.floats(0, 0.3), st.floats(0, 0.3)),
     seed=st.integers(0, 5),
 )
 @example(sizes=[(1, "a")] * 9 + [(1, "b")] * 9 + [(1, "c")] * 9, shares=(0.3, 0.3), seed=0)
@@ -88,9 +88,9 @@ def test_each_category_gives_its_part_to_within_one_group(
         assert of_it[0]
         total, largest = sum(own_sizes), max(own_sizes)
         for part, share in enumerate(shares, start=1):
-            smallest_alone = of_it[part] <= largest  # Where nothing fits, the smallest is taken.
-            within = abs(of_it[part] - share * total) <= (largest if part == 1 else 2 * largest)
-            assert within or (smallest_alone and share > 0)
+            within = abs(of_it[part] - share * total) <= largest
+            # Where no group fits in any category, the smallest is taken.
+            assert within or (share > 0 and parts.count(part) <= largest)
 
 
 def test_what_small_categories_lack_is_taken_from_the_next() -> None:
