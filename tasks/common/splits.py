@@ -85,7 +85,10 @@ def hold_out(
         for order in orders.values():
             left = [group for group in order if group not in part_of]
             target = share * sum(sizes[group] for group in order)
-            taken = _within(left, sizes, target + min([missing, *(sizes[group] for group in left)]))
+            more = min([missing, *(sizes[group] for group in left)])
+            # Without the rounding 0.9 + 0.1 is not enough for a group of one. Not where there is
+            # nothing to add: what is held out without categories stays what it was.
+            taken = _within(left, sizes, round(target + more, 9) if more else target)
             missing += target - sum(sizes[group] for group in taken)
             part_of |= dict.fromkeys(taken, part)
         if share > 0 and part not in part_of.values():
@@ -166,7 +169,8 @@ def side_of_held_out(
     """
     if not val or not test:
         return ["test" if test else "val"] * len(groups)
-    parts = hold_out(groups, [test / (val + test)], seed, categories)
+    share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
+    parts = hold_out(groups, [share], seed, categories)
     return ["test" if part else "val" for part in parts]
 
 

@@ -161,14 +161,8 @@ class RerankerDataModule(PointwiseDataModule):
             seed=seed,
         )
         least = negatives if min_negatives is None else min_negatives
-        if not 1 <= least <= negatives:
-            raise DataError(
-                f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
-            )
-        counts = {"max_queries": max_queries, "val_queries": val_queries}
-        for option, count in (counts | {"test_queries": test_queries}).items():
-            if count is not None and count < 1:
-                raise DataError(f"{option}={count}: give at least 1, or null for all.")
+        numbers = {"max_queries": max_queries, "val_queries": val_queries}
+        _check_numbers(negatives, least, numbers | {"test_queries": test_queries})
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
         labelled = train_file or val_file or test_file
@@ -441,6 +435,16 @@ class RerankerDataModule(PointwiseDataModule):
         return parse_labelled(
             row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
         )
+
+
+def _check_numbers(negatives: int, least: int, counts: dict[str, int | None]) -> None:
+    if not 1 <= least <= negatives:
+        raise DataError(
+            f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
+        )
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise DataError(f"{option}={count}: give at least 1, or null for all.")
 
 
 def _fractions(

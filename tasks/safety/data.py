@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -72,7 +72,6 @@ _PKU = (
     "better_response_id",
     "safer_response_id",
 )
-
 
 DEFAULT_SELECTION = Selection()
 
@@ -200,8 +199,6 @@ class SafetyDataModule(ResponseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        schemas = ("beavertails", "labelled", "pku", "pku_pairs", None)
-        one_of("unsafe_schema", unsafe_schema, schemas, DataError)
         one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
         if not refusals or not all(text.strip() for text in refusals):
             raise DataError("refusals: give at least one text, and none that is blank.")
@@ -214,25 +211,18 @@ class SafetyDataModule(ResponseDataModule):
             "unsafe_test": unsafe_test_file,
             "pku": pku_file,
         }
-        given = [f"{name}_file" for name, path in files.items() if path]
-        anywhere = (over_refusal_file, alpaca_eval_file, predict_file)
-        if source == "hub" and given:
-            raise DataError(f"source=hub: it takes no {', '.join(given)}. Set source to files.")
-        if source == "hub" and unsafe_schema == "labelled":
-            raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-        if source == "files" and not given and not any(anywhere):
-            raise DataError("source=files: it needs benign_file and unsafe_file.")
-        self.unsafe_schema: UnsafeSchema | None = unsafe_schema
-        self.selection = from_plain(Selection, selection)
-        self.files = files | {
+        anywhere = {
             "over_refusal": over_refusal_file,
             "alpaca_eval": alpaca_eval_file,
             "predict": predict_file,
         }
+        _check_files(source, unsafe_schema, files, any(anywhere.values()))
+        self.unsafe_schema: UnsafeSchema | None = unsafe_schema
+        self.selection = from_plain(Selection, selection)
+        self.files = files | anywhere
         self.refusals = list(refusals)
         self.unsafe_answers = unsafe_answers
-        self.generation = generation
-        self.answers_folder = answers_folder
+        self.generation, self.answers_folder = generation, answers_folder
 
     # Lightning's hooks --------------------------------------------------------------------------
 
@@ -487,6 +477,20 @@ class SafetyDataModule(ResponseDataModule):
             self.generation,
             self.preparation.max_prompt_length,
         )
+
+
+def _check_files(
+    source: str, schema: str | None, files: Mapping[str, str | None], anywhere: bool
+) -> None:
+    """anywhere: whether there is a file that goes with any source."""
+    one_of("unsafe_schema", schema, (*get_args(UnsafeSchema), None), DataError)
+    given = [f"{name}_file" for name, path in files.items() if path]
+    if source == "hub" and given:
+        raise DataError(f"source=hub: it takes no {', '.join(given)}. Set source to files.")
+    if source == "hub" and schema == "labelled":
+        raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
+    if source == "files" and not given and not anywhere:
+        raise DataError("source=files: it needs benign_file and unsafe_file.")
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:

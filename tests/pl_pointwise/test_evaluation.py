@@ -7,18 +7,21 @@ method compared, so they are apart from the bounds that are trained on.
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch.trainer.trainer import Trainer
 from torch import Tensor
-from torchmetrics import MaxMetric, Metric
+from torchmetrics import MaxMetric, MeanMetric, Metric
 
 from pl_pointwise import Constraint, PointwiseModule
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import SampleViolations, ViolationsBySample
+from pl_pointwise.evaluation import MeanBySample, SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
@@ -295,3 +298,75 @@ def test_switches_of_the_trainer_work(options: dict[str, Any]) -> None:
     data = ToyData(ToyRows(7), ToyRows(5), batch_size=4)
     Trainer(**quiet | options).fit(module, data)
     assert module.multipliers["pair"].any()
+
+
+# Means over samples -------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=60), st.integers(1, 7))
+def test_a_mean_over_samples_is_torchmetrics_mean_of_each_sample_once(
+    index: list[int], size: int
+) -> None:
+    value = {each: (each * 37 % 11) / 10 for each in index}
+    metric, plain = MeanBySample(), MeanMetric()
+    for rows in torch.tensor(index).split(size):
+        metric.update(rows, torch.tensor([value[each] for each in rows.tolist()]))
+    plain.update(torch.tensor(list(value.values())))
+    torch.testing.assert_close(metric.compute(), plain.compute())
+    found = metric.samples()
+    assert found.index.tolist() == sorted(value)
+    assert found.value.tolist() == pytest.approx([value[each] for each in sorted(value)])
+
+
+def test_a_mean_over_samples_leaves_out_rows_that_fill_a_rank_and_is_nan_of_none() -> None:
+    metric = MeanBySample()
+    assert metric.samples().index.tolist() == []
+    metric.update(torch.tensor([], dtype=torch.long), torch.tensor([]))
+    assert metric.compute().isnan()
+    metric.update(torch.tensor([2, -1, 0]), torch.tensor([True, True, False]).float())
+    assert metric.compute() == 0.5
+    assert metric.compute().dtype == torch.float32
+    metric.reset()
+    metric.update(torch.tensor([1]), torch.tensor([0.25], dtype=torch.bfloat16))
+    assert metric.samples().value.tolist() == [0.25]
+
+
+@pytest.mark.parametrize("better", [True, False, None])
+def test_a_mean_over_samples_says_which_way_is_better(better: bool | None) -> None:
+    metric = pickle.loads(pickle.dumps(MeanBySample(better)))
+    assert metric.higher_is_better is better
+    assert MeanBySample.higher_is_better is None
+
+
+class ByThreshold(Toy):
+    """The share of samples whose output is above 0, of those with a label above 0 only."""
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        return {"above": MeanBySample(False), "never": MeanBySample()}
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+    ) -> None:
+        chosen = batch["y"] > 0
+        metrics["above"].update(batch["index"][chosen], (outputs > 0)[chosen].float())
+
+
+def test_values_of_a_users_own_mean_over_samples_are_kept_by_stage() -> None:
+    rows, held_out = ToyRows(11, seed=2), ToyRows(9, seed=3)
+    module = ByThreshold()
+    runner = trainer()
+    runner.test(module, ToyData(rows, held_out, batch_size=4), verbose=False)
+    assert module.evaluated_metrics.keys() == {"test", "train"}
+    for stage, data in (("test", held_out), ("train", rows)):
+        above = (module({"x": data.x}) > 0).double()
+        chosen = data.y > 0
+        assert list(module.evaluated_metrics[stage]) == ["above"]
+        found = module.evaluated_metrics[stage]["above"]
+        assert found.index.tolist() == chosen.nonzero()[:, 0].tolist()
+        assert found.value.tolist() == above[chosen].tolist()
+        assert runner.callback_metrics[f"{stage}/above"] == pytest.approx(
+            float(above[chosen].mean())
+        )
+    runner = trainer(limit_val_batches=0)
+    runner.fit(module, ToyData(rows, held_out, batch_size=4))
+    assert module.evaluated_metrics == {}  # They were of other weights.

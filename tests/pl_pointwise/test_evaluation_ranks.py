@@ -27,6 +27,19 @@ def test_a_metric_that_one_rank_updated_is_computed_on_all(ranks: list[dict[str,
         assert "val/never" not in found["logged"]
 
 
+def test_a_mean_over_samples_counts_each_once_and_keeps_its_values_on_every_rank(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Of five samples both ranks bring the first, and one of them the only one of "one odd"."""
+    for found in [*ranks, results(World(ranks=1, folder=tmp_path))]:
+        assert found["odd"] == {
+            "odd": [[0, 1, 2, 3, 4], [0, 1, 0, 1, 0]],
+            "one odd": [[UPDATED_BY_ONE], [1]],
+        }
+        assert found["logged"]["val/odd"] == pytest.approx(0.4)
+        assert found["logged"]["val/one odd"] == 1
+
+
 def test_what_is_logged_is_that_of_one_rank_and_without_advice(
     ranks: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import DualMonitor, StopOnKKT
+from pl_pointwise.evaluation import MeanBySample
 from tests.pl_pointwise.test_running_statistics import Broken, Normed
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, multipliers_of, weights_of
 from tests.programs.two_ranks import World
@@ -44,16 +45,20 @@ class Selective(Toy):
     """Metrics of which a rank may update none."""
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        return {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
+        metrics: dict[str, Metric] = {name: MeanBySample() for name in ("odd", "one odd")}
+        return metrics | {"mean": MeanMetric(), "pairs": Pairs(), "never": MeanMetric()}
 
     def update_evaluation_metrics(
         self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
     ) -> None:
         chosen = batch["index"][real.cpu()]
+        metrics["odd"].update(batch["index"], batch["index"] % 2)
+        metrics["odd"].update(torch.tensor([0]), torch.tensor([0.0]))  # Of every rank, each time.
         chosen = chosen[chosen == UPDATED_BY_ONE]
         if len(chosen):
             metrics["mean"].update(chosen.double())
             metrics["pairs"].update(chosen)
+            metrics["one odd"].update(chosen, chosen % 2)
 
 
 def results(world: World) -> dict[str, Any]:
@@ -68,6 +73,11 @@ def results(world: World) -> dict[str, Any]:
         found["logged"] = {k: v for k, v in logged.items() if not k.startswith("running/")}
     found["advice"] = [str(each.message) for each in caught if "sync_dist" in str(each.message)]
     found["objective"] = float(module.evaluated["val"]["fit"].violation.mean())
+
+    found["odd"] = {
+        name: [values.index.tolist(), values.value.tolist()]
+        for name, values in module.evaluated_metrics["val"].items()
+    }
 
     module = Normed(Pointwise(dual_lr=1.0))
     data = ToyData(Broken(12, 3), batch_size=world.batch_size)

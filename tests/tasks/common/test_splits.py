@@ -63,7 +63,7 @@ def test_what_is_held_out_is_what_it_has_always_been() -> None:
         min_size=1,
         max_size=40,
     ),
-    shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)),
+    shares=st.tuples(st.floats(0, 0.3), st.floats(0, 0.3)),
     seed=st.integers(0, 5),
 )
 @example(sizes=[(1, "a")] * 9 + [(1, "b")] * 9 + [(1, "c")] * 9, shares=(0.3, 0.3), seed=0)
@@ -88,9 +88,9 @@ def test_each_category_gives_its_part_to_within_one_group(
         assert of_it[0]
         total, largest = sum(own_sizes), max(own_sizes)
         for part, share in enumerate(shares, start=1):
-            smallest_alone = of_it[part] <= largest  # Where nothing fits, the smallest is taken.
-            within = abs(of_it[part] - share * total) <= (largest if part == 1 else 2 * largest)
-            assert within or (smallest_alone and share > 0)
+            within = abs(of_it[part] - share * total) <= largest
+            # Where no group fits in any category, the smallest is taken.
+            assert within or (share > 0 and parts.count(part) <= largest)
 
 
 def test_what_small_categories_lack_is_taken_from_the_next() -> None:
@@ -98,7 +98,7 @@ def test_what_small_categories_lack_is_taken_from_the_next() -> None:
     groups = [str(number) for number in range(60)]
     kinds = [f"kind {number % 10}" for number in range(60)]
     parts = hold_out(groups, [0.15, 0.15], 0, kinds)
-    assert Counter(parts) == {0: 44, 1: 8, 2: 8}  # Of 9 wanted each, to within one.
+    assert Counter(parts) == {0: 42, 1: 9, 2: 9}
     for kind in set(kinds):
         of_it = Counter(part for part, own in zip(parts, kinds, strict=True) if own == kind)
         assert of_it[0] >= 2
@@ -155,8 +155,8 @@ def test_held_out_records_are_divided_in_proportion() -> None:
     groups = [str(number // 2) for number in range(40)]
     kinds = ["x"] * 20 + ["y"] * 20
     sides = side_of_held_out(groups, 0.05, 0.15, 0, kinds)
-    assert Counter(sides[:20]) == Counter(sides[20:])
-    assert Counter(sides[:20])["test"] == 14  # 15 of 20, in groups of two.
+    assert sides.count("test") == 30
+    assert {sides[:20].count("test"), sides[20:].count("test")} == {14, 16}  # In groups of two.
     assert sides[::2] == sides[1::2]
     assert set(side_of_held_out(groups, 0.05, 0.0, 0, kinds)) == {"val"}
     assert set(side_of_held_out(groups, 0.0, 0.1, 0, kinds)) == {"test"}

@@ -1,0 +1,73 @@
+"""What data sets say of their samples: categories, units, and which splits are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import ConcatDataset, Subset
+
+from pl_pointwise.data import IndexedDataset, categories_of, shared_units, units_of
+from pl_pointwise.errors import DataError
+from tests.pl_pointwise.toy import ToyData, ToyRows
+
+
+class Told(ToyRows):
+    """Rows that know their category and their unit."""
+
+    def __init__(self, units: list[Any], categories: Any = None) -> None:
+        super().__init__(len(units))
+        self.units, self.categories = units, categories
+
+
+def test_categories_and_units_follow_what_wraps_a_data_set() -> None:
+    rows: Any = Told(["a", "b", "a"], np.array(["x", "y", "z"]))
+    assert categories_of(rows) == ["x", "y", "z"]
+    assert units_of(IndexedDataset(rows)) == ["a", "b", "a"]
+    subset: Any = Subset(rows, [2, 1])
+    assert categories_of(IndexedDataset(subset)) == ["z", "y"]
+    assert units_of(Subset(IndexedDataset(subset), [1])) == ["b"]  # type: ignore[arg-type]
+    other: Any = Told(["c"], [None])
+    both: Any = ConcatDataset([rows, other])
+    assert categories_of(both) == ["x", "y", "z", ""]
+    assert units_of(both) == ["a", "b", "a", "c"]
+
+
+def test_a_data_set_that_says_nothing_knows_no_categories() -> None:
+    plain: Any = ToyRows(3)
+    assert categories_of(plain) is None
+    assert units_of(IndexedDataset(plain)) is None
+    assert units_of(Subset(plain, [0])) is None  # type: ignore[arg-type]
+    assert units_of(ConcatDataset([Told(["a"]), plain])) is None  # type: ignore[arg-type, list-item]
+
+
+def test_a_category_too_few_is_refused() -> None:
+    with pytest.raises(DataError, match=r"Told.categories has 1 entries for 2 samples.*or None"):
+        categories_of(Told(["a", "b"], ["x"]))
+
+
+def test_units_that_two_splits_share_are_counted_once_each() -> None:
+    data = ToyData(Told(["a", "a", "b"]), Told(["c", "a", "a"]))
+    data.datasets["test"] = Told(["b", "c", "d"])
+    assert data.shared_units() == {("train", "val"): 1, ("train", "test"): 1, ("val", "test"): 1}
+    assert shared_units({"x": Told(["a"]), "y": Told(["b"])}) == {("x", "y"): 0}
+
+
+def test_what_is_one_data_set_or_without_units_is_not_compared() -> None:
+    data = ToyData(Told(["a"]), Told(["a"]))
+    assert data.datasets["test"] is data.datasets["val"]
+    assert data.shared_units() == {("train", "val"): 1, ("train", "test"): 1}
+    data.datasets["test"] = ToyRows(2)
+    assert data.shared_units() == {("train", "val"): 1}
+
+
+def test_the_certification_split_is_separate_if_it_is_another_data_set() -> None:
+    data = ToyData(ToyRows(3), ToyRows(2))
+    assert not data.certification_is_separate
+    data.datasets["test"] = ToyRows(2)
+    assert data.certification_is_separate
+    del data.datasets["val"]
+    assert data.certification_is_separate
+    del data.datasets["test"]
+    assert not data.certification_is_separate

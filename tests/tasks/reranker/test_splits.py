@@ -1,0 +1,193 @@
+"""Training, selection and certification split of re-ranking: by query, or module of the corpus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from pl_pointwise.data import categories_of, units_of
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
+from pl_pointwise.tasks.reranker.metrics import reciprocal_rank
+from pl_pointwise.tasks.reranker.module import RerankerModule
+from pl_pointwise.tasks.reranker.records import parse_candidates
+
+Rows = list[dict[str, Any]]
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def module(tiny_tokenizer_dir: Path, tmp_path: Path, write_jsonl: Make) -> Make:
+    """A function (parts, **options) -> data module over files of those rows."""
+
+    def make(parts: dict[str, Rows], **options: Any) -> RerankerDataModule:
+        files = {
+            f"{name}_file": str(write_jsonl(tmp_path / f"{name}.jsonl", rows))
+            for name, rows in parts.items()
+        }
+        defaults = {"negatives": 3, "max_length": 48, "val_fraction": 0.0, "batch_size": 4}
+        name = str(options.pop("model_name", tiny_tokenizer_dir))
+        return RerankerDataModule(name, source="files", **files, **{**defaults, **options})
+
+    return make
+
+
+@pytest.fixture
+def typed_rows(make_row: Make) -> Rows:
+    """Forty rows of twenty queries, each twice in other spelling, of two types."""
+    return [
+        make_row(f"{'What  Is' if twice else 'what is'} {i}", f"p {i} {twice}", ["a", "b b", "c c"])
+        | {"query_type": "NUMERIC" if i % 2 else "ENTITY"}
+        for i in range(20)
+        for twice in range(2)
+    ]
+
+
+def sizes(data: RerankerDataModule) -> dict[str, int]:
+    return {name: len(data.datasets[name]) for name in ("train", "val", "test")}
+
+
+def test_three_splits_have_each_type_of_query_in_proportion(module: Make, typed_rows: Rows) -> None:
+    data = module({"train": typed_rows}, val_fraction=0.2, test_fraction=0.3)
+    data.setup(None)
+    assert sizes(data) == {"train": 20, "val": 8, "test": 12}
+    assert data.certification_is_separate
+    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    for name, count in sizes(data).items():
+        assert Counter(categories_of(data.datasets[name])) == dict.fromkeys(
+            ("NUMERIC", "ENTITY"), count // 2
+        )
+        assert len(set(units_of(data.datasets[name]) or [])) == count // 2
+
+
+def test_the_val_part_is_the_same_with_and_without_a_test_part(
+    module: Make, make_rows: Make
+) -> None:
+    found = []
+    for test_fraction in (0.0, 0.3):
+        data = module({"train": make_rows(20)}, val_fraction=0.3, test_fraction=test_fraction)
+        data.setup(None)
+        assert categories_of(data.datasets["val"]) is None
+        found.append(data)
+    assert found[0].datasets["test"] is found[0].datasets["val"]
+    assert not found[0].certification_is_separate
+    assert found[0].datasets["val"].fingerprint == found[1].datasets["val"].fingerprint
+    assert sizes(found[1]) == {"train": 8, "val": 6, "test": 6}
+
+
+def test_fractions_follow_from_the_numbers_of_queries(module: Make, make_rows: Make) -> None:
+    numbers = {"max_queries": 20, "val_queries": 8, "test_queries": 12}
+    data = module({"train": make_rows(80)}, **numbers, val_fraction=None)
+    assert (data.val_fraction, data.test_fraction) == (0.2, 0.3)
+    data.setup(None)
+    assert sizes(data) == {"train": 20, "val": 8, "test": 12}
+    given = RerankerDataModule("unused", max_queries=None, test_queries=5)
+    assert (given.val_fraction, given.test_fraction) == (0.1, 0.1)
+    given = RerankerDataModule("unused", max_queries=12, val_queries=4, test_fraction=0.2)
+    assert (given.val_fraction, given.test_fraction, given.test_queries) == (0.25, 0.2, 4)
+
+
+def test_a_file_certifies_and_is_compared_with_both_others(module: Make, make_rows: Make) -> None:
+    rows = make_rows(12)
+    parts = {"train": rows[:6], "val": rows[6:9], "test": [*rows[9:], rows[0], rows[6]]}
+    data = module(parts, test_fraction=0.4, test_queries=4)
+    with pytest.warns(UserWarning, match="flatter") as caught:
+        data.setup(None)
+    assert sizes(data) == {"train": 6, "val": 3, "test": 4}
+    texts = [str(each.message) for each in caught if "flatter" in str(each.message)]
+    assert len(texts) == 2
+    assert "test.jsonl: 1 of 5 queries are in" in texts[0]
+    assert "train.jsonl" in texts[0]
+    assert "val.jsonl" in texts[1]
+
+
+def test_the_embedded_corpus_is_split_in_three_by_module(tiny_tokenizer_dir: Path) -> None:
+    numbers = {"max_queries": 300, "val_queries": 60, "test_queries": 90}
+    data = RerankerDataModule(str(tiny_tokenizer_dir), negatives=4, max_length=64, **numbers)
+    data.setup(None)
+    assert sizes(data) == {"train": 300, "val": 60, "test": 90}
+    modules = [set(categories_of(data.datasets[name]) or []) for name in ("train", "val", "test")]
+    assert all(modules)
+    assert "" not in set.union(*modules)
+    assert not modules[0] & modules[1]
+    assert not modules[0] & modules[2]
+    assert not modules[1] & modules[2]
+    assert set(data.shared_units().values()) == {0}
+
+
+def test_the_hubs_validation_split_is_divided_by_query_and_type(
+    tiny_tokenizer_dir: Path, tmp_path: Path, typed_rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = {"train": typed_rows[:8], "validation": typed_rows[8:]}
+    found = {name: datasets.Dataset.from_list(rows) for name, rows in halves.items()}
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, config, split: found[split])
+    data = RerankerDataModule(
+        str(tiny_tokenizer_dir),
+        source="hub",
+        negatives=3,
+        max_length=48,
+        val_fraction=0.1,
+        test_fraction=0.3,
+        max_queries=8,
+        val_queries=None,
+    )
+    data.prepare_data()
+    data.setup(None)
+    assert sizes(data) == {"train": 8, "val": 8, "test": 24}
+    assert Counter(categories_of(data.datasets["test"])) == {"NUMERIC": 12, "ENTITY": 12}
+    assert set(data.shared_units().values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_fraction": 1.0}, "test_fraction=1.0: give a number"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
+        ({"test_queries": 0}, "test_queries=0: give at least 1, or null"),
+    ],
+)
+def test_a_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RerankerDataModule("unused", **options)
+
+
+def test_a_query_type_that_is_no_text_is_refused(make_row: Make) -> None:
+    row = make_row("how", "sea", ["ice"]) | {"query_type": 3}
+    with pytest.raises(DataError, match=r'f, line 1: field "query_type" is a number'):
+        parse_candidates(row, "f, line 1")
+    assert parse_candidates(row | {"query_type": None}, "f, line 1").category == ""
+
+
+def test_ranking_metrics_are_kept_query_by_query(
+    module: Make, make_rows: Make, tiny_cross_encoder_dir: Path, tmp_path: Path
+) -> None:
+    parts = {"train": make_rows(9), "val": make_rows(14)[9:]}
+    data = module(parts, model_name=tiny_cross_encoder_dir)
+    model = RerankerModule(str(tiny_cross_encoder_dir), max_length=48)
+    run = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    run.validate(model, data, verbose=False)
+    values = model.evaluated_metrics["val"]
+    assert {"mrr@10", "hit@3", "lenrank@10"} <= set(values)
+    assert "wrong_order" not in values  # Of pairs, not of queries.
+    rows = data.datasets["val"]
+    batch = data.collate([{**rows[i], "index": i} for i in range(5)])
+    with torch.no_grad():
+        scores = model.eval()(batch)
+    expected = reciprocal_rank(scores, batch["passage_lengths"], batch["candidates"])
+    assert values["mrr@10"].index.tolist() == list(range(5))
+    torch.testing.assert_close(values["mrr@10"].value.float(), expected)
+    assert run.callback_metrics["val/mrr@10"] == pytest.approx(float(expected.mean()))

@@ -1,0 +1,101 @@
+"""The three splits of When2Call: by prompt, of each behaviour its part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pl_pointwise.data import categories_of, units_of
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import When2CallDataModule
+from pl_pointwise.tasks.language_model.data import Preparation
+from tests.tasks.conftest import make_data
+from tests.tasks.when2call.conftest import choice_rows, preference_rows, write_rows
+
+
+def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
+    return make_data(When2CallDataModule, folder, files, **options)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_three_splits_have_each_behaviour_in_proportion(
+    grouped, language_model_folder, tmp_path
+) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(60))
+    fractions = {"val_fraction": 0.2, "test_fraction": 0.3, "group_rejected": grouped}
+    data = module(language_model_folder, {"train_file": str(path)}, **fractions)
+    data.setup(None)
+    assert data.certification_is_separate
+    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    each = 1 if grouped else 2
+    for name, prompts in (("train", 10), ("val", 4), ("test", 6)):
+        found = Counter(categories_of(data.datasets[name]))
+        expected = ("tool_call", "request_for_info", "cannot_answer")
+        assert found == dict.fromkeys(expected, prompts * each)
+        assert len(set(units_of(data.datasets[name]) or [])) == 3 * prompts
+
+
+def test_without_a_test_fraction_the_val_part_is_the_same_and_serves_as_test(
+    language_model_folder, tmp_path
+) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(20))
+    found = []
+    for test_fraction in (0.0, 0.2):
+        data = module(language_model_folder, {"train_file": str(path)}, test_fraction=test_fraction)
+        data.setup(None)
+        found.append(data)
+    plain, divided = found
+    assert plain.datasets["test"] is plain.datasets["val"]
+    assert not plain.certification_is_separate
+    assert divided.certification_is_separate
+    assert plain.datasets["val"].fingerprint == divided.datasets["val"].fingerprint
+
+
+def test_a_file_certifies_and_is_compared_with_both_others(language_model_folder, tmp_path) -> None:
+    rows = preference_rows(12)
+    parts = {"train": rows[:12], "val": rows[12:16], "test": [*rows[16:], rows[0], rows[12]]}
+    files = {
+        f"{name}_file": str(write_rows(tmp_path / f"{name}.jsonl", part))
+        for name, part in parts.items()
+    }
+    data = module(language_model_folder, files, test_fraction=0.5)
+    with pytest.warns(UserWarning, match="results on it flatter") as caught:
+        data.setup(None)
+    assert [len(data.datasets[name]) for name in parts] == [12, 4, 10]
+    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 1, ("val", "test"): 1}
+    texts = [str(each.message) for each in caught if "flatter" in str(each.message)]
+    assert len(texts) == 2
+    assert "test.jsonl: 1 of 10 prompts are in" in texts[0]
+    assert "train.jsonl too" in texts[0]
+    assert "val.jsonl too" in texts[1]
+
+
+def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
+    language_model_folder, tmp_path
+) -> None:
+    path = str(write_rows(tmp_path / "mcq.jsonl", choice_rows(4)))
+    data = module(language_model_folder, {"mcq_file": path, "predict_file": path})
+    data.setup("test")
+    data.setup("predict")
+    assert categories_of(data.datasets["mcq"]) == [
+        "tool_call",
+        "request_for_info",
+        "cannot_answer",
+        "cannot_answer",
+    ]
+    assert categories_of(data.datasets["predict"]) is None
+    pair = {"input": "1 + 2?", "chosen": "3", "rejected": "4"}
+    files = {"train_file": str(write_rows(tmp_path / "p.jsonl", [pair, pair | {"input": "2?"}]))}
+    data = module(language_model_folder, files, schema="pairs", val_fraction=0.0)
+    data.setup("fit")
+    assert categories_of(data.datasets["train"]) is None
+
+
+def test_a_test_file_is_no_option_of_the_hub_and_fractions_leave_something() -> None:
+    with pytest.raises(DataError, match="it takes no files"):
+        When2CallDataModule("no-such-model", test_file="t.jsonl")
+    with pytest.raises(DataError, match="leave nothing to train on"):
+        Preparation(val_fraction=0.6, test_fraction=0.4)
