@@ -16,7 +16,11 @@ from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
 
-COMMANDS = {"compare": "compare.command", "report": "compare.report"}
+COMMANDS = {
+    "compare": "compare.command",
+    "monitor": "requirements.monitor",
+    "report": "compare.report",
+}
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(

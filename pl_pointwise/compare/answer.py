@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -24,6 +25,7 @@ from pl_pointwise.data import units_of
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, Measured, answer
 from pl_pointwise.requirements.beforehand import check, held_out_loaders, samples_to_come
+from pl_pointwise.requirements.monitor import CERTIFICATE, config_for_new_records
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
@@ -231,7 +233,8 @@ def draw(found: Answer, path: Path) -> None:
             ("#BBBBBB", "not in the sequence", "o", 36),
         )
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    columns = 4 if count > 1 else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     figure.suptitle("Line: up to the bound that holds for all models together", fontsize="small")
     figure.savefig(path, dpi=150)
 
@@ -257,12 +260,13 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     measured = samples_of(cli.model, datasets_of(cli))
     _check_same(found.models[found.chosen or 0].samples, measured)
     cli.model.export(folder)
-    inside = folder / "certificate"
+    inside = folder / CERTIFICATE
     inside.mkdir()
     (inside / "certificate.json").write_text(json.dumps(found.as_dict(), indent=1))
     certified = measured[measured["split"] == CERTIFICATION]
     write_samples(certified, inside / SAMPLES)
-    shutil.copy(run.folder / "config.yaml", inside / "config.yaml")
+    config = config_for_new_records(yaml.safe_load((run.folder / "config.yaml").read_text()))
+    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     shutil.copy(path, inside / CHECKPOINT)
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from pandas import DataFrame
 from scipy.stats import ks_2samp
 
@@ -115,8 +114,7 @@ def monitor(folder: str | Path, options: Sequence[str]) -> list[Check]:
             "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
             "data module calls its test data."
         )
-    config = _without_files(yaml.safe_load((inside / "config.yaml").read_text()))
-    cli = PointwiseCLI(["--config", yaml.safe_dump(config), *options], run=False)
+    cli = PointwiseCLI(["--config", str(inside / "config.yaml"), *options], run=False)
     cli.trainer.test(
         cli.model,
         cli.datamodule,
@@ -155,15 +153,13 @@ def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: floa
         )
     fewer = 1 - delta / 2
     low, high = 1 - upper_bound(1 - losses, fewer), upper_bound(losses, fewer)
-    drift = _drift(
-        values_of(before, subject, CERTIFICATION), values_of(new, subject, CERTIFICATION)
-    )
+    then, now = (values_of(table, subject, CERTIFICATION) for table in (before, new))
+    drift = _drift(then, now)
     if _broken(losses, requirement.at_most, delta):
         verdict = BROKEN
     else:
         verdict = IN_DOUBT if drift <= delta else BELIEVABLE
-    known = set(values_of(before, subject, CERTIFICATION)["unit"])
-    again = len(known.intersection(values_of(new, subject, CERTIFICATION)["unit"]))
+    again = len(set(then["unit"]).intersection(now["unit"]))
     share = float(losses.mean())
     return Check(
         requirement.text, len(losses), share, low, high, entry["share"], drift, again, verdict
@@ -182,8 +178,11 @@ def _drift(before: DataFrame, new: DataFrame) -> float:
     return float(ks_2samp(*finite).pvalue)
 
 
-def _without_files(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a run for other data: its files and what it wrote are left out."""
+def config_for_new_records(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run's configuration for other data: without its files and what it wrote.
+
+    So an export names no folder of the machine it was made on, but that of a base model.
+    """
     arguments = config["data"]["init_args"]
     given = {name: None for name in arguments if name.endswith("_file")}
     if "source" in arguments:

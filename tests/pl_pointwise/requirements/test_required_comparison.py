@@ -1,0 +1,181 @@
+"""compare --require: from a requirement to an exported model, or to an honest no."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy.stats import binom
+
+from pl_pointwise.cli import main
+from pl_pointwise.compare import command
+from pl_pointwise.requirements.monitor import monitor
+
+BASE = """
+model: {class_path: tests.pl_pointwise.requirements.plane_task.PlaneModule}
+data: {class_path: tests.pl_pointwise.requirements.plane_task.PlaneData}
+trainer: {max_epochs: 15, accelerator: cpu, logger: false, enable_checkpointing: false,
+  enable_progress_bar: false, enable_model_summary: false, limit_val_batches: 0}
+"""
+METHODS = """
+plain: null
+pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
+strict: {model: {init_args: {tolerance: 0.2, formulation: {class_path: pl_pointwise.Pointwise}}}}
+"""
+REQUIREMENT = "near: violated <= 0.1"
+
+
+def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) -> Path:
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "methods.yaml").write_text(methods)
+    config = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
+    main(["compare", *config, "--output", str(folder / out), *more])
+    return folder / out
+
+
+@pytest.fixture(autouse=True)
+def unpainted(monkeypatch) -> None:
+    """Plots take longer than these runs."""
+    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "draw_plots", lambda done, output, axes: None)
+        return compare(tmp_path_factory.mktemp("certified"), "--require", REQUIREMENT)
+
+
+def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
+    answer = json.loads((certified / "answer.json").read_text())
+    assert answer["certified"] == "strict · seed 0"  # At a smaller objective than pointwise.
+    samples = pd.read_parquet(certified / "runs/strict/seed-0/samples.parquet")
+    near = samples[(samples["split"] == "certification") & (samples["quantity"] == "near")]
+    assert len(near) == 400
+    violated = near.groupby("unit")["value"].max() > 0
+    assert len(violated) == 200  # Two samples a unit.
+    [found] = answer["requirements"]
+    assert (found["n"], found["share"]) == (200, violated.mean())
+    assert found["p"] == pytest.approx(binom.cdf(violated.sum(), 200, 0.1))
+    assert found["p"] <= 0.05
+    assert found["share"] < found["bound"] < 0.1
+
+
+def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> None:
+    assert "test/" not in (certified / "comparison.csv").read_text()
+    assert "## Certificates" not in (certified / "comparison.md").read_text()
+    with np.load(certified / "runs/plain/seed-0/violations.npz") as arrays:
+        assert set(arrays) == {"val/near", "train/near"}
+
+
+def test_the_model_is_exported_with_its_certificate(certified) -> None:
+    model = certified / "model"
+    card = (model / "README.md").read_text()
+    assert "## Certificate" in card
+    assert "meets the requirement on new inputs, with 95 % confidence" in card
+    assert "Clopper" not in card  # A statement that knows nothing of the choice.
+    assert (model / "plane.pt").is_file()
+    config = yaml.safe_load((model / "certificate/config.yaml").read_text())
+    assert config["trainer"]["default_root_dir"] is None
+
+
+def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
+    certified, capsys
+) -> None:
+    before = (certified / "answer.json").read_text()
+    compare(certified.parent, "--require", REQUIREMENT)
+    assert (certified / "answer.json").read_text() == before
+    for more in (
+        ["--require", "near: violated <= 0.2"],
+        ["--require", REQUIREMENT, "--confidence", "0.9"],
+        ["--require", REQUIREMENT, "--seeds", "0", "1"],
+    ):
+        with pytest.raises(SystemExit):
+            compare(certified.parent, *more)
+        error = capsys.readouterr().err
+        assert "200 of 200 certification units in this folder were used for another" in error
+        assert "new samples" in error
+
+
+def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
+    out = compare(tmp_path, "--require", "near: violated <= 0.02", methods="plain: null")
+    answer = json.loads((out / "answer.json").read_text())
+    assert answer["certified"] is None
+    assert not (out / "model").exists()
+    said = capsys.readouterr().out
+    assert "None of the 1 models is certified" in said
+    assert "1. Method: 96.9 % of the training data violate too" in said
+    assert "is not below 0.02, so more certification samples alone do not help" in said
+
+
+def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) -> None:
+    texts = ["near/left: violated <= 0.15", "near: q90 <= 0.2", "wrong_sign <= 0.2"]
+    out = compare(tmp_path, *(word for text in texts for word in ("--require", text)))
+    answer = json.loads((out / "answer.json").read_text())
+    assert [each["text"] for each in answer["requirements"]] == texts
+    assert [each["category"] for each in answer["requirements"]] == ["left", None, None]
+    assert answer["certified"] is not None
+    assert 100 < answer["requirements"][0]["n"] < 200
+    assert (out / "answer.png").is_file()
+
+
+def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> None:
+    broken = METHODS + "broken: {model: {init_args: {formulation: {class_path: no.Such}}}}\n"
+    with pytest.raises(SystemExit):
+        compare(tmp_path, "--require", REQUIREMENT, methods=broken)
+    assert "No answer yet: 1 of 4 runs failed" in capsys.readouterr().out
+    assert not (tmp_path / "out/certification.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--require", "nearr: violated <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
+        (["--require", "near: violated <= 1.5"], "between 0 and 1"),
+        (["--require", "near/up: violated <= 0.1"], "It has left, right"),
+        (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
+        (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
+        (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
+        (["--require", "near violated 0.1"], "is no requirement"),
+        (["--require", REQUIREMENT, "--confidence", "95"], "must lie between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_training(tmp_path, capsys, more, said) -> None:
+    with pytest.raises(SystemExit):
+        compare(tmp_path, *more)
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/runs/*/*/result.json"))
+
+
+def test_methods_judged_by_different_bounds_are_refused(tmp_path, capsys) -> None:
+    easier = METHODS + "easier: {model: {init_args: {judged_by: 5.0}}}\n"
+    with pytest.raises(SystemExit):
+        compare(tmp_path, "--require", REQUIREMENT, methods=easier)
+    assert "judged by different bounds" in capsys.readouterr().err
+
+
+def test_monitor_believes_like_records_and_not_drifted_ones(certified, capsys) -> None:
+    model = certified / "model"
+    [like] = monitor(model, ["--data.init_args.test_file", "like"])
+    assert (like.verdict, like.n, like.again) == ("believable", 200, 0)
+    assert like.low < like.share < like.high
+    [again] = monitor(model, ["--data.init_args.held_out", "400"])
+    assert (again.again, again.drift) == (200, 1.0)
+    with pytest.raises(SystemExit) as end:
+        main(["monitor", str(model), "--data.init_args.test_file", "drifted"])
+    assert end.value.code == 1
+    assert "near: violated <= 0.1: broken" in capsys.readouterr().out
+
+
+def test_monitor_says_what_it_lacks(certified, capsys) -> None:
+    for words, said in (
+        ([str(certified)], "there is no certificate"),
+        ([str(certified / "model")], "Say where the new records are"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["monitor", *words])
+        assert said in capsys.readouterr().err
