@@ -1,4 +1,4 @@
-"""The command line: LightningCLI's fit, validate, test and predict, ``compare`` and ``report``."""
+"""The command line: LightningCLI's fit, validate, test and predict, and our own commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
 
-COMMANDS = {"compare": "compare.command", "report": "compare.report"}
+COMMANDS = {
+    "compare": "compare.command",
+    "report": "compare.report",
+    "tolerances": "requirements.tolerances",
+}
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(
