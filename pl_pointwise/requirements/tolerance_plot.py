@@ -75,9 +75,7 @@ def _lower(constraint: Constraint) -> bool:
     return constraint.at_least is not None and constraint.at_most is None
 
 
-def _curve(
-    panel: Any, values: NDArray[np.float64], constraint: Constraint, **style: Any
-) -> None:
+def _curve(panel: Any, values: NDArray[np.float64], constraint: Constraint, **style: Any) -> None:
     """Draws the share that meets ε: of a lower bound those at or above it, else at or below."""
     panel.ecdf(values, complementary=_lower(constraint), **style)
 

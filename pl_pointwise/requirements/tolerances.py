@@ -18,15 +18,14 @@ The output folder then holds
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy.stats import binom
@@ -41,7 +40,7 @@ from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import IndexedDataset, PointwiseDataModule
 from pl_pointwise.errors import DataError
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.step import index_of, pieces_of
+from pl_pointwise.step import carries, index_of, pieces_of
 
 from .p_values import fewest_samples, samples_needed
 from .tolerance_plot import draw
@@ -99,13 +98,18 @@ def tolerance(constraint: Constraint, shift: float) -> float:
 
 
 def in_words(name: str, constraint: Constraint) -> tuple[str, str]:
-    """Returns the constraint as it is configured, and what ε is of it."""
+    """Returns the constraint as it is configured, and what the columns of shares show of it."""
     low, high, equals = constraint.at_least, constraint.at_most, constraint.equals
     if equals is not None:
-        return f"{name} = {equals:g}", f"δ of {equals:g} ± δ"
+        return f"{name} = {equals:g}", f"the δ of {equals:g} ± δ that this share of them meets"
     if low is not None and high is not None:
-        return f"{low:g} ≤ {name} ≤ {high:g}", "how much wider both bounds must be, < 0: narrower"
-    return (f"{name} ≥ {low:g}" if high is None else f"{name} ≤ {high:g}"), "ε"
+        return (
+            f"{low:g} ≤ {name} ≤ {high:g}",
+            "by how much both bounds must be widened (negative: can be narrowed) so that this "
+            "share of them meets",
+        )
+    bound = f"{name} ≥ {low:g}" if high is None else f"{name} ≤ {high:g}"
+    return bound, "the ε that this share of them meets"
 
 
 def main(args: Sequence[str]) -> None:
@@ -139,7 +143,7 @@ def main(args: Sequence[str]) -> None:
     csv_lines(constraints, found).to_csv(known.output / "tolerances.csv", index=False)
     curves = {
         name: {
-            DATA_SETS.get(dataset, dataset): {
+            _title(dataset): {
                 group.category: np.array([tolerance(bounds, each) for each in group.worst])
                 for group in found
                 if (group.dataset, group.constraint) == (dataset, name)
@@ -200,8 +204,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group
         rows = data.datasets.get(dataset)
         for name in module.evaluation_constraints:
             if name not in by_constraint:
-                title = DATA_SETS.get(dataset, dataset)
-                notes.append(f"{title}: no sample carries the constraint {name}.\n")
+                notes.append(f"{_title(dataset)}: no sample carries the constraint {name}.\n")
                 continue
             index = by_constraint[name].index.numpy()
             worst = by_constraint[name].worst().double().numpy()
@@ -211,8 +214,8 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group
     if not groups:
         raise DataError(
             "There is nothing to read ε off: no training or selection sample carries "
-            f"{' or '.join(module.evaluation_constraints)}. Give the data module training data; the "
-            "certification split is kept for the certificate."
+            f"{' or '.join(module.evaluation_constraints)}. Give the data module training data; "
+            "the certification split is kept for the certificate."
         )
     return groups, notes
 
@@ -221,10 +224,8 @@ def _without_certification_split(data: PointwiseDataModule, loaders: Any) -> Any
     """Returns the data sets of a test, the certification split replaced by the selection split."""
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
-    try:
+    with suppress(DataError):  # There need not be one to select by.
         data.setup("validate")
-    except DataError:  # None to select by.
-        pass
     if not _certification_is_separate(data):
         return loaders
     others = {name: loader for name, loader in loaders.items() if name != "test"}
@@ -254,7 +255,7 @@ def certification(
         for piece in pieces_of(batch):
             micro = module._micro_batch(piece, index_of(piece))
             for name, carried in indices.items():
-                mask = micro.masks[name].flatten(1).any(1).cpu()
+                mask = carries(micro.masks[name]).cpu()
                 carried += micro.index.cpu()[mask].tolist()
     counted = [
         group
@@ -297,8 +298,8 @@ def _note_of_nan(dataset: str, name: str, index: NDArray[Any], n: int) -> list[s
         return []
     which = ", ".join(map(str, index[:5])) + (", …" if len(index) > 5 else "")
     return [
-        f"{DATA_SETS.get(dataset, dataset)}: {len(index)} of {n} samples have a violation of {name} "
-        f"that is NaN (index {which}). They count as meeting no ε; find out why.\n"
+        f"{_title(dataset)}: {len(index)} of {n} samples have a violation of {name} that is NaN "
+        f"(index {which}). They count as meeting no ε; find out why.\n"
     ]
 
 
@@ -311,7 +312,7 @@ def tolerance_table(name: str, constraint: Constraint, found: Sequence[Group]) -
     up = not (constraint.at_least is not None and constraint.at_most is None)
     lines = [
         {
-            "data": DATA_SETS.get(group.dataset, group.dataset),
+            "data": _title(group.dataset),
             "category": group.category or "all",
             "samples": f"{group.samples:,}",
             "meet it": f"{100 * group.met:.3g} %",
@@ -324,8 +325,8 @@ def tolerance_table(name: str, constraint: Constraint, found: Sequence[Group]) -
         if group.constraint == name
     ]
     note = (
-        f"How many samples meet {bound}, by their worst element, and from 50 % on {meaning} that "
-        "this share of them meets, rounded so that they do. The model is as it is now."
+        f"Of the model as it is: how many samples meet {bound} with their worst element, and below "
+        f"50 % to 99 % {meaning}, rounded so that it does."
     )
     return Table(bound, note, DataFrame(lines))
 
@@ -401,9 +402,17 @@ def certification_table(groups: Sequence[Group], confidence: float) -> Table:
         for group in groups
     ]
     note = (
-        f"At {100 * confidence:g} %, of one requirement: the smallest rate of violations that these "
-        "samples certify, if none of them violates, and by rate how many may. –: too few samples."
+        f"At {100 * confidence:g} %, of one requirement: the smallest rate of violations that "
+        "these samples certify, if none of them violates, and by rate how many may. –: too few "
+        "samples."
     )
+    seen = _unique(_title(g.dataset) for g in groups if len(g.worst))
+    if seen:
+        note += (
+            f" The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
+            "cannot be certified on the same samples. Choose it by the training lines, or hold out "
+            "a certification split of its own."
+        )
     return Table("What the certification samples at hand can certify", note, DataFrame(lines))
 
 
@@ -421,6 +430,10 @@ def most_violated(n: int, rate: float, confidence: float) -> int | None:
     probabilities = binom.cdf(np.arange(n + 1), n, rate)
     certified = int((probabilities <= 1 - confidence).sum())
     return certified - 1 if certified else None
+
+
+def _title(dataset: str) -> str:
+    return DATA_SETS.get(dataset, dataset)
 
 
 def _unique(names: Iterable[str]) -> list[str]:
