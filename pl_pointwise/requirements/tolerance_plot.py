@@ -40,6 +40,7 @@ def draw(
     for line, (name, by_dataset) in zip(panels, shown.items(), strict=True):
         constraint = constraints[name]
         for panel, (dataset, by_category) in zip(line, by_dataset.items(), strict=True):
+            panel.set_visible(bool(by_category))
             for category, values in by_category.items():
                 if category in styles:
                     _curve(panel, values, constraint, label=category or ALL, **styles[category])
@@ -48,9 +49,9 @@ def draw(
             panel.set_xlabel(_label(name, constraint))
             panel.set_ylim(0, 1.01)
             panel.grid(alpha=0.3)
-        values = [each for by_category in by_dataset.values() for each in by_category.values()]
-        _limit(values, constraint, line)
-        _compress(values, line)
+        drawn = [each for by_category in by_dataset.values() for each in by_category.values()]
+        _limit(drawn, constraint, line)
+        _compress(drawn, line)
         line[0].set_ylabel("share of samples that meets ε")
     _legend(figure, panels.flat, [CONFIGURED, *(name or ALL for name in styles)], columns=4)
     figure.savefig(path, dpi=150)
@@ -93,7 +94,7 @@ def _label(name: str, constraint: Constraint) -> str:
     if constraint.equals is not None:
         return f"δ of {constraint.equals:g} ± δ"
     if constraint.sides == 2:
-        return f"ε: bounds of {name} wider by, < 0: narrower"
+        return f"bounds of {name} wider by ε (< 0: narrower)"
     return f"ε of {name} {'≥' if _lower(constraint) else '≤'} ε"
 
 

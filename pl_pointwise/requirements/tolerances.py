@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
@@ -141,25 +140,29 @@ def main(args: Sequence[str]) -> None:
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
     csv_lines(constraints, found).to_csv(known.output / "tolerances.csv", index=False)
-    curves = {
-        name: {
-            _title(dataset): {
-                group.category: np.array([tolerance(bounds, each) for each in group.worst])
-                for group in found
-                if (group.dataset, group.constraint) == (dataset, name)
-            }
-            for dataset in _unique(group.dataset for group in found)
-        }
-        for name, bounds in constraints.items()
-    }
-    draw(constraints, curves, known.output / "tolerances.png")
+    draw(constraints, _curves(constraints, found), known.output / "tolerances.png")
     print(f"Written to {known.output}: tolerances.md, tolerances.csv, tolerances.png")
+
+
+def _curves(
+    constraints: Mapping[str, Constraint], found: Sequence[Group]
+) -> dict[str, dict[str, dict[str | None, NDArray[np.float64]]]]:
+    """Returns the ε that each sample just meets by constraint, data set and category."""
+    datasets = _unique(_title(group.dataset) for group in found)
+    curves: dict[str, dict[str, dict[str | None, NDArray[np.float64]]]] = {
+        name: {dataset: {} for dataset in datasets} for name in constraints
+    }
+    for group in found:
+        met = [tolerance(constraints[group.constraint], each) for each in group.worst]
+        curves[group.constraint][_title(group.dataset)][group.category] = np.array(met)
+    return curves
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pl-pointwise tolerances",
-        description=__doc__.split("\n")[0],
+        description="Which ε which share of the samples meets, and how many samples certify a "
+        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
         epilog=overview(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -196,10 +199,10 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
-    given = data.test_dataloader
-    data.test_dataloader = lambda: _without_certification_split(data, given())
+    given, notes = data.test_dataloader, list[str]()
+    data.test_dataloader = lambda: _without_certification_split(data, given(), notes)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
-    groups, notes = [], []
+    groups: list[Group] = []
     for dataset, by_constraint in module.evaluated.items():
         rows = data.datasets.get(dataset)
         for name in module.evaluation_constraints:
@@ -220,12 +223,17 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group
     return groups, notes
 
 
-def _without_certification_split(data: PointwiseDataModule, loaders: Any) -> Any:
-    """Returns the data sets of a test, the certification split replaced by the selection split."""
+def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
+    """Returns the data sets of a test, the certification split replaced by the selection split.
+
+    notes: why there is no selection split is added.
+    """
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
-    with suppress(DataError):  # There need not be one to select by.
+    try:
         data.setup("validate")
+    except DataError as error:
+        notes.append(f"selection: {error}\n")
     if not _certification_is_separate(data):
         return loaders
     others = {name: loader for name, loader in loaders.items() if name != "test"}

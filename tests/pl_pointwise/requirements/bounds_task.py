@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pl_pointwise import Constraint, Formulation, PointwiseDataModule, PointwiseModule
+from pl_pointwise.errors import DataError
 
 
 class BoundsModule(PointwiseModule):
@@ -113,6 +114,8 @@ class BoundsData(PointwiseDataModule):
         if self.poisoned:
             for index in (1, 3):
                 splits["train"][index]["values"] = torch.tensor([math.nan, 0.0])
+        if stage == "validate" and "val" in self.without:
+            raise DataError("there is no selection file")
         self.datasets = {name: splits[name] for name in splits if name not in self.without}
 
     def test_dataloader(self) -> Any:

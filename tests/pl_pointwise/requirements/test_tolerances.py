@@ -190,6 +190,14 @@ def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path, unpai
     assert "at hand" not in (tmp_path / "tolerances.md").read_text()
 
 
+def test_why_there_is_no_selection_split_is_said(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.without", "[val]")
+    assert set(found.index.get_level_values("data")) == {"train"}
+    text = (tmp_path / "tolerances.md").read_text()
+    assert text.endswith("selection: there is no selection file\n")
+    assert "| certification | upper | all | 60 |" in text
+
+
 def test_nothing_but_a_certification_split_is_an_error(tmp_path, unpainted) -> None:
     with pytest.raises(DataError, match=r"nothing to read ε off.*training data"):
         run(tmp_path, "--data.without", "[val, train]")
@@ -291,8 +299,9 @@ def height(line: Any, x: float) -> float:
 def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -> None:
     bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=2.0)}
     met = np.array([0.0, 1.0, 1.0, 3.0])
-    curves: Any = {name: {"training": {None: met, "a": met[:2]}} for name in bounds}
-    upper, lower = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+    curves: Any = {name: {"training": {None: met, "a": met[:2]}, "more": {}} for name in bounds}
+    upper, nothing, lower, _ = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+    assert not nothing.get_visible()
     for panel, configured, shares in (
         (upper, 1.0, {0.0: 0.25, 1.0: 0.75, 2.0: 0.75, 3.0: 1.0}),
         (lower, 2.0, {0.0: 1.0, 1.0: 0.75, 2.0: 0.25, 3.0: 0.25}),
