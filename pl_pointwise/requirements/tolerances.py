@@ -345,8 +345,8 @@ def outwards(value: float, up: bool) -> str:
     >>> outwards(1.23401, up=True), outwards(1.23499, up=False), outwards(0.1 + 0.2, up=True)
     ('1.235', '1.234', '0.3')
     """
-    # The seventh digit is what float32 made of it.
-    exact = Context(prec=6).create_decimal_from_float(value)
+    # The eighth digit is what float32 made of it.
+    exact = Context(prec=7).create_decimal_from_float(value)
     rounding = ROUND_CEILING if up else ROUND_FLOOR
     return f"{float(Context(prec=4, rounding=rounding).create_decimal(exact)):.4g}"
 
