@@ -15,6 +15,8 @@ from pl_pointwise.constraint import Constraint
 
 ALL = "all samples"
 CONFIGURED = "configured ε"
+FAR = 5
+"""A configured ε is not drawn that is so many widths of the curves away from them."""
 MOST = 12
 """Categories that are drawn, those with the most samples; the tables have all."""
 
@@ -43,7 +45,7 @@ def draw(
             panel.set_visible(bool(by_category))
             for category, values in by_category.items():
                 if category in styles:
-                    _curve(panel, values, constraint, label=category or ALL, **styles[category])
+                    _curve(panel, values, constraint, label=_name(category), **styles[category])
             panel.axvline(_configured(constraint), color="black", linestyle=":", label=CONFIGURED)
             panel.set_title(f"{name}, {dataset}")
             panel.set_xlabel(_label(name, constraint))
@@ -53,7 +55,7 @@ def draw(
         _limit(drawn, constraint, line)
         _compress(drawn, line)
         line[0].set_ylabel("share of samples that meets ε")
-    _legend(figure, panels.flat, [CONFIGURED, *(name or ALL for name in styles)], columns=4)
+    _legend(figure, panels.flat, [CONFIGURED, *map(_name, styles)], columns=4)
     figure.savefig(path, dpi=150)
 
 
@@ -70,6 +72,11 @@ def _styles(curves: Mapping[str, Mapping[str, ByCategory]]) -> dict[str | None, 
         name: {"color": colour(number % 6), "linestyle": STYLES[number // 6], "linewidth": 1.4}
         for number, name in enumerate(largest)  # The seventh colour is black.
     }
+
+
+def _name(category: str | None) -> str:
+    """Returns the label of a curve; matplotlib leaves those out that begin with "_"."""
+    return ALL if category is None else category if category[0] != "_" else f"\u2009{category}"
 
 
 def _lower(constraint: Constraint) -> bool:
@@ -98,9 +105,19 @@ def _label(name: str, constraint: Constraint) -> str:
     return f"ε of {name} {'≥' if _lower(constraint) else '≤'} ε"
 
 
-def _limit(values: Any, constraint: Constraint, panels: Any) -> None:
-    """Sets the limits by what is finite: samples that meet no ε are outside the plot."""
-    every = np.concatenate([*values, [_configured(constraint)]])
-    finite = every[np.isfinite(every)]
+def _limit(drawn: Any, constraint: Constraint, panels: Any) -> None:
+    """Sets the limits by what is finite: samples that meet no ε are outside the plot.
+
+    So is a configured ε that would flatten the curves; then the label says so.
+    """
+    every = np.concatenate(drawn)
+    finite, configured = every[np.isfinite(every)], _configured(constraint)
+    width = np.ptp(finite) if len(finite) else 0.0
+    beyond = np.abs(finite - configured).min() if len(finite) else 0.0
+    if width and beyond > FAR * width:
+        for panel in panels:
+            panel.set_xlabel(f"{panel.get_xlabel()}; configured: {configured:g}, outside")
+    else:
+        finite = np.append(finite, configured)
     margin = 0.03 * np.ptp(finite) or 1.0
     panels[0].set_xlim(finite.min() - margin, finite.max() + margin)

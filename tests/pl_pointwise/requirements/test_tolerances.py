@@ -329,6 +329,19 @@ def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeyp
     assert lower.get_xlim()[0] > -3
 
 
+def test_a_configured_tolerance_far_away_does_not_flatten_the_curves(tmp_path, monkeypatch) -> None:
+    """Seen: scores of an untrained head, all near 0, and a margin of 3."""
+    met = np.linspace(-0.05, 0.05, 20)
+    for configured, drawn in ((3.0, False), (0.3, True)):
+        bounds = {"lower": Constraint(at_least=configured)}
+        curves: Any = {"lower": {"training": {None: met, "_private": met}}}
+        (panel,) = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+        assert (panel.get_xlim()[1] > configured) == drawn
+        assert ("configured: 3, outside" in panel.get_xlabel()) == (not drawn)
+        names = [text.get_text().strip() for text in panel.figure.legends[0].get_texts()]
+        assert names == ["configured ε", "all samples", "_private"]
+
+
 def test_the_plot_of_a_whole_run(measured) -> None:
     image = matplotlib.image.imread(measured[1] / "tolerances.png")
     assert image.shape[0] > image.shape[1]  # Four constraints by two data sets.
