@@ -1,4 +1,4 @@
-"""The command line: LightningCLI's fit, validate, test and predict, ``compare`` and ``report``."""
+"""The command line: LightningCLI's fit, validate, test and predict, and our own commands."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "compare.command",
     "monitor": "requirements.monitor",
     "report": "compare.report",
+    "tolerances": "requirements.tolerances",
 }
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 

@@ -1,0 +1,347 @@
+"""Its share of the samples meets each ε printed; the certification split stays unseen."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch import Trainer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pl_pointwise import Constraint
+from pl_pointwise.certificates import violation_bound
+from pl_pointwise.cli import main
+from pl_pointwise.errors import DataError
+from pl_pointwise.requirements import samples_needed, tolerances
+from pl_pointwise.requirements.tolerance_plot import draw
+from pl_pointwise.requirements.tolerances import SHARES, most_violated, outwards, sample_table
+from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
+
+TASK = ["--model", "tests.pl_pointwise.requirements.bounds_task.BoundsModule"]
+TASK += ["--data", "tests.pl_pointwise.requirements.bounds_task.BoundsData"]
+TASK += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+
+ROWS = {"train": rows(40, 0), "val": rows(30, 1), "test": rows(60, 2)}
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plot takes longer than the rest."""
+    monkeypatch.setattr(tolerances, "draw", lambda *arguments: None)
+
+
+def run(output: Path, *more: str) -> pandas.DataFrame:
+    """The lines of the CSV."""
+    main(["tolerances", *TASK, "--output", str(output), *more])
+    lines = pandas.read_csv(output / "tolerances.csv", keep_default_na=False)
+    return lines.set_index(["data", "constraint", "category"])
+
+
+def values(split: str, constraint: str, only: slice = slice(None)) -> np.ndarray:
+    """The two values of each row that carries the constraint."""
+    chosen = [row for row in ROWS[split][only] if constraint == "upper" or row["carries"]]
+    return torch.stack([row["values"] for row in chosen]).double().numpy()
+
+
+def table(text: str, title: str) -> list[list[str]]:
+    """The cells of a table, its header first."""
+    found = text.partition(f"## {title}\n")[2].partition("\n## ")[0].splitlines()
+    lines = [line for line in found if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in lines
+        if "---" not in line
+    ]
+
+
+def test_doctests_pass() -> None:
+    failures, tried = doctest.testmod(tolerances)
+    assert tried > 0
+    assert failures == 0
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[pandas.DataFrame, Path]:
+    """The CSV's lines, and the folder, of a run with categories and everything else as it comes."""
+    folder = tmp_path_factory.mktemp("measured")
+    return run(folder, "--data.categories", "true"), folder
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_each_share_of_the_samples_meets_its_tolerance_and_no_stricter_one(split, measured) -> None:
+    found, _ = measured
+    upper, lower, between, exact = (
+        values(split, name) for name in ("upper", "lower", "between", "exact")
+    )
+    meets = {
+        "upper": lambda e: (upper <= e).all(1),
+        "lower": lambda e: (lower >= e).all(1),
+        "between": lambda e: ((between >= -1.0 - e) & (between <= 0.5 + e)).all(1),
+        "exact": lambda e: (np.abs(exact - 0.25) <= e).all(1),
+    }
+    configured = {"upper": 1.0, "lower": -0.5, "between": 0.0, "exact": 0.0}
+    for name, met_by in meets.items():
+        line = found.loc[split, name, ""]
+        assert line["samples"] == len(met_by(0.0))
+        assert line["met"] == pytest.approx(met_by(configured[name]).mean())
+        stricter = 1e-5 if name == "lower" else -1e-5  # More than what float32 rounds.
+        for share in SHARES:
+            tolerance = line[f"{100 * share:g}%"]
+            assert met_by(tolerance - stricter).mean() >= share
+            assert met_by(tolerance + stricter).mean() < share
+
+
+def test_quantiles_are_numpys_of_the_worst_element(measured) -> None:
+    found, _ = measured
+    worst = np.sort(values("train", "upper").max(1))
+    line = found.loc["train", "upper", ""]
+    for share, place in zip(SHARES, (20, 30, 36, 38, 40), strict=True):  # Of 40, counted from 1.
+        expected = np.quantile(worst, share, method="inverted_cdf")
+        assert expected == worst[place - 1]
+        assert line[f"{100 * share:g}%"] == pytest.approx(expected)
+
+
+def test_the_certification_split_is_counted_and_never_seen_by_the_model(measured) -> None:
+    """Its forward pass raises on such a row."""
+    found, folder = measured
+    assert set(found.index.get_level_values("data")) == {"train", "val"}
+    text = (folder / "tolerances.md").read_text()
+    lines = table(text, "What the certification samples at hand can certify")[1:]
+    # 60 rows, two of a unit in every four; 12 of them carry the first constraint alone.
+    assert [line[:4] for line in lines[:4]] == [
+        ["certification", "upper", "all", "30"],
+        ["certification", "upper", "even", "15"],
+        ["certification", "upper", "odd", "15"],
+        ["certification", "lower", "all", "30"],
+    ]
+    for line in lines:
+        n = int(line[3])
+        assert float(line[4].removesuffix(" %")) == pytest.approx(100 * (1 - 0.05 ** (1 / n)), 1e-2)
+    assert lines[0][5:] == ["–", "–", "–", "none", "up to 2"]
+    assert "cannot be certified" not in text
+
+
+def test_categories_have_lines_of_their_own(measured) -> None:
+    found, folder = measured
+    line = found.loc["train", "upper", "odd"]
+    worst = values("train", "upper", slice(1, None, 2)).max(1)
+    assert (line["samples"], line["units"]) == (20, 10)
+    assert line["90%"] == pytest.approx(np.quantile(worst, 0.9, method="inverted_cdf"))
+    assert list(found.loc["train", "upper"].index) == ["", "even", "odd"]
+    shown = table((folder / "tolerances.md").read_text(), "upper ≤ 1")
+    assert [line[:3] for line in shown[1:4]] == [
+        ["selection", "all", "30"],
+        ["selection", "even", "15"],
+        ["selection", "odd", "15"],
+    ]
+
+
+def test_what_is_printed_is_what_is_written(tmp_path, unpainted, capsys) -> None:
+    run(tmp_path)
+    assert (tmp_path / "tolerances.md").read_text() in capsys.readouterr().out
+
+
+def test_without_a_certification_split_of_its_own_that_is_said(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.separate", "false")
+    assert set(found.index.get_level_values("data")) == {"train", "test"}
+    text = (tmp_path / "tolerances.md").read_text()
+    assert "The model has seen held-out above" in text
+    lines = table(text, "What the certification samples at hand can certify")[1:]
+    assert [line[3] for line in lines] == ["30", "24", "24", "24"]
+
+
+def test_nan_violations_are_named_and_meet_nothing(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.poisoned", "true")
+    text = (tmp_path / "tolerances.md").read_text()
+    assert "training: 2 of 40 samples have a violation of upper that is NaN (index 1, 3)" in text
+    line = found.loc["train", "upper", ""]
+    sound = np.delete(values("train", "upper").max(1), [1, 3])
+    assert line["95%"] == pytest.approx(sound.max())  # The 38th of 40.
+    assert line["99%"] == math.inf
+    assert line["met"] == pytest.approx((sound <= 1).sum() / 40)
+    assert table(text, "upper ≤ 1")[2][-1] == "inf"
+
+
+def test_a_data_set_that_does_not_carry_a_constraint_is_named(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.more", "more")
+    text = (tmp_path / "tolerances.md").read_text()
+    for name in ("lower", "between", "exact"):
+        assert f"more: no sample carries the constraint {name}." in text
+        assert ("more", name, "") not in found.index
+    assert found.loc["more", "upper", ""]["samples"] == 10
+    certified = table(text, "What the certification samples at hand can certify")
+    assert ["more", "upper", "all", "10"] in [line[:4] for line in certified]
+    assert "The model has seen more above" in text
+
+
+def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.without", "[val, test]")
+    assert set(found.index.get_level_values("data")) == {"train"}
+    assert "at hand" not in (tmp_path / "tolerances.md").read_text()
+
+
+def test_why_there_is_no_selection_split_is_said(tmp_path, unpainted) -> None:
+    found = run(tmp_path, "--data.without", "[val]")
+    assert set(found.index.get_level_values("data")) == {"train"}
+    text = (tmp_path / "tolerances.md").read_text()
+    assert text.endswith("selection: there is no selection file\n")
+    assert "| certification | upper | all | 60 |" in text
+
+
+def test_nothing_but_a_certification_split_is_an_error(tmp_path, unpainted) -> None:
+    with pytest.raises(DataError, match=r"nothing to read ε off.*training data"):
+        run(tmp_path, "--data.without", "[val, train]")
+
+
+def test_callbacks_and_the_metrics_of_the_task_are_left_out(tmp_path, unpainted) -> None:
+    """Exports, answers that are generated and judged; the module raises where its metrics are."""
+    callback = "tests.pl_pointwise.requirements.bounds_task.Forbidden"
+    run(tmp_path, "--trainer.callbacks+", callback)
+
+
+def test_a_trained_model_by_its_checkpoint(tmp_path, unpainted) -> None:
+    module, quiet = BoundsModule(), {"logger": False, "enable_progress_bar": False}
+    trainer = Trainer(max_steps=1, limit_val_batches=0, accelerator="cpu", **quiet)
+    trainer.fit(module, BoundsData())
+    module.weight.data.fill_(2.0)
+    path = tmp_path / "trained.ckpt"
+    trainer.save_checkpoint(path)
+    found = run(tmp_path / "out", "--ckpt_path", str(path))
+    worst = 2 * values("train", "upper").max(1)
+    expected = np.quantile(worst, 0.9, method="inverted_cdf")
+    assert found.loc["train", "upper", ""]["90%"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.9])
+def test_the_samples_of_a_requirement_follow_the_confidence(confidence) -> None:
+    lines = sample_table(confidence).cells.to_numpy().tolist()
+    rates = (0.01, 0.02, 0.05, 0.1, 0.2)
+    assert [line[0] for line in lines] == ["1 %", "2 %", "5 %", "10 %", "20 %"]
+    for line, rate in zip(lines, rates, strict=True):
+        needed = [samples_needed(rate, part * rate, confidence) for part in (0.0, 0.5, 0.75)]
+        assert line[1:] == [f"{number:,}" for number in needed]
+
+
+@given(st.integers(1, 400), st.floats(0.005, 0.5), st.sampled_from([0.8, 0.95, 0.99]))
+def test_the_most_that_may_violate_is_where_the_bound_still_holds(n, rate, confidence) -> None:
+    most = most_violated(n, rate, confidence)
+    if most is not None:
+        assert violation_bound(most, n, confidence) <= rate + 1e-9
+    if (more := 0 if most is None else most + 1) <= n:
+        assert violation_bound(more, n, confidence) > rate - 1e-9
+
+
+@given(st.floats(-1e4, 1e4).filter(lambda x: abs(x) > 1e-4), st.booleans())
+def test_a_printed_tolerance_is_met_by_no_fewer(value, up) -> None:
+    shown = float(outwards(value, up))
+    noise = 1e-6 * abs(value)  # Of float32.
+    assert (shown >= value - noise) if up else (shown <= value + noise)
+    assert shown == pytest.approx(value, rel=1.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "rerankr"], "Did you mean 'reranker'"),
+        ([*TASK, "--data.sepparate", "true"], "sepparate"),
+        ([*TASK, "--confidence", "95"], "fraction between 0 and 1"),
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_said(
+    words, message, tmp_path, unpainted, capsys
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tolerances", *words, "--output", str(tmp_path)])
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_is_listed(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "pl-pointwise tolerances --help" in capsys.readouterr().out
+
+
+# The plot -----------------------------------------------------------------------------------------
+
+
+def panels(path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> list[Axes]:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def remember(self: Figure, *args: Any, **options: Any) -> None:
+        drawn.append(self)
+        save(self, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    draw(*arguments, path)
+    assert matplotlib.image.imread(path)[..., :3].std() > 0.01
+    return drawn[0].axes
+
+
+def height(line: Any, x: float) -> float:
+    """Of a curve of steps, on the vertical through x."""
+    xs, ys = (np.asarray(each) for each in line.get_data())
+    if line.get_drawstyle() == "steps-post":
+        return float(ys[np.searchsorted(xs, x, side="right") - 1])
+    return float(ys[np.searchsorted(xs, x, side="left")])
+
+
+def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -> None:
+    bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=2.0)}
+    met = np.array([0.0, 1.0, 1.0, 3.0])
+    curves: Any = {name: {"training": {None: met, "a": met[:2]}, "more": {}} for name in bounds}
+    upper, nothing, lower, _ = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+    assert not nothing.get_visible()
+    for panel, configured, shares in (
+        (upper, 1.0, {0.0: 0.25, 1.0: 0.75, 2.0: 0.75, 3.0: 1.0}),
+        (lower, 2.0, {0.0: 1.0, 1.0: 0.75, 2.0: 0.25, 3.0: 0.25}),
+    ):
+        curve, of_category, line = panel.get_lines()
+        for x, share in shares.items():
+            assert height(curve, x) == pytest.approx(share)
+        assert list(line.get_xdata()) == [configured, configured]
+        assert of_category.get_color() != curve.get_color() == "black"
+    assert upper.get_xlabel() == "ε of upper ≤ ε"
+    assert lower.get_xlabel() == "ε of lower ≥ ε"
+    (legend,) = upper.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["configured ε", "all samples", "a"]
+
+
+def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeypatch) -> None:
+    bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=1.0)}
+    met = np.array([0.0, 0.5, 2.0, math.inf])
+    curves: Any = {"upper": {"training": {None: met}}, "lower": {"training": {None: -met}}}
+    upper, lower = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+    assert height(upper.get_lines()[0], 2.0) == pytest.approx(0.75)
+    assert height(lower.get_lines()[0], -2.0) == pytest.approx(0.75)
+    assert upper.get_xlim()[1] < 3
+    assert lower.get_xlim()[0] > -3
+
+
+def test_a_configured_tolerance_far_away_does_not_flatten_the_curves(tmp_path, monkeypatch) -> None:
+    """Seen: scores of an untrained head, all near 0, and a margin of 3."""
+    met = np.linspace(-0.05, 0.05, 20)
+    for configured, drawn in ((3.0, False), (0.3, True)):
+        bounds = {"lower": Constraint(at_least=configured)}
+        curves: Any = {"lower": {"training": {None: met, "_private": met}}}
+        (panel,) = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+        assert (panel.get_xlim()[1] > configured) == drawn
+        assert ("configured: 3, outside" in panel.get_xlabel()) == (not drawn)
+        names = [text.get_text().strip() for text in panel.figure.legends[0].get_texts()]
+        assert names == ["configured ε", "all samples", "_private"]
+
+
+def test_the_plot_of_a_whole_run(measured) -> None:
+    image = matplotlib.image.imread(measured[1] / "tolerances.png")
+    assert image.shape[0] > image.shape[1]  # Four constraints by two data sets.
