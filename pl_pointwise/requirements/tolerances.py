@@ -253,7 +253,9 @@ def certification(
     samples = samples_to_come(module, {"test": data._loader("test")}, data.datasets)
     counted = [
         group
-        for name, carried in samples[samples["kind"] == "constraint"].groupby("quantity")
+        for name, carried in samples[samples["kind"] == "constraint"].groupby(
+            "quantity", sort=False
+        )
         for group in _by_category("test", str(name), rows, carried["index"].to_numpy(), np.zeros(0))
     ]
     return counted + groups
