@@ -137,9 +137,10 @@ def samples_needed(
     >>> samples_needed(0.05, 0.0), samples_needed(0.05, 0.02), samples_needed(0.05, 0.05)
     (59, 286, None)
     """
-    if share >= at_most:
-        return None
     enough = fewest_samples(at_most, confidence)
+    limit = np.array([max(1_000_000, enough)])
+    if share >= at_most or _power(limit, at_most, share, confidence) < power:
+        return None
     most = enough
     while (_power(np.arange(most, 2 * most + 1), at_most, share, confidence) < power).any():
         most *= 2  # A whole doubling without a lapse: the power has a saw's teeth.
