@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtrin
 from scipy.stats import binom
 
 Losses = NDArray[np.float64]
@@ -137,24 +138,20 @@ def samples_needed(
     >>> samples_needed(0.05, 0.0), samples_needed(0.05, 0.02), samples_needed(0.05, 0.05)
     (59, 286, None)
     """
-    enough = fewest_samples(at_most, confidence)
-    limit = np.array([max(1_000_000, enough)])
-    if share >= at_most or _power(limit, at_most, share, confidence) < power:
+    limit = 1_000_000
+    most = binom.ppf(1 - confidence, limit, at_most)
+    if share >= at_most or binom.cdf(most, limit, share) < power:
         return None
-    most = enough
-    while (_power(np.arange(most, 2 * most + 1), at_most, share, confidence) < power).any():
-        most *= 2  # A whole doubling without a lapse: the power has a saw's teeth.
-        if most > 1_000_000:
-            return None
-    numbers = np.arange(enough, most + 1)
-    lapses = np.flatnonzero(_power(numbers, at_most, share, confidence) < power)
-    return int(numbers[lapses[-1]] + 1) if len(lapses) else enough
-
-
-def _power(
-    numbers: NDArray[np.int64], at_most: float, share: float, confidence: float
-) -> NDArray[np.float64]:
-    """Returns the probability that n samples are certified, for each n of ``numbers``."""
-    most = binom.ppf(1 - confidence, numbers, at_most)
-    most = np.where(binom.cdf(most, numbers, at_most) > 1 - confidence, most - 1, most)
-    return np.asarray(binom.cdf(most, numbers, share))
+    # The power over n has a saw's teeth: it falls while the number of violated samples that may be
+    # certified stays, and is lowest just before one more may.
+    teeth = 64
+    while True:
+        allowed = np.arange(teeth + 1)
+        first = np.ceil(bdtrin(allowed, 1 - confidence, at_most))  # The fewest samples for each,
+        first -= binom.cdf(allowed, first - 1, at_most) <= 1 - confidence  # or one less: rounding.
+        lapses = np.flatnonzero(binom.cdf(allowed[:-1], first[1:] - 1, share) < power)
+        if not len(lapses):
+            return fewest_samples(at_most, confidence)
+        if lapses[-1] < teeth // 2 or first[-1] > limit:
+            return int(first[lapses[-1] + 1])
+        teeth *= 2
