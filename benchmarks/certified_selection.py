@@ -123,12 +123,16 @@ class Draw:
     selection: list[Array]
     certification: list[Array]
     objectives: Array
+    listed: NDArray[np.int64]
+    """The candidates in an order that says nothing of them."""
 
     @classmethod
     def of(cls, problem: Problem, generator: np.random.Generator, n: int) -> Draw:
         noise = 0.1 / math.sqrt(n) * generator.normal(size=len(problem.objectives))
         selection = problem.draw(generator, n)
-        return cls(problem, selection, problem.draw(generator, n), problem.objectives + noise)
+        certification = problem.draw(generator, n)
+        listed = generator.spawn(1)[0].permutation(len(noise))
+        return cls(problem, selection, certification, problem.objectives + noise, listed)
 
     @property
     def rates(self) -> list[float]:
@@ -223,11 +227,12 @@ def by_mapie(draw: Draw) -> dict[str, Choice]:
 
     p = p_values([draw.certification]).max(0)
     both = p_values([draw.selection, draw.certification]).max(0)
-    before = p_values([draw.selection])
-    # As its controllers learn it: for each β of a grid the candidate whose p-values are nearest.
+    before = p_values([draw.selection])[:, draw.listed]
+    # As its controllers learn it: for each β of a grid the candidate whose p-values are nearest,
+    # the first of several.
     grid = np.logspace(-25, 0, 1000)
     nearest = np.abs(before[:, :, None] - grid).max(0).argmin(0)
-    order = list(dict.fromkeys(nearest.tolist()))
+    order = draw.listed[list(dict.fromkeys(nearest.tolist()))].tolist()
     in_order = control_fwer(p[order], DELTA, "split_fixed_sequence")
     return {
         "MAPIE, Holm": draw.best(control_fwer(p, DELTA).tolist()),
