@@ -14,6 +14,7 @@ share with any certificate, the mean true objective of the chosen models (lower 
     … selection n/2     the same, its first p-values from half of the selection split
     … Hoeffding–Bentkus the same with these p-values in place of betting
     Holm, Bonferroni    the same p-values, certification split alone; of those certified, the best
+    Holm, both splits   the same of both splits as one, which is right if nothing else has used them
     naive               of those with a share of at most the requirement on the certification split,
                         the best
     naive, own bounds   of those whose own bound at 95 % is at most the requirement, the best
@@ -37,7 +38,13 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from pl_pointwise.requirements.p_values import hoeffding_bentkus, p_value
-from pl_pointwise.requirements.selection import Candidate, fixed_sequence, pareto_order, select
+from pl_pointwise.requirements.selection import (
+    Candidate,
+    fixed_sequence,
+    holm,
+    pareto_order,
+    select,
+)
 
 Array = NDArray[np.float64]
 Choice = int | None
@@ -184,6 +191,19 @@ def by_hoeffding_bentkus(draw: Draw) -> Choice:
     return order[sum(passed) - 1] if any(passed) else None
 
 
+def by_one_split(draw: Draw) -> dict[str, Choice]:
+    """Returns what Holm chooses with both splits as one certification split."""
+    both = [np.concatenate(each) for each in zip(draw.selection, draw.certification, strict=True)]
+    p = [
+        max(
+            p_value(losses[:, each], requirement.at_most, zero_one=requirement.zero_one)
+            for losses, requirement in zip(both, draw.problem.requirements, strict=True)
+        )
+        for each in range(len(draw.objectives))
+    ]
+    return {"Holm, both splits": draw.best(np.flatnonzero(holm(p, DELTA)).tolist())}
+
+
 def naively(draw: Draw) -> dict[str, Choice]:
     """Returns the picks from one split, by its shares and by each candidate's own bound."""
     numbers = range(len(draw.objectives))
@@ -241,7 +261,12 @@ def by_mapie(draw: Draw) -> dict[str, Choice]:
     }
 
 
-PROCEDURES: Sequence[Callable[[Draw], dict[str, Choice]]] = (by_selection, naively, by_mapie)
+PROCEDURES: Sequence[Callable[[Draw], dict[str, Choice]]] = (
+    by_selection,
+    by_one_split,
+    naively,
+    by_mapie,
+)
 
 
 def choices(
