@@ -35,7 +35,7 @@ def p_value(
     confidence: at which it will be used; it sets how boldly the gambler bets.
     zero_one: whether it is the binomial one, with losses in between counted as 1. It must not be
         chosen by a look at these losses: of two valid tests, the one that the sample suggests is
-        not quite valid (at 5 %, up to 5.5 % was seen of losses that are sometimes all 0 or 1).
+        not quite valid (at 5 %, 5.4 % was seen of losses that are sometimes all 0 or 1).
         None, by that look, is for losses of which it is known in any case.
 
     Raises:
