@@ -28,7 +28,9 @@ One core, minutes.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -298,6 +300,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[100, 300, 1000])
     parser.add_argument("--draws", type=int, default=2000)
     arguments = parser.parse_args()
+    if importlib.util.find_spec("mapie") is None:
+        print("MAPIE is not installed: its lines are left out.", file=sys.stderr)
     print("| problem | n | procedure | false | s.e. | any | objective |\n|" + "---|" * 7)
     for problem in problems():
         for n in arguments.samples:
