@@ -1,9 +1,10 @@
-"""What held-out violations say about inputs not seen: a bound, a band and an interval.
+"""What held-out violations say about inputs not seen: bounds, a band and an interval.
 
 Each statement holds with a confidence, and only under the conditions that
-:data:`ASSUMPTIONS` spells out. Of these three, the bound on the probability of a violation and the
-band around the CDF are exact: for any distribution and any number of samples, their coverage is at
-least the confidence. The bootstrap interval for the CVaR is approximate, and with few samples in
+:data:`ASSUMPTIONS` spells out. The bounds on the probability of a violation and on a quantile, and
+the band around the CDF are exact: for any distribution and any number of samples, their coverage is
+at least the confidence. So is the bound on the CVaR, for violations that have a known largest
+value. The bootstrap interval for the CVaR needs none, but is approximate, and with few samples in
 the tail it covers less than it says (measured in docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 from torch import Tensor
 
 from .metrics import cvar, empirical_cdf, share_violated
+from .requirements.p_values import fewest_samples
 
 ASSUMPTIONS = (
     "The held-out samples are independent draws from the distribution of the new inputs. "
@@ -52,6 +54,80 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     # "less" is the hypothesis whose interval starts at 0: one-sided, the whole error above it.
     test = binomtest(violated, n, alternative="less")
     return float(test.proportion_ci(confidence, method="exact").high)
+
+
+def quantile_bound(
+    values: Tensor | ArrayLike, level: float = 0.95, confidence: float = 0.95
+) -> float:
+    """Returns an upper bound on the ``level`` quantile of a new input's violation, exact.
+
+    The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence: it is
+    below the quantile q only if k values are, and a value is below q with a probability of at most
+    ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
+
+    values: (n,), one violation per sample.
+    Returns: so that a share of at least ``level`` of new inputs violates by at most it; it is ≤ 0
+        where :func:`violation_bound` is ≤ 1 − level.
+
+    Raises:
+        ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
+
+    >>> quantile_bound(torch.arange(1.0, 101.0)), quantile_bound(torch.arange(1.0, 59.0))
+    (99.0, inf)
+    """
+    ordered = _one_per_sample(values).sort().values
+    _check(len(ordered), confidence)
+    cvar(ordered, level)  # Checks the level.
+    position = int(binom.ppf(confidence, len(ordered), level))  # k − 1
+    return float(ordered[position]) if position < len(ordered) else math.inf
+
+
+def tail_mean_bound(
+    values: Tensor | ArrayLike, largest: float, level: float = 0.95, confidence: float = 0.95
+) -> float:
+    """Returns an upper bound on the CVaR of a new input's violation, of at most ``largest``.
+
+    By Thomas and Learned-Miller (2019, Concentration Inequalities for Conditional Value at Risk,
+    theorem 3). With the confidence 1 − δ, F(t) ≥ F_n(t) − ε at all t, ε = √(ln(1/δ) / 2n): the
+    one-sided inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. Of all
+    distributions with such an F and no value above ``largest``, the one with the largest CVaR has
+    the n values, but the smallest of them, ε of the mass, moved to ``largest``. Its CVaR, the mean
+    of the worst 1 − level of its mass, is the bound.
+
+    It holds for any such distribution and any n, but says something only if ε < 1 − level; else it
+    is ``largest``. At level 0.95 and 95 % that takes 600 samples.
+
+    values: (n,), one violation per sample.
+    largest: which no violation can exceed. Not the largest seen: known from how it is computed.
+
+    Raises:
+        ValueError: values that :func:`certify` refuses, or one above ``largest``; a level outside
+            [0, 1]; a confidence below 0.5, where the inequality does not hold.
+
+    >>> values = torch.linspace(0, 1, 10_000)
+    >>> round(tail_mean_bound(values, 1.0), 3), round(tail_mean_bound(values[:500], 1.0), 3)
+    (0.986, 1.0)
+    """
+    ordered = _one_per_sample(values).double().sort().values.numpy()
+    n = len(ordered)
+    _check(n, confidence)
+    cvar(torch.from_numpy(ordered), level)  # Checks the level.
+    if confidence < 0.5:
+        raise ValueError(f"confidence={confidence}: this bound holds from 0.5 on.")
+    if not (math.isfinite(largest) and ordered[-1] <= largest):
+        raise ValueError(
+            f"largest={largest}, and the largest of the {n} violations is {ordered[-1]:g}: give a "
+            "finite value that no violation can exceed, or none at all."
+        )
+    if level == 1:
+        return float(largest)
+    epsilon = math.sqrt(-math.log(1 - confidence) / (2 * n))
+    # Where each value's mass ends after the move; of what is above the level it is in the tail.
+    ends = np.clip(np.arange(n + 1) / n - epsilon, level, 1.0)
+    weights = np.diff(ends)
+    tail = weights > 0  # The others may be −inf.
+    moved = (1.0 - ends[-1]) * largest
+    return float((ordered[tail] @ weights[tail] + moved) / (1 - level))
 
 
 def dkw_width(n: int, confidence: float = 0.95) -> float:
@@ -179,10 +255,16 @@ class Certificate:
     """CVaR of the n values, in the units of the violation."""
     interval: tuple[float, float]
     """Bootstrap interval for the CVaR; see :func:`cvar_interval`."""
+    quantile: float
+    """Upper bound on the quantile at ``level``, inf for few samples; see :func:`quantile_bound`."""
     confidence: float
-    """Of the bound, of the band and, nominally, of the interval."""
+    """Of the bounds, of the band and, nominally, of the interval."""
     level: float
-    """Of the CVaR."""
+    """Of the CVaR and of the quantile."""
+    largest: float | None = None
+    """What no violation can exceed, if that was given."""
+    tail: float | None = None
+    """Upper bound on the CVaR if ``largest`` is given; see :func:`tail_mean_bound`."""
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
@@ -195,10 +277,32 @@ class Certificate:
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
             f"With {sure} confidence, the CDF of the violation lies within {self.dkw:.3g} of the "
             "empirical one at every point (Dvoretzky–Kiefer–Wolfowitz). "
+            f"{self._of_quantile(sure)} "
             f"The CVaR{100 * self.level:g} of the violation is {self.cvar:.3g}, with a {sure} "
             f"bootstrap interval from {low:.3g} to {high:.3g} (percentile method; approximate, "
             "and too narrow if few samples are in the tail). "
-            f"Assumptions: {ASSUMPTIONS}"
+            f"{self._of_tail(sure)}Assumptions: {ASSUMPTIONS}"
+        )
+
+    def _of_quantile(self, sure: str) -> str:
+        share = f"{100 * self.level:g} %"
+        if self.quantile == math.inf and 0 < self.level < 1:
+            needed = fewest_samples(1 - self.level, self.confidence)
+            if self.n < needed:
+                return (
+                    f"A bound on the violation of {share} of new inputs takes {needed:,} samples."
+                )
+        return (
+            f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
+            f"{self.quantile:.3g} (order statistics)."
+        )
+
+    def _of_tail(self, sure: str) -> str:
+        if self.tail is None:
+            return ""
+        return (
+            f"With {sure} confidence, that CVaR is at most {self.tail:.3g} for new inputs, as no "
+            f"violation exceeds {self.largest:.3g} (Thomas and Learned-Miller). "
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -213,14 +317,16 @@ def certify(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
+    largest: float | None = None,
 ) -> Certificate:
     """Returns the certificate of held-out violations, one per sample.
 
     values: (n,); of a vector-valued constraint :func:`worst_per_sample`, or
         ``module.evaluated[stage][constraint].worst()``.
+    largest: which no violation can exceed, for :func:`tail_mean_bound`.
 
     Raises:
-        ValueError: values of another shape, none, or NaN among them.
+        ValueError: values of another shape, none, or NaN or more than ``largest`` among them.
 
     >>> certificate = certify(torch.linspace(-9, 1, 100))
     >>> certificate.violated, round(certificate.bound, 3)
@@ -236,8 +342,11 @@ def certify(
         dkw=dkw_width(len(values), confidence),
         cvar=float(cvar(values, level)),
         interval=cvar_interval(values, level, confidence, resamples, seed),
+        quantile=quantile_bound(values, level, confidence),
         confidence=confidence,
         level=level,
+        largest=largest,
+        tail=None if largest is None else tail_mean_bound(values, largest, level, confidence),
     )
 
 

@@ -13,7 +13,7 @@ from pandas import DataFrame
 from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
-from .selection import PROCEDURES, Candidate, Selection, Tested, select
+from .selection import PROCEDURES, Candidate, Selection, Tested, select, zero_one
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
@@ -55,6 +55,8 @@ class Finding:
     p: float
     bound: float
     """Upper bound on the mean loss that holds for all candidates together."""
+    zero_one: bool
+    """Whether losses are 0 and 1."""
 
     def text(self) -> str:
         """Returns what was seen."""
@@ -87,25 +89,29 @@ class Answer:
     @cached_property
     def findings(self) -> list[list[Finding]]:
         """By model and requirement, on the certification split."""
+        kinds = zero_one([tested.candidate for tested in self.selection.tested])
         # Over all models and requirements at once, so that every bound may be read.
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
-                self._finding(requirement, losses, each)
-                for requirement, losses in zip(
-                    self.requirements, tested.candidate.certification, strict=True
+                self._finding(requirement, losses, each, kind)
+                for requirement, losses, kind in zip(
+                    self.requirements, tested.candidate.certification, kinds, strict=True
                 )
             ]
             for tested in self.selection.tested
         ]
 
-    def _finding(self, requirement: Requirement, losses: Losses, each: float) -> Finding:
+    def _finding(
+        self, requirement: Requirement, losses: Losses, each: float, zero_one: bool
+    ) -> Finding:
         return Finding(
             requirement,
             len(losses),
             float(losses.mean()) if len(losses) else 1.0,
-            p_value(losses, requirement.at_most, self.confidence),
-            upper_bound(losses, each),
+            p_value(losses, requirement.at_most, self.confidence, zero_one),
+            upper_bound(losses, each, zero_one),
+            zero_one,
         )
 
     def nearest(self) -> int:
@@ -277,6 +283,7 @@ class Answer:
                     "share": each.share,
                     "p": each.p,
                     "bound": each.bound,
+                    "zero_one": each.zero_one,
                 }
                 for each, subject in zip(self.findings[at], self.subjects, strict=True)
             ],
@@ -305,7 +312,7 @@ def answer(
     candidates = [
         Candidate(
             model.name,
-            model.objective[SELECTION],
+            float(np.nan_to_num(model.objective[SELECTION], nan=np.inf)),
             [losses_of(model.samples, subject, SELECTION) for subject in subjects],
             [losses_of(model.samples, subject, CERTIFICATION) for subject in subjects],
         )

@@ -152,10 +152,11 @@ def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: floa
             f"{subject.quantity}."
         )
     fewer = 1 - delta / 2
-    low, high = 1 - upper_bound(1 - losses, fewer), upper_bound(losses, fewer)
+    kind = bool(entry["zero_one"])
+    low, high = 1 - upper_bound(1 - losses, fewer, kind), upper_bound(losses, fewer, kind)
     then, now = (values_of(table, subject, CERTIFICATION) for table in (before, new))
     drift = _drift(then, now)
-    if _broken(losses, requirement.at_most, delta):
+    if _broken(losses, requirement.at_most, delta, kind):
         verdict = BROKEN
     else:
         verdict = IN_DOUBT if drift <= delta else BELIEVABLE
@@ -166,9 +167,12 @@ def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: floa
     )
 
 
-def _broken(losses: Losses, at_most: float, delta: float) -> bool:
-    """Whether the mean loss is above ``at_most`` beyond chance: of 1 − loss it is below."""
-    return p_value(1 - losses, 1 - at_most, 1 - delta) <= delta
+def _broken(losses: Losses, at_most: float, delta: float, zero_one: bool) -> bool:
+    """Whether the mean loss is above ``at_most`` beyond chance: of 1 − loss it is below.
+
+    Of losses in between that were certified as 0 and 1, only those of 1 speak against it.
+    """
+    return p_value(1 - losses, 1 - at_most, 1 - delta, zero_one) <= delta
 
 
 def _drift(before: DataFrame, new: DataFrame) -> float:

@@ -25,7 +25,7 @@ from pl_pointwise.configs import nearest
 from .p_values import Losses, fewest_samples
 
 FORM = re.compile(
-    r"\s*(?P<name>[^:<>=]+?)\s*(?P<colon>:)?\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?)?"
+    r"\s*(?P<name>[^:<>=]+?)((?P<colon>\s*:\s*|\s+)(?P<statistic>violated|q\d{1,2}(\.\d+)?))?"
     r"\s*(?P<sign><=|>=)\s*(?P<bound>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*"
 )
 
@@ -70,7 +70,7 @@ class Requirement:
         (0.1, 0.5)
         """
         found = FORM.fullmatch(text)
-        if found is None or (found["statistic"] is None) != (found["colon"] is None):
+        if found is None or ":" not in (found["colon"] or ":"):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
         bound, statistic = float(found["bound"]), found["statistic"]
         parts = tuple(part.strip() for part in found["name"].split("/"))
@@ -143,8 +143,8 @@ class Known:
         """
         parts = list(requirement.parts)
         dataset = parts.pop(0) if parts[0] in self.datasets else None
-        names = self.metrics if requirement.beyond is None else self.constraints
         carried = self.datasets[dataset] if dataset is not None else self.constraints
+        names = self.metrics if requirement.beyond is None else carried
         if parts and parts[0] in names:
             quantity = parts.pop(0)
         elif dataset is not None and requirement.beyond is not None and len(carried) == 1:
@@ -166,7 +166,12 @@ class Known:
         self, requirement: Requirement, parts: Sequence[str], names: Sequence[str]
     ) -> RequirementError:
         kind = "metric of values in [0, 1]" if requirement.beyond is None else "constraint"
-        wrong = parts[0] if parts else ""
+        if not parts:
+            there = ", ".join(f"{requirement.parts[0]}/{name}" for name in names) or "none"
+            return RequirementError(
+                f"{requirement.text!r} names a data set and no {kind} of it. There are: {there}."
+            )
+        wrong = parts[0]
         there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
         return RequirementError(
             f"{requirement.text!r}: there is no {kind} {wrong!r}."

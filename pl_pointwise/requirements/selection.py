@@ -9,7 +9,8 @@ is not certified: the last before it is chosen. Whatever the models and the data
 that any certified model fails any requirement is at most 1 − confidence, all of them together.
 
 A candidate's p-value is the largest of its requirements', because it fails if it fails one; so
-several requirements cost no confidence.
+several requirements cost no confidence. Whether the losses of one are 0 and 1, and so which p-value
+they take, is seen on the selection split too.
 
 The same p-values by Holm and by Bonferroni, which need no order, are reported beside it.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .p_values import Losses, p_value
+from .p_values import Losses, are_zero_one, p_value
 
 PROCEDURES = ("fixed sequence", "Holm", "Bonferroni")
 
@@ -75,9 +76,10 @@ def select(
     rates: ``at_most`` of each requirement.
     """
     delta = 1 - confidence
-    before = [_largest(each.selection, rates, confidence) for each in candidates]
+    kinds = zero_one(candidates)
+    before = [_largest(each.selection, rates, confidence, kinds) for each in candidates]
     sequence = pareto_order(before, [each.objective for each in candidates])
-    p = [_largest(each.certification, rates, confidence) for each in candidates]
+    p = [_largest(each.certification, rates, confidence, kinds) for each in candidates]
     in_sequence = fixed_sequence([p[position] for position in sequence], delta)
     passed = {
         "fixed sequence": {
@@ -98,6 +100,12 @@ def select(
     ]
     last = sum(in_sequence) - 1
     return Selection(tested, tested[sequence[last]] if last >= 0 else None)
+
+
+def zero_one(candidates: Sequence[Candidate]) -> list[bool]:
+    """Returns of each requirement whether its losses are 0 and 1, by the selection split."""
+    by_requirement = zip(*(each.selection for each in candidates), strict=True)
+    return [all(map(are_zero_one, losses)) for losses in by_requirement]
 
 
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:
@@ -134,5 +142,10 @@ def holm(p_values: Sequence[float], delta: float) -> list[bool]:
     return passed
 
 
-def _largest(losses: Sequence[Losses], rates: Sequence[float], confidence: float) -> float:
-    return max(p_value(each, rate, confidence) for each, rate in zip(losses, rates, strict=True))
+def _largest(
+    losses: Sequence[Losses], rates: Sequence[float], confidence: float, kinds: Sequence[bool]
+) -> float:
+    return max(
+        p_value(each, rate, confidence, zero_one)
+        for each, rate, zero_one in zip(losses, rates, kinds, strict=True)
+    )

@@ -1,0 +1,270 @@
+"""p-values against exact fractions, enumeration of every outcome, and simulation."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from pl_pointwise.certificates import violation_bound
+from pl_pointwise.requirements import p_values
+from pl_pointwise.requirements.p_values import (
+    betting,
+    binomial,
+    fewest_samples,
+    hoeffding_bentkus,
+    p_value,
+    samples_needed,
+    upper_bound,
+)
+
+CONFIDENCES = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
+
+
+def zeros_and_ones(violated: int, n: int) -> np.ndarray:
+    return np.concatenate([np.ones(violated), np.zeros(n - violated)])
+
+
+@given(st.integers(1, 14), st.integers(0, 14), st.integers(1, 99))
+def test_binomial_is_exact(n: int, violated: int, percent: int) -> None:
+    """Against a sum of fractions, which knows no rounding; and never below it."""
+    violated, rate = min(violated, n), Fraction(percent, 100)
+    exact = sum(math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(violated + 1))
+    found = p_value(zeros_and_ones(violated, n), percent / 100)
+    assert found == pytest.approx(float(exact), rel=1e-12)
+    assert hoeffding_bentkus(zeros_and_ones(violated, n), percent / 100) >= float(exact) - 1e-12
+
+
+@given(st.integers(1, 3000), st.floats(0, 1), st.floats(0.001, 0.999))
+def test_binomial_is_scipys_test(n: int, share: float, rate: float) -> None:
+    violated = round(share * n)
+    expected = stats.binomtest(violated, n, rate, alternative="less").pvalue
+    assert binomial(violated, n, rate) == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.01, 0.99))
+def test_hoeffding_bentkus_is_as_published(losses: list[float], rate: float) -> None:
+    """With scipy's relative entropy; Angelopoulos and others, 2110.01052, proposition 3."""
+    n, mean = len(losses), float(np.mean(losses))
+    low = min(mean, rate)
+    divergence = special.rel_entr(low, rate) + special.rel_entr(1 - low, 1 - rate)
+    bentkus = math.e * stats.binom.cdf(math.ceil(n * mean - 1e-9), n, rate)
+    expected = min(1.0, math.exp(-n * divergence), bentkus)
+    found = hoeffding_bentkus(np.array(losses), rate)
+    if mean >= rate:
+        assert found == 1.0
+    else:
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.01, 0.99), CONFIDENCES)
+def test_betting_is_a_gamblers_wealth(losses: list[float], rate: float, confidence: float) -> None:
+    """Bet by bet; Waudby-Smith and Ramdas, 2010.09686, equations (25) to (27), from above."""
+    n, wealth, most, seen, squares = len(losses), 1.0, 1.0, 0.0, 0.0
+    for number, loss in enumerate(losses, start=1):
+        variance = (0.25 + squares) / number
+        bet = min(1.0, math.sqrt(2 * math.log(1 / (1 - confidence)) / (n * variance)))
+        wealth *= 1 - bet * (loss - rate)
+        most = max(most, wealth)
+        seen += loss
+        squares += (loss - (0.5 + seen) / (number + 1)) ** 2
+    assert betting(np.array(losses), rate, confidence) == pytest.approx(1 / most, rel=1e-6)
+
+
+@pytest.mark.parametrize("test", [binomial, hoeffding_bentkus])
+@pytest.mark.parametrize("n", [1, 7, 30, 100])
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.37, 0.9])
+def test_p_values_of_zeros_and_ones_are_super_uniform_at_every_level(
+    test: Any, n: int, rate: float
+) -> None:
+    """Over all outcomes, by their probability, where the mean is at the rate or above it."""
+    found = np.array(
+        [
+            binomial(k, n, rate)
+            if test is binomial
+            else hoeffding_bentkus(zeros_and_ones(k, n), rate)
+            for k in range(n + 1)
+        ]
+    )
+    for truth in (rate, (1 + rate) / 2):
+        mass = stats.binom.pmf(np.arange(n + 1), n, truth)
+        for level in found:
+            assert mass[found <= level].sum() <= level + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("points", "masses"),
+    [
+        ((0.0, 0.5, 1.0), (0.7, 0.2, 0.1)),  # mean 0.2
+        ((0.0, 0.2, 1.0), (0.1, 0.875, 0.025)),
+        ((0.1, 0.15, 0.9), (0.4, 0.475, 0.125)),
+    ],
+)
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_betting_is_super_uniform_at_every_level(
+    points: tuple[float, ...], masses: tuple[float, ...], confidence: float
+) -> None:
+    """Over every sequence of eight losses, by its probability."""
+    n, mean = 8, float(np.dot(points, masses))
+    places = np.array(list(itertools.product(range(3), repeat=n)))
+    mass = np.array(masses)[places].prod(1)
+    found = np.array([betting(row, mean, confidence) for row in np.array(points)[places]])
+    order = found.argsort()
+    last_of_ties = np.append(np.diff(found[order]) > 1e-12, True)
+    reached = mass[order].cumsum()
+    assert reached[-1] == pytest.approx(1)
+    assert (reached <= found[order] + 1e-9)[last_of_ties].all()
+
+
+BOUNDED: dict[str, tuple[Callable[[Any, Any], Any], float]] = {
+    "uniform": (lambda r, size: r.uniform(size=size), 0.5),
+    "beta, small values": (lambda r, size: r.beta(1.0, 9.0, size=size), 0.1),
+    "beta, at both ends": (lambda r, size: r.beta(0.1, 0.4, size=size), 0.2),
+    "reciprocal ranks": (lambda r, size: 1 - 1 / r.integers(1, 5, size=size), 1 - 25 / 48),
+    "rare and large": (lambda r, size: 0.9 * (r.uniform(size=size) < 0.1), 0.09),
+}
+
+
+@pytest.mark.parametrize("n", [60, 300])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_requirement_that_fails_is_seldom_certified_and_one_that_holds_is(
+    name: str, n: int
+) -> None:
+    """2,000 draws at the very mean; 5 % and the error of the simulation."""
+    sample, mean = BOUNDED[name]
+    draws = sample(np.random.default_rng(n), (2000, n))
+    for test in (betting, hoeffding_bentkus):
+        assert np.mean([test(row, mean) <= 0.05 for row in draws]) <= 0.05 + 3.1 * 0.0049
+    assert np.mean([p_value(row, mean + 0.4) <= 0.05 for row in draws[:200]]) > 0.9
+
+
+def test_the_larger_rate_is_the_less_likely_one_and_no_sample_says_nothing() -> None:
+    for losses in (zeros_and_ones(3, 60), np.random.default_rng(0).beta(1, 9, 60)):
+        found = [p_value(losses, rate) for rate in np.linspace(0, 0.99, 40)]
+        assert found == sorted(found, reverse=True)
+        assert found[0] == 1.0
+        assert found[-1] < 1e-6
+    assert p_value(np.zeros(0), 0.5) == 1.0
+
+
+def test_which_test_it_is_can_be_said_beforehand() -> None:
+    """Losses between 0 and 1 then count as 1, which makes a p-value larger, never smaller."""
+    losses = np.array([0.0] * 90 + [0.4] * 4)
+    assert p_value(losses, 0.1, zero_one=True) == binomial(4, 94, 0.1)
+    assert p_value(losses, 0.1) == p_value(losses, 0.1, zero_one=False) == betting(losses, 0.1)
+    rounded = losses > 0
+    assert p_value(1.0 * rounded, 0.1) == binomial(4, 94, 0.1)
+    assert p_value(1.0 * rounded, 0.1, zero_one=False) == betting(1.0 * rounded, 0.1)
+    assert upper_bound(losses, 0.95, zero_one=True) == pytest.approx(violation_bound(4, 94))
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate", "message"),
+    [
+        ([0.0, 1.1], 0.1, r"within \[0, 1\]"),
+        ([0.0, -0.1], 0.1, r"within \[0, 1\]"),
+        ([0.0, math.nan], 0.1, r"within \[0, 1\]"),
+        ([0.0], 1.0, "give a rate from 0 to below 1"),
+        ([0.0], -0.1, "give a rate from 0 to below 1"),
+        ([0.0], math.nan, "give a rate from 0 to below 1"),
+    ],
+)
+def test_what_has_no_p_value_is_refused(losses: list[float], rate: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        p_value(np.array(losses), rate)
+
+
+@given(st.integers(1, 500), st.floats(0, 1), CONFIDENCES)
+def test_upper_bound_of_zeros_and_ones_is_clopper_and_pearsons(
+    n: int, share: float, confidence: float
+) -> None:
+    violated = round(share * n)
+    found = upper_bound(zeros_and_ones(violated, n), confidence)
+    assert found == pytest.approx(violation_bound(violated, n, confidence), abs=1e-9)
+
+
+@given(st.lists(st.floats(0.01, 0.6), min_size=1, max_size=60), CONFIDENCES)
+def test_upper_bound_is_where_rates_begin_to_be_refused(
+    losses: list[float], confidence: float
+) -> None:
+    values, delta = np.array(losses), 1 - confidence
+    bound = upper_bound(values, confidence)
+    assert values.mean() <= bound <= 1
+    if bound + 1e-9 < 1:
+        assert p_value(values, bound + 1e-9, confidence) <= delta + 1e-9
+    if bound - 1e-9 > values.mean() + 1e-9:
+        assert p_value(values, bound - 1e-9, confidence) > delta - 1e-6
+
+
+def test_upper_bound_covers_and_says_something() -> None:
+    draws = np.random.default_rng(2).beta(1.0, 9.0, size=(500, 100))
+    bounds = np.array([upper_bound(row, 0.95) for row in draws])
+    assert (bounds >= 0.1).mean() >= 0.95 - 3.1 * 0.01
+    assert bounds.mean() < 0.17
+    assert upper_bound(np.zeros(0), 0.95) == 1.0
+    assert upper_bound(np.ones(5), 0.95) == 1.0
+
+
+@given(st.floats(1e-4, 0.99), CONFIDENCES)
+def test_fewest_samples_is_the_first_number_that_can_certify(
+    rate: float, confidence: float
+) -> None:
+    """Multiplied out; within rounding of the level."""
+    found, delta = fewest_samples(rate, confidence), 1 - confidence
+    assert binomial(0, found, rate) <= delta * (1 + 1e-7)
+    if found > 1:
+        assert binomial(0, found - 1, rate) > delta * (1 - 1e-7)
+
+
+def test_fewest_samples_of_known_answers() -> None:
+    assert [fewest_samples(rate) for rate in (0.5, 0.1, 0.05, 0.01)] == [5, 29, 59, 299]
+    assert fewest_samples(0.5, 0.75) == 2  # log .25 / log .5 is 2, and a little more in binary
+
+
+@pytest.mark.parametrize(
+    ("rate", "share", "confidence", "power"),
+    [
+        (0.1, 0.0, 0.95, 0.8),
+        (0.1, 0.05, 0.95, 0.8),
+        (0.1, 0.07, 0.9, 0.8),
+        (0.3, 0.2, 0.95, 0.9),
+        (0.05, 0.02, 0.99, 0.5),
+        (0.5, 0.1, 0.5, 0.99),
+    ],
+)
+def test_samples_needed_against_every_number_of_samples(
+    rate: float, share: float, confidence: float, power: float
+) -> None:
+    found = samples_needed(rate, share, confidence, power)
+    assert found is not None
+
+    def reached(n: int) -> float:
+        """The probability that a binomial test of n samples certifies."""
+        k = np.arange(n + 1)
+        passes = stats.binom.cdf(k, n, rate) <= 1 - confidence
+        return float(stats.binom.pmf(k, n, share)[passes].sum())
+
+    assert all(reached(n) >= power - 1e-9 for n in range(found, 4 * found + 50))
+    if found > 1:
+        assert reached(found - 1) < power
+
+
+def test_samples_needed_is_none_where_no_number_would_do() -> None:
+    assert samples_needed(0.05, 0.05) is None
+    assert samples_needed(0.05, 0.2) is None
+    assert samples_needed(0.05, 0.0499) is None  # above a million
+
+
+def test_the_examples_in_the_docstrings_run() -> None:
+    outcome = doctest.testmod(p_values)
+    assert outcome.attempted >= 3
+    assert outcome.failed == 0

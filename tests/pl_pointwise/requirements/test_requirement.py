@@ -1,0 +1,261 @@
+"""Requirements in every form they are written in, what they are about, and every refusal."""
+
+from __future__ import annotations
+
+import doctest
+import math
+
+import numpy as np
+import pytest
+
+from pl_pointwise.requirements import requirement as module
+from pl_pointwise.requirements.requirement import (
+    EXAMPLES,
+    Known,
+    Requirement,
+    RequirementError,
+    Subject,
+    check_sample_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "at_most", "beyond", "complement"),
+    [
+        ("relevance: violated <= 0.05", ("relevance",), 0.05, 0.0, False),
+        ("  relevance:violated<=.05 ", ("relevance",), 0.05, 0.0, False),
+        ("relevance :violated <= 5e-2", ("relevance",), 0.05, 0.0, False),
+        ("relevance: q90 <= 0.5", ("relevance",), 0.1, 0.5, False),
+        ("relevance: q99.5 <= -2", ("relevance",), 0.005, -2.0, False),
+        ("relevance: q5 <= 1", ("relevance",), 0.95, 1.0, False),
+        ("refuse/malware: violated <= 0.1", ("refuse", "malware"), 0.1, 0.0, False),
+        ("refuse / malware: violated <= 0.1", ("refuse", "malware"), 0.1, 0.0, False),
+        ("mcq/reference/tool_call: q90 <= 0", ("mcq", "reference", "tool_call"), 0.1, 0.0, False),
+        ("over_refusal <= 0.05", ("over_refusal",), 0.05, None, False),
+        ("over_refusal/over_refusal <= 0.05", ("over_refusal",) * 2, 0.05, None, False),
+        ("mrr@10 >= 0.3", ("mrr@10",), 0.7, None, True),
+        ("mrr@10>=.3", ("mrr@10",), 0.7, None, True),
+        # Names that end as a statistic does, or are one.
+        ("share_violated <= 0.1", ("share_violated",), 0.1, None, False),
+        ("length_q90 <= 0.1", ("length_q90",), 0.1, None, False),
+        ("violated <= 0.1", ("violated",), 0.1, None, False),
+        ("violated: violated <= 0.1", ("violated",), 0.1, 0.0, False),
+    ],
+)
+def test_every_form_is_read(
+    text: str, parts: tuple[str, ...], at_most: float, beyond: float | None, complement: bool
+) -> None:
+    found = Requirement.parse(text)
+    assert found.text == text
+    assert found.parts == parts
+    assert found.at_most == pytest.approx(at_most)
+    assert found.beyond == beyond
+    assert found.complement is complement
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "relevance",
+        "relevance: violated",
+        "relevance: violated < 0.05",
+        "relevance: violated = 0.05",
+        "relevance: violated <= 5 %",
+        "relevance: violated <= five",
+        "relevance: violated <= nan",
+        "relevance violated <= 0.05",
+        "relevance: <= 0.05",
+        "relevance: q100 <= 0.5",
+        "relevance: q <= 0.5",
+        "relevance: mean <= 0.5",
+        ": violated <= 0.05",
+        "<= 0.05",
+        "a: b: violated <= 0.05",
+        "relevance: violated <= 0.05 and more",
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:
+    with pytest.raises(RequirementError) as error:
+        Requirement.parse(text)
+    assert str(error.value) == f"{text!r} is no requirement. Write {EXAMPLES}."
+
+
+def test_the_forms_that_the_refusal_shows_can_be_read() -> None:
+    shown = EXAMPLES.split('"')[1::2]
+    assert len(shown) == 4
+    for text in shown:
+        Requirement.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("relevance: violated >= 0.05", r"a violation has to be small. Write <=\."),
+        ("relevance: q90 >= 0.5", r"a violation has to be small. Write <=\."),
+        ("relevance: violated <= 0", "0 is no share that a finite sample can certify. Give one"),
+        ("relevance: violated <= 1", "1 is no share .* Give one between 0 and 1"),
+        ("relevance: violated <= 5", "5 is no share .* Give one between 0 and 1"),
+        ("relevance: violated <= -0.05", "-0.05 is no share .* Give one between 0 and 1"),
+        ("relevance: q0 <= 0.5", "0 is no share .* Give one between 0 and 1"),
+        ("mrr@10 >= 0", "0 is no share .* Give one between 0 and 1"),
+        ("mrr@10 >= 1", "1 is no share .* Give one between 0 and 1"),
+        ("over_refusal <= 1.5", "1.5 is no share .* Give one between 0 and 1"),
+    ],
+)
+def test_what_no_sample_can_certify_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RequirementError, match=message) as error:
+        Requirement.parse(text)
+    assert repr(text) in str(error.value)
+
+
+def test_losses_are_what_is_counted() -> None:
+    violations = np.array([-1.0, 0.0, 0.5, 0.6, math.inf])
+    assert Requirement.parse("a: violated <= 0.1").losses(violations).tolist() == [0, 0, 1, 1, 1]
+    assert Requirement.parse("a: q90 <= 0.5").losses(violations).tolist() == [0, 0, 0, 1, 1]
+    values = np.array([0.0, 0.25, 1.0])
+    assert Requirement.parse("m <= 0.1").losses(values).tolist() == [0, 0.25, 1]
+    assert Requirement.parse("m >= 0.1").losses(values).tolist() == [1, 0.75, 0]
+    assert Requirement.parse("m >= 0.1").losses(np.zeros(0)).tolist() == []
+    # Whole numbers and truths, as a metric may have them.
+    assert Requirement.parse("m <= 0.1").losses(np.array([True, False])).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "message"),
+    [
+        ("a: violated <= 0.1", [1.0, math.nan], "1 of 2 values are NaN"),
+        ("m <= 0.1", [math.nan, math.nan], "2 of 2 values are NaN"),
+        ("m <= 0.1", [0.0, 1.5], r"lie between 0 and 1\.5. Only a mean of values in \[0, 1\]"),
+        ("m >= 0.1", [-0.5, 1.0], "lie between -0.5 and 1. Only a mean"),
+    ],
+)
+def test_values_without_a_loss_are_refused(text: str, values: list[float], message: str) -> None:
+    with pytest.raises(RequirementError, match=message):
+        Requirement.parse(text).losses(np.array(values))
+
+
+KNOWN = Known(
+    constraints=["relevance", "refuse"],
+    metrics=["mrr@10", "over_refusal"],
+    datasets={"mcq": ["relevance"], "over_refusal": ["relevance", "refuse"]},
+    categories={"test": ["malware", "fraud"], "mcq": ["tool_call", "direct"]},
+)
+
+
+def subject(text: str, known: Known = KNOWN) -> tuple[str | None, str, str | None]:
+    found = known.subject(Requirement.parse(text))
+    assert found.requirement.text == text
+    return found.dataset, found.quantity, found.category
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("relevance: violated <= 0.05", (None, "relevance", None)),
+        ("refuse/malware: violated <= 0.1", (None, "refuse", "malware")),
+        ("mcq: violated <= 0.1", ("mcq", "relevance", None)),
+        ("mcq/tool_call: violated <= 0.1", ("mcq", "relevance", "tool_call")),
+        ("mcq/relevance: violated <= 0.1", ("mcq", "relevance", None)),
+        ("mcq/relevance/direct: violated <= 0.1", ("mcq", "relevance", "direct")),
+        ("over_refusal/refuse: violated <= 0.1", ("over_refusal", "refuse", None)),
+        ("over_refusal/over_refusal <= 0.05", ("over_refusal", "over_refusal", None)),
+        ("mrr@10 >= 0.3", (None, "mrr@10", None)),
+        ("mrr@10/fraud >= 0.3", (None, "mrr@10", "fraud")),
+        ("mcq/mrr@10/direct >= 0.3", ("mcq", "mrr@10", "direct")),
+    ],
+)
+def test_a_name_is_looked_up(text: str, expected: tuple[str | None, str, str | None]) -> None:
+    assert subject(text) == expected
+
+
+def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
+    known = Known(["refuse"], ["over_refusal"])
+    assert subject("over_refusal <= 0.05", known) == (None, "over_refusal", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "relevanse: violated <= 0.05",
+            "there is no constraint 'relevanse'. Did you mean 'relevance'? "
+            "There are: relevance, refuse, mcq/…, over_refusal/….",
+        ),
+        (
+            "mqc/tool_call: violated <= 0.05",
+            "there is no constraint 'mqc'. Did you mean 'mcq'? There are: relevance, refuse, "
+            "mcq/…, over_refusal/….",
+        ),
+        (
+            "mrr >= 0.3",
+            "there is no metric of values in [0, 1] 'mrr'. Did you mean 'mrr@10'? There are: "
+            "mrr@10, over_refusal, mcq/…, over_refusal/….",
+        ),
+        (
+            "relevance <= 0.3",
+            "there is no metric of values in [0, 1] 'relevance'. There are: mrr@10, over_refusal, "
+            "mcq/…, over_refusal/….",
+        ),
+        (
+            "over_refusal <= 0.05",
+            "names a data set and no metric of values in [0, 1] of it. There are: "
+            "over_refusal/mrr@10, over_refusal/over_refusal.",
+        ),
+        (
+            "over_refusal: violated <= 0.05",
+            "names a data set and no constraint of it. There are: over_refusal/relevance, "
+            "over_refusal/refuse.",
+        ),
+        (
+            "refuse/malwear: violated <= 0.1",
+            "there is no category 'malwear'. Did you mean 'malware'? It has malware, fraud.",
+        ),
+        (
+            "refuse/malware/again: violated <= 0.1",
+            "there is no category 'malware/again'. Did you mean 'malware'? It has malware, fraud.",
+        ),
+        (
+            "mcq/refuse: violated <= 0.1",  # a constraint that it does not carry
+            "there is no category 'refuse'. It has tool_call, direct.",
+        ),
+        (
+            "over_refusal/refuse/malware: violated <= 0.1",
+            "there is no category 'malware'. Its samples have no categories.",
+        ),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(text: str, message: str) -> None:
+    with pytest.raises(RequirementError) as error:
+        subject(text)
+    start = f"{text!r} " if message.startswith("names") else f"{text!r}: "
+    assert str(error.value) == start + message
+
+
+def test_nothing_known_is_said_to_be_none() -> None:
+    with pytest.raises(RequirementError, match=r"There are: none\."):
+        subject("mrr@10 >= 0.3", Known(["relevance"]))
+
+
+def test_too_few_samples_are_refused_with_how_many_it_takes() -> None:
+    requirement = Requirement.parse("refuse/malware: violated <= 0.05")
+    of_category = Subject(requirement, None, "refuse", "malware")
+    check_sample_size(of_category, 59, 0.95)
+    with pytest.raises(RequirementError) as error:
+        check_sample_size(of_category, 58, 0.95)
+    assert str(error.value) == (
+        "'refuse/malware: violated <= 0.05': certifying this at 95 % takes at least 59 "
+        "independent samples, all of them satisfied, and the certification split has 58 of "
+        "category malware. Hold out more, require less, or lower --confidence."
+    )
+    check_sample_size(of_category, 45, 0.9)
+    with pytest.raises(RequirementError, match=r"at least 299 .* has 0\. Hold out more"):
+        check_sample_size(
+            Subject(Requirement.parse("refuse: violated <= 0.01"), None, "refuse", None), 0, 0.95
+        )
+
+
+def test_the_examples_in_the_docstrings_run() -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted >= 2
+    assert outcome.failed == 0
