@@ -35,6 +35,7 @@ PLOTS = {
     "gap.png": "What is lost between training and held-out data",
     "categories.png": "Metrics by category",
     "costs.png": "Time and memory",
+    "answer.png": "What is required against the objective, on the certification split",
 }
 """Every plot by file, and what it shows."""
 

@@ -52,6 +52,7 @@ def report(folder: Path) -> str:
     template = Environment(loader=loader, autoescape=True).get_template("report.html.jinja")
     return template.render(
         command=command,
+        answer=_answer(folder / "answer.json"),
         runs=len(outcomes),
         failed=[(run, result["error"]) for run, result in outcomes if "error" in result],
         tables=tables(outcomes),
@@ -68,6 +69,14 @@ def report(folder: Path) -> str:
         ],
         versions=list(dict.fromkeys(filter(None, versions))),
     )
+
+
+def _answer(path: Path) -> list[str]:
+    """Returns the paragraphs of the answer to a requirement, none if nothing was required."""
+    if not path.is_file():
+        return []
+    statement: str = json.loads(path.read_text(encoding="utf-8"))["statement"]
+    return [line for line in statement.splitlines() if line]
 
 
 def read(folder: Path) -> tuple[str, list[Outcome]]:

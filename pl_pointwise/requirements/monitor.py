@@ -188,7 +188,7 @@ def config_for_new_records(config: dict[str, Any]) -> dict[str, Any]:
     So an export names no folder of the machine it was made on, but that of a base model.
     """
     arguments = config["data"]["init_args"]
-    given = {name: None for name in arguments if name.endswith("_file")}
+    given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
     if "source" in arguments:
         given["source"] = "files"
     trainer = {"logger": False, "callbacks": None, "enable_checkpointing": False}

@@ -83,6 +83,14 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     assert config["trainer"]["default_root_dir"] is None
 
 
+def test_the_report_shows_the_answer_and_no_certificate_that_ignores_the_choice(certified) -> None:
+    main(["report", str(certified)])
+    page = (certified / "report.html").read_text()
+    assert "meets the requirement on new inputs, with 95 % confidence" in page
+    assert "What is required against the objective" in page
+    assert "What the held-out data certify" not in page
+
+
 def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
     certified, capsys
 ) -> None:
