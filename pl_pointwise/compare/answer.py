@@ -22,6 +22,7 @@ from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import units_of
+from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, Measured, answer
 from pl_pointwise.requirements.beforehand import check, held_out_loaders, samples_to_come
@@ -259,9 +260,13 @@ def export(run: Run, found: Answer, folder: Path) -> None:
         return
     measured = samples_of(cli.model, datasets_of(cli))
     _check_same(found.models[found.chosen or 0].samples, measured)
-    cli.model.export(folder)
     inside = folder / CERTIFICATE
-    inside.mkdir()
+    if type(cli.model).export is not PointwiseModule.export:
+        cli.model.export(folder)
+    else:
+        kind = type(cli.model).__name__
+        print(f"{kind} has no export(): {folder} holds its checkpoint and the certificate alone.")
+    inside.mkdir(parents=True)
     (inside / "certificate.json").write_text(json.dumps(found.as_dict(), indent=1))
     certified = measured[measured["split"] == CERTIFICATION]
     write_samples(certified, inside / SAMPLES)

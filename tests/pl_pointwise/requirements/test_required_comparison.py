@@ -11,9 +11,11 @@ import pytest
 import yaml
 from scipy.stats import binom
 
+from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
 from pl_pointwise.requirements.monitor import monitor
+from tests.pl_pointwise.requirements.plane_task import PlaneModule
 
 BASE = """
 model: {class_path: tests.pl_pointwise.requirements.plane_task.PlaneModule}
@@ -89,6 +91,15 @@ def test_the_report_shows_the_answer_and_no_certificate_that_ignores_the_choice(
     assert "meets the requirement on new inputs, with 95 % confidence" in page
     assert "What is required against the objective" in page
     assert "What the held-out data certify" not in page
+
+
+def test_a_module_without_an_export_leaves_its_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(PlaneModule, "export", PointwiseModule.export)
+    out = compare(tmp_path, "--require", REQUIREMENT)
+    assert "PlaneModule has no export()" in capsys.readouterr().out
+    assert (out / "model/certificate/model.ckpt").is_file()
+    [found] = monitor(out / "model", ["--data.init_args.test_file", "like"])
+    assert found.verdict == "believable"
 
 
 def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
