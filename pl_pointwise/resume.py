@@ -218,7 +218,8 @@ class Resuming(LightningModule):
         """
         own = {name: kwargs.pop(name) for name in _LOADING.intersection(kwargs)}
         arguments = settings_of(cls, checkpoint_path, kwargs)
-        return super().load_from_checkpoint(checkpoint_path, *args, **own, **arguments)
+        load: Any = super().load_from_checkpoint
+        return load(checkpoint_path, *args, **own, **arguments)
 
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
         state = validated_state(checkpoint)
