@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pkgutil import resolve_name
+from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
-from lightning.pytorch.cli import ArgsType, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_warn
 
+from .checkpoint_options import CheckpointConfig, differences, hyperparameters, sources, usable
 from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
@@ -64,6 +69,54 @@ class PointwiseCLI(LightningCLI):
             args=with_config_paths(sys.argv[1:] if args is None else args),
             run=run,
         )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        self._args = args
+        super().parse_arguments(parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Takes a checkpoint's arguments of the model, which Lightning lets win over all others.
+
+        What wins over what: checkpoint_options.py.
+        """
+        subcommand = self.config.get("subcommand")
+        path = self.config[subcommand].get("ckpt_path") if subcommand else None
+        if not path or not os.path.isfile(path) or not isinstance(self._args, Sequence):
+            super()._parse_ckpt_path()  # Of a command line that is a mapping.
+            return
+        stored = hyperparameters(path)
+        class_path = self.config[subcommand].model.class_path
+        kind = resolve_name(class_path)
+        of = str(stored.pop("_class_path", class_path)).rpartition(".")[2]
+        if of not in [parent.__name__ for parent in kind.__mro__]:
+            self.parser.error(
+                f"--ckpt_path {path} is of a {of}, and the command line asks for a "
+                f"{kind.__name__}. Give the configuration it was trained with."
+            )
+        arguments, problems = usable(stored, kind)
+        if problems:
+            rank_zero_warn(f"--ckpt_path {path}: not taken of it {', '.join(problems)}.")
+        with CheckpointConfig(subcommand, self._args, class_path, arguments) as checkpoint:
+            self.config = self.parser.parse_args(checkpoint.in_its_place())
+            theirs = self.parser.parse_args(checkpoint.last())
+        before, now = (each[subcommand].model.as_dict() for each in (theirs, self.config))
+        self._tell_sources(path, differences(before, now), set(now["init_args"]) - set(stored))
+
+    def _tell_sources(
+        self, path: str, changed: dict[str, tuple[Any, Any]], absent: Iterable[str]
+    ) -> None:
+        """In config.yaml and, but for a fit, which says so itself when it resumes, in a warning."""
+        subcommand = self.config.subcommand
+        parser = self._parser(subcommand)
+        changed = {f"model.{name}": values for name, values in changed.items()}
+        absent = [f"model.init_args.{name}" for name in sorted(absent)]
+        parser.dump_header = [*(parser.dump_header or []), *sources(path, changed, absent)]
+        if changed and subcommand != "fit":
+            shown = [f"{name} {now!r} (its {old!r})" for name, (old, now) in changed.items()]
+            rank_zero_warn(
+                f"Not as in the checkpoint {path}, as the command line says otherwise: "
+                f"{', '.join(shown)}."
+            )
 
     def before_instantiate_classes(self) -> None:
         """A checkpoint is data: unless told otherwise, none is loaded in a way that runs code."""

@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
 from .adaptive_alpha import AdaptiveAlpha
+from .checkpoint_options import differences, settings_of
 from .checkpoints import (
     STATE_KEY,
     damaged,
@@ -36,6 +37,9 @@ from .optimizers import monitor_of
 from .step import DualStep
 
 log = logging.getLogger(__name__)
+
+_LOADING = frozenset({"map_location", "hparams_file", "strict", "weights_only"})
+"""Arguments of ``load_from_checkpoint`` itself."""
 
 
 class Resuming(LightningModule):
@@ -204,6 +208,19 @@ class Resuming(LightningModule):
 
     # Loading ------------------------------------------------------------------------------------
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's, which leaves an argument out that the class does not have: here a field of
+        one of its settings is set in the checkpoint's, such as ``model_name`` in ``policy``.
+
+        Raises:
+            TypeError: neither an argument of the class nor such a field.
+        """
+        own = {name: kwargs.pop(name) for name in _LOADING.intersection(kwargs)}
+        arguments = settings_of(cls, checkpoint_path, kwargs)
+        load: Any = super().load_from_checkpoint
+        return load(checkpoint_path, *args, **own, **arguments)
+
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
         state = validated_state(checkpoint)
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
@@ -262,9 +279,8 @@ class Resuming(LightningModule):
             return
         now = plain(dict(self.hparams))
         changed = [
-            f"{name} ({before[name]!r}, now {now[name]!r})"
-            for name in sorted(set(before).intersection(now))
-            if before[name] != now[name]
+            f"{name} ({old!r}, now {new!r})"
+            for name, (old, new) in sorted(differences(before, now).items())
         ]
         if changed:
             log.warning(

@@ -52,7 +52,10 @@ class LanguageModelModule(PointwiseModule):
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
     shared_objective = "kl"
 
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_fit_start": "_prepare_fit"}
+    own_hooks: ClassVar[Mapping[str, str]] = {
+        "on_fit_start": "_prepare_fit",
+        "on_train_epoch_end": "_log_reference_cache",
+    }
 
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -105,7 +108,12 @@ class LanguageModelModule(PointwiseModule):
         if problem:
             rank_zero_warn(problem)
             return
-        self.scorer.cache = ReferenceCache(self.model, None if kept_in == "memory" else kept_in)
+        folder = None if kept_in == "memory" else kept_in
+        self.scorer.cache = ReferenceCache(self.model, folder, trainer=self.trainer)
+
+    def _log_reference_cache(self) -> None:
+        if self.scorer.cache is not None:
+            self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
 
     def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
         """Log-likelihoods of all responses, and the divergence from the reference if asked for."""

@@ -29,8 +29,8 @@ class Policy:
             one on the first batch of a fit; a name takes that way: "shared_prompt", "chunked",
             "plain".
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
-            at response positions for later epochs (2 bytes × hidden size a token); a folder keeps
-            them on disk, for later runs too.
+            at response positions for later epochs (2 bytes × hidden size a token), once for all
+            ranks on a machine; a folder keeps them on disk, for later runs too.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it, which another run

@@ -17,7 +17,7 @@ and takes the last that agrees with the plain one on the first batch it sees.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -30,6 +30,17 @@ from pl_pointwise.tasks.common.agreement import evaluation_mode
 from pl_pointwise.tasks.common.sizes import recurring
 
 from .batch import Pairs
+from .comparison import (
+    compared_weights,
+    exact_products,
+    gradient_problem,
+    moved,
+    precision,
+    probe_of,
+    rounding,
+    shortened,
+    value_problem,
+)
 from .reference import (
     ReferenceCache,
     adapters_off,
@@ -99,6 +110,7 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
+        self._by_values_only = False  # An evaluation chose, so the first step compares again.
         if method == "shared_prompt":
             install(base_of(model))
 
@@ -113,7 +125,7 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
-        if self.method == "auto":
+        if self.method == "auto" or (self._by_values_only and torch.is_grad_enabled()):
             self.choose_method(batch)
         wanted = _wanted(pairs, reference)
         if self.method == "plain":
@@ -125,40 +137,57 @@ class ResponseScorer:
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """Compare the fast ways with the plain one on a batch, keep the fastest that agrees.
 
-        Two samples of the batch are enough, the longest and another; values only, without
-        gradients, in evaluation mode. What is refused, and why, is logged.
+        Two samples of the batch are enough, the longest and another: the values of every token, and
+        where gradients are wanted now, those of the adapters; in float32, in evaluation mode, with
+        moved adapters (comparison.py). What is refused, and why, is logged.
         """
-        probe = _probe(batch)
-        reference = reference_problem(self.model) is None
         cache, self.cache = self.cache, None
         try:
-            # In float32 where the weights are: agreement is then close enough to tell anything
-            device = batch["prompt_ids"].device.type
-            exact = torch.autocast(device, enabled=False)
-            with evaluation_mode(self.model), torch.no_grad(), exact:
-                plain = self._plain_singly(Pairs.of(probe), reference)
-                chosen: ScoringMethod = "plain"
-                for method in ("shared_prompt", "chunked"):
-                    problem = self._try(method, probe, reference, plain)
-                    if problem is None:
-                        chosen = method
-                        break
-                    log.warning('The scoring method "%s" is not used: %s.', method, problem)
+            with evaluation_mode(self.model), exact_products():
+                try:
+                    chosen = self._compare(probe_of(batch), exact=True)
+                except Exception as error:  # such as attention that only takes 16 bits
+                    log.info(
+                        "Scoring methods are compared by values only, in the model's own "
+                        "precision, as more failed: %s: %s.",
+                        type(error).__name__,
+                        error,
+                    )
+                    chosen = self._compare(probe_of(batch), exact=False)
         except BaseException:  # the plain method failed, so nothing was found out
             self.method = "auto"
             raise
         finally:
             self.cache = cache
         self.method = chosen
+        self._by_values_only = not torch.is_grad_enabled()
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
+
+    def _compare(self, probe: dict[str, Tensor], exact: bool) -> ScoringMethod:
+        """The fastest method that gives what the plain one gives."""
+        weights = compared_weights(self.model) if exact else []
+        differentiate = weights if torch.is_grad_enabled() else []
+        with moved(weights), precision(exact):
+            with torch.no_grad():
+                plain = self._plain_singly(Pairs.of(probe))
+            gradients = self._gradients(probe, differentiate, singly=True)
+            bound = rounding(self.model, exact)
+            for method in ("shared_prompt", "chunked"):
+                problem = self._try(method, probe, plain, differentiate, gradients, bound)
+                if problem is None:
+                    return method
+                log.warning('The scoring method "%s" is not used: %s.', method, problem)
+        return "plain"
 
     def _try(
         self,
         method: ScoringMethod,
         probe: dict[str, Tensor],
-        reference: bool,
-        plain: ResponseStatistics,
+        plain: TokenStatistics,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        bound: float,
     ) -> str | None:
         """Why a method cannot be used here, or None if it gives what the plain one gave."""
         base = base_of(self.model)
@@ -170,21 +199,51 @@ class ResponseScorer:
                     return f"{type(base).__name__} has recurrent layers"
                 install(base)
             self.method = method
-            fast = self(probe, reference)
-            problem = _disagreement(fast, plain, _tolerance(self.model))
+            pairs = Pairs.of(probe)
+            with torch.no_grad():
+                problem = value_problem(self._chunked(pairs, self._reference(pairs)), plain, bound)
+            if problem is None and weights:
+                found = self._gradients(probe, weights, singly=False)
+                problem = gradient_problem(found, gradients, 30 * bound)
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
         if problem and method == "shared_prompt":
             uninstall(base)
         return problem
 
-    def _plain_singly(self, pairs: Pairs, reference: bool) -> ResponseStatistics:
+    def _reference(self, pairs: Pairs) -> Pairs | None:
+        """The pairs, where the model has a reference."""
+        return pairs if reference_problem(self.model) is None else None
+
+    def _gradients(
+        self, probe: dict[str, Tensor], weights: Sequence[Tensor], singly: bool
+    ) -> list[Tensor]:
+        """By weight, of a sum over every token's statistics with weights of its own.
+
+        singly: by the plain method, one pair after the other; else by the one in use.
+        """
+        if not weights:
+            return []
+        pairs = Pairs.of(shortened(probe))
+        count = len(pairs.targets)
+        scale = torch.linspace(0.5, 1.5, count, device=pairs.targets.device)
+        totals = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        for part in [pairs.only({place}) for place in pairs.places] if singly else [pairs]:
+            way = self._plain if singly else self._chunked
+            with torch.enable_grad():
+                log_likelihood, divergence, _ = way(part, self._reference(part))
+                each = log_likelihood if divergence is None else log_likelihood + 3 * divergence
+                loss = (each * scale[part.within(pairs)]).sum()
+                found = torch.autograd.grad(loss, list(weights), allow_unused=True)
+            for total, gradient in zip(totals, found, strict=True):
+                if gradient is not None:
+                    total += gradient
+        return totals
+
+    def _plain_singly(self, pairs: Pairs) -> TokenStatistics:
         """The same for one pair at a time, as the logits of several may be gigabytes."""
-        pieces = []
-        for place in pairs.places:
-            pair = pairs.only({place})
-            pieces.append(self._plain(pair, pair if reference else None))
-        return _summed(pairs, pairs if reference else None, *joined(pieces))
+        singles = [pairs.only({place}) for place in pairs.places]
+        return joined([self._plain(pair, self._reference(pair)) for pair in singles])
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
@@ -310,61 +369,3 @@ def _summed(
     return ResponseStatistics(
         sums, means, lengths, divergence, *per_response(reference_log_likelihood, wanted)
     )
-
-
-def _probe(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Two samples with two responses each: the longest of the batch and another.
-
-    What the batch lacks is made up, so that a method which lets samples or responses see each other
-    cannot pass: the same prompt cut in half, the first response read backwards.
-    """
-    prompts, responses = batch["prompt_lengths"].cpu(), batch["response_lengths"].cpu()
-    order = (prompts + responses.sum(1)).argsort(descending=True)
-    order = order[responses[order].sum(1) > 0]
-    rows = order[:2] if len(order) > 1 else order.repeat(2)
-    rows = rows.to(batch["prompt_ids"].device)
-    names = ("prompt_ids", "prompt_lengths", "response_ids", "response_lengths")
-    probe = {name: batch[name].to(rows.device)[rows] for name in names}  # lengths may be elsewhere
-    if len(order) == 1:
-        half = probe["prompt_lengths"][1] // 2
-        probe["prompt_lengths"][1] = half.clamp(min=1)
-    if (probe["response_lengths"] > 0).sum(1).max() < 2:
-        first = probe["response_lengths"].argmax(1)
-        here = torch.arange(2, device=rows.device)
-        ids, lengths = probe["response_ids"][here, first], probe["response_lengths"][here, first]
-        places = torch.arange(ids.shape[1], device=rows.device)
-        backwards = (lengths[:, None] - 1 - places).clamp(min=0)
-        probe["response_ids"] = torch.stack([ids, ids.gather(1, backwards)], 1)
-        probe["response_lengths"] = torch.stack([lengths, lengths], 1)
-    return probe
-
-
-def _tolerance(model: nn.Module) -> float:
-    """How far two correct ways may differ, relative to 1 + |value| of a token mean."""
-    weight = next(weight for weight in base_of(model).parameters() if weight.ndim > 1)
-    low = any(
-        not weight.is_floating_point() or weight.dtype.itemsize < 4
-        for weight in base_of(model).parameters()
-    )
-    if low:
-        return 3e-2
-    return 1e-4 if weight.device.type == "cpu" else 2e-3  # an accelerator may round to TF32
-
-
-def _disagreement(
-    fast: ResponseStatistics, plain: ResponseStatistics, tolerance: float
-) -> str | None:
-    """What differs by more than the tolerance where the plain value is finite, or None."""
-    for name in ("mean_log_likelihood", "reference_mean_log_likelihood", "kl"):
-        value, expected = getattr(fast, name), getattr(plain, name)
-        if expected is None:
-            continue
-        finite = expected.isfinite()
-        error = ((value - expected).abs() / (1 + expected.abs()))[finite]
-        if not (error <= tolerance).all():  # so that NaN does not pass
-            return (
-                f"its {name.replace('_', ' ')} differs from the plain method's by "
-                f"{error.max():.1e}, relative to 1 + |value|; {tolerance:.0e} is what rounding "
-                "explains"
-            )
-    return None
