@@ -1,29 +1,32 @@
-"""A module around a causal language model with adapters: what both language tasks share.
+"""A module around a causal language model: what the language tasks share.
 
-Loading, training mode, scoring of responses, checkpoints without the frozen base, generation and
+Loading, training mode, scoring of responses, checkpoints without what is frozen, generation and
 export. Objectives and constraints are the task's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise import PointwiseModule
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PADDING
 from pl_pointwise.model_card import write_card
 
+from .adapters import Lora, merged_weights, saved_adapter
 from .conversations import ConversationEncoder
+from .frozen import keep_reference
 from .generation import Answers, Generation, generate_answers
-from .loading import Lora, load_language_model, load_tokenizer, merged_weights
+from .loading import Dtype, load_language_model, load_tokenizer
 from .policy import Policy
 from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
 from .scoring import ResponseScorer, ResponseStatistics
@@ -38,7 +41,7 @@ model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(n
 
 
 class LanguageModelModule(PointwiseModule):
-    """A causal language model with LoRA adapters; the reference is the model without them.
+    """A causal language model; the reference is the model without its adapters, or before training.
 
     A subclass calls :meth:`load_policy` in ``__init__``, after the base class's, and scores with
     :meth:`score`. Batches are those of batch.py.
@@ -69,25 +72,27 @@ class LanguageModelModule(PointwiseModule):
         """
         policy = from_plain(Policy, policy)
         self.policy = policy
-        self.lora = policy.lora if isinstance(policy.lora, Lora) else self.default_lora
+        self.lora = self.default_lora if policy.lora == "default" else policy.lora
         self.generation = self.default_generation
         if isinstance(policy.generation, Generation):
             self.generation = policy.generation
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
-        with torch.random.fork_rng(devices=[]):
-            # New adapters depend on the run's seed alone, not on what was drawn before.
-            torch.default_generator.manual_seed(torch.initial_seed())
-            model = load_language_model(
-                policy.model_name,
-                lora=self.lora,
-                dtype=policy.dtype,
-                attention=policy.attention,
-                quantize_4bit=policy.quantize_4bit,
-                gradient_checkpointing=policy.gradient_checkpointing,
-                revision=policy.revision,
-            )
-        assert isinstance(model, PeftModel)
+        dtype: Dtype = policy.dtype
+        if self.lora is None:
+            dtype = _trainable_dtype(dtype)
+        load = partial(
+            _loaded,
+            policy.model_name,
+            seed=torch.initial_seed(),
+            dtype=dtype,
+            attention=policy.attention,
+            quantize_4bit=policy.quantize_4bit,
+            revision=policy.revision,
+        )
+        model = load(lora=self.lora, gradient_checkpointing=policy.gradient_checkpointing)
+        if isinstance(model, PreTrainedModel):
+            keep_reference(model, load)
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
@@ -116,10 +121,10 @@ class LanguageModelModule(PointwiseModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Takes a checkpoint's state, which holds the adapters only, and a whole one.
+        """Takes a checkpoint's state, which holds what is trained only, and a whole one.
 
         Raises:
-            RuntimeError: with ``strict``, an adapter weight that is missing, or one too many.
+            RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
@@ -127,7 +132,7 @@ class LanguageModelModule(PointwiseModule):
         problems += [f"unexpected {name}" for name in keys.unexpected_keys]
         if strict and problems:
             raise RuntimeError(
-                f"The checkpoint does not fit this model's adapters: {', '.join(problems[:4])}"
+                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
                 f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
                 "the model and the lora settings it was trained with."
             )
@@ -182,13 +187,17 @@ class LanguageModelModule(PointwiseModule):
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.
 
-        The adapter, which `peft.AutoPeftModelForCausalLM` loads; with ``merge_on_export`` the whole
-        model, which `AutoModelForCausalLM` loads and another run takes as its `model_name`.
+        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
+        `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
+        is itself an adapter on another. The card says which. Another run takes either kind as its
+        `model_name`.
         """
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        whole = self.policy.merge_on_export
-        if whole:
+        if not isinstance(self.model, PeftModel):
+            whole = True
+            self.model.save_pretrained(path)
+        elif whole := self._exports_whole():
             base_of(self.model).save_pretrained(path, state_dict=merged_weights(self.model))
         else:
             self.model.active_peft_config.revision = self.revision  # of the base
@@ -205,6 +214,34 @@ class LanguageModelModule(PointwiseModule):
             usage=USAGE.format(package=package, kind=kind),
         )
         return path
+
+    def _exports_whole(self) -> bool:
+        """Whether adapters are merged: an adapter file can name a base, but not two adapters."""
+        if not self.policy.merge_on_export and saved_adapter(self.model_name, self.revision):
+            rank_zero_info(
+                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
+                "both adapters merged into it."
+            )
+            return True
+        return self.policy.merge_on_export
+
+
+def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
+    """The model; what its files lack depends on the seed alone, not on what was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return load_language_model(name, **options)
+
+
+def _trainable_dtype(dtype: Dtype) -> Dtype:
+    """That of weights which are trained themselves."""
+    if dtype in ("bfloat16", "float16"):
+        rank_zero_warn(
+            f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is lost "
+            'in rounding. Leave dtype "auto" for float32 weights, and set trainer.precision to '
+            "bf16-mixed for the speed."
+        )
+    return "float32" if dtype == "auto" else dtype
 
 
 def _drop_frozen_base(

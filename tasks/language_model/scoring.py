@@ -17,9 +17,10 @@ and takes the last that agrees with the plain one on the first batch it sees.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,6 +31,7 @@ from pl_pointwise.tasks.common.agreement import evaluation_mode
 from pl_pointwise.tasks.common.sizes import recurring
 
 from .batch import Pairs
+from .frozen import frozen_reference
 from .reference import (
     ReferenceCache,
     adapters_off,
@@ -130,6 +132,8 @@ class ResponseScorer:
         """
         probe = _probe(batch)
         reference = reference_problem(self.model) is None
+        # Frozen weights need no comparison of their own, and are not read before they are needed.
+        reference &= frozen_reference(self.model) is None
         cache, self.cache = self.cache, None
         try:
             # In float32 where the weights are: agreement is then close enough to tell anything
@@ -208,15 +212,22 @@ class ResponseScorer:
         hidden = self._hidden(pairs)
         if reference is not None:
             reference = reference.to(hidden.dtype)
-        head = VocabularyHead(base_of(self.model))
-        adapted = head_is_adapted(self.model)
+        base = base_of(self.model)
+        head, reference_head = VocabularyHead(base), None
+        mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if head_is_adapted(self.model):
+            mode = partial(adapters_off, self.model)
+        frozen = frozen_reference(self.model)
+        if frozen is not None and reference is not None:
+            mode = partial(frozen.in_place, self.model, head_only=True)
+            with torch.no_grad(), mode():
+                reference_head = VocabularyHead(base)
 
         def statistics(
             hidden: Tensor, targets: Tensor, reference: Tensor | None
         ) -> TokenStatistics:
-            mode = (lambda: adapters_off(self.model)) if adapted else nullcontext
             return chunked_token_statistics(
-                head, hidden, targets, reference, mode, self.chunk_elements
+                head, hidden, targets, reference, mode, self.chunk_elements, reference_head
             )
 
         if wanted is None or len(wanted.targets) == len(pairs.targets):
