@@ -220,7 +220,7 @@ def _require_matches(adapted: PeftModel, lora: Lora) -> None:
     """
     base = adapted.get_base_model()
     paths = [path for path, _ in base.named_modules()]
-    weights = [path.replace(".base_layer.", ".") for path, _ in base.named_parameters()]
+    weights = [path.replace(".base_layer", "") for path, _ in base.named_parameters()]
     targets = lora.target_modules if isinstance(lora.target_modules, list) else []
     given = {
         "target_modules": (targets, adapted.base_model.targeted_module_names),
@@ -295,7 +295,8 @@ def with_saved_adapter(
     adapted = PeftModel.from_pretrained(model, model_source(name), revision=revision)
     merged = adapted.base_model.merge_and_unload(safe_merge=True)
     assert isinstance(merged, PreTrainedModel)
-    del merged.peft_config  # Left behind, it would be taken for an adapter that is still there.
+    # Left behind, it would be taken for an adapter that is still there.
+    merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
 
 

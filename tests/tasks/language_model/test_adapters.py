@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lightning.pytorch import seed_everything
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from pl_pointwise import Pointwise, Training
+from pl_pointwise import Pointwise
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
@@ -26,7 +25,6 @@ from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from tests.tasks.conftest import (
     build_model,
     make_data,
-    make_module,
     move_adapters,
     quiet_trainer,
     random_batch,
@@ -91,9 +89,9 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     assert all("attn" in path for path in found)
     scorer, batch = ResponseScorer(model), random_batch((5, 9), ((4, 6), (2, 8)))
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=1.0)
+    optimizer = torch.optim.AdamW(trained, lr=2e-2)
     before = scorer(batch).log_likelihood.sum()
-    for _ in range(2):  # A gets its first gradient when B has left zero.
+    for _ in range(4):  # A gets its first gradient when B has left zero.
         optimizer.zero_grad()
         outputs = scorer(batch)
         (-outputs.mean_log_likelihood.mean()).backward()
@@ -148,12 +146,11 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
         exclude_modules=["v_proj"],
         rank_pattern={"q_proj": 3},
         alpha_pattern={"q_proj": 6},
-        init_lora_weights="gaussian",
         lora_bias=True,
     )
     with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
         add_lora(make_model("llama"), lora)
-    lora.exclude_modules, lora.target_modules = [r"v_proj"], "all-linear"
+    lora.exclude_modules, lora.target_modules = ["v_proj"], "attention"
     model = add_lora(make_model("llama"), lora)
     layers = {name.split(".")[2] for name in model.base_model.targeted_module_names}
     assert layers == {"0", "2"}
@@ -181,7 +178,6 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         merged.load_state_dict(weights)
         assert (expected - start).abs().max() > 0.1
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
-    assert any((w != start_w).any() for w, start_w in zip(weights.values(), weights.values()))
 
 
 @pytest.mark.parametrize(
