@@ -6,7 +6,7 @@ export. Objectives and constraints are the task's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,13 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise import PointwiseModule
-from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.checkpoints import from_plain, replayed_random_state
 from pl_pointwise.data import PADDING
 from pl_pointwise.model_card import write_card
+from pl_pointwise.step import pieces_of
 
 from .adapters import Lora, merged_weights, saved_adapter
 from .conversations import ConversationEncoder
-from .frozen import keep_reference
+from .frozen import frozen_reference, keep_reference
 from .generation import Answers, Generation, generate_answers
 from .loading import Dtype, load_language_model, load_tokenizer
 from .policy import Policy
@@ -55,7 +56,10 @@ class LanguageModelModule(PointwiseModule):
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
     shared_objective = "kl"
 
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_fit_start": "_prepare_fit"}
+    own_hooks: ClassVar[Mapping[str, str]] = {
+        "on_fit_start": "_prepare_fit",
+        "on_train_start": "_fill_cache",
+    }
 
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -111,6 +115,44 @@ class LanguageModelModule(PointwiseModule):
             rank_zero_warn(problem)
             return
         self.scorer.cache = ReferenceCache(self.model, None if kept_in == "memory" else kept_in)
+
+    def _fill_cache(self) -> None:
+        """Where all weights are trained: the cache in place of a second copy of them."""
+        frozen, cache = frozen_reference(self.model), self.scorer.cache
+        if frozen is None or cache is None:
+            return
+        with torch.no_grad(), replayed_random_state(self.device):
+            for batch in self._batches_to_come(share=cache.folder is not None):
+                self(batch)
+                if self.scorer.method == "plain":
+                    break  # It reads no cache.
+        self.train()
+        self.trainer.strategy.barrier()
+        if self.scorer.method == "plain":
+            return
+        before = frozen.size
+        frozen.release(self.model)
+        rank_zero_info(
+            f"The reference cache holds every sample. The copy of the weights is dropped, "
+            f"{before / 2**20:,.0f} MiB, but for {frozen.size / 2**20:,.0f} MiB of the head."
+        )
+
+    def _batches_to_come(self, share: bool) -> Iterator[Mapping[str, Any]]:
+        """All samples that this fit trains on, and then those it validates on, once each.
+
+        share: this rank's part of them, where all ranks read what one has kept.
+        """
+        rank, ranks = (self.global_rank, self.trainer.world_size) if share else (0, 1)
+        validation = self.trainer.val_dataloaders or []
+        if not isinstance(validation, list):
+            validation = [validation]
+        for loader in (self.trainer.train_dataloader, *validation):
+            self.train(loader is self.trainer.train_dataloader)
+            dataset, size = loader.dataset, self.micro_batch_size or loader.batch_size or 1
+            for start in range(rank * size, len(dataset), ranks * size):
+                rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
+                batch = loader.collate_fn(rows)
+                yield from pieces_of(self._apply_batch_transfer_handler(batch, self.device))
 
     def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
         """Log-likelihoods of all responses, and the divergence from the reference if asked for."""

@@ -21,8 +21,8 @@ class Policy:
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
         lora: the adapters; "default" takes the task's. Given in part, the options left out are
-            those of :class:`~.adapters.Lora`, not the task's. None trains all weights, and the
-            reference is a second copy of them, see :mod:`~.frozen`.
+            those of :class:`~.adapters.Lora`, not the task's. None, or "none", trains all
+            weights, and the reference is a second copy of them, see :mod:`~.frozen`.
         dtype: of the base's weights; "auto" is that of the files, and without adapters float32.
         attention: attention implementation; None leaves the choice to transformers.
         quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
@@ -32,7 +32,8 @@ class Policy:
             "plain".
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size a token); a folder keeps
-            them on disk, for later runs too.
+            them on disk, for later runs too. Without adapters it is filled before the first step,
+            and the copy of the weights dropped.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it. It is exported
@@ -47,7 +48,7 @@ class Policy:
     model_name: str
     revision: str | None = None
     chat_template: str | None = None
-    lora: Lora | Literal["default"] | None = "default"
+    lora: Lora | Literal["default", "none"] | None = "default"
     dtype: Dtype = "auto"
     attention: Attention | None = None
     quantize_4bit: bool = False
@@ -61,6 +62,8 @@ class Policy:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
             self.lora = Lora.from_mapping(self.lora)
+        if self.lora == "none":  # The command line cannot put null in the place of options.
+            self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
         if self.lora is None and self.quantize_4bit:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.frozen import frozen_reference
@@ -199,6 +200,29 @@ def test_the_export_is_a_plain_model(kind, folder, tmp_path) -> None:
     assert "AutoModelForCausalLM" in (path / "README.md").read_text()
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_cache_takes_the_place_of_the_copy(where, folder, files, tmp_path) -> None:
+    """Filled before the first step, from when on the weights are no longer the reference's."""
+    found = []
+    for cache in (None, "memory" if where == "memory" else str(tmp_path / "cache")):
+        seed_everything(0)
+        module = made(folder, formulation=Pointwise(), reference_cache=cache)
+        run = quiet_trainer(tmp_path, max_epochs=2)
+        run.fit(module, data_of(files))
+        found.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        frozen, whole = frozen_reference(module.model), sum(p.nbytes for p in module.parameters())
+        assert frozen is not None
+        assert frozen.loads == 1  # Validation has not read it again.
+        assert (frozen.size < 0.3 * whole) == (cache is not None)
+    assert module.scorer.cache is not None
+    assert module.scorer.cache.misses == 24  # Three responses to six prompts and two.
+    # Kept in bfloat16; a gradient may be near 0, where AdamW steps by its sign.
+    torch.testing.assert_close(found[0], found[1], atol=5e-3, rtol=0)
+    batch = batch_of()  # Of another data set: the copy is read again.
+    expected = made(folder)(batch).log_likelihood
+    torch.testing.assert_close(reference_values(module, batch), expected, atol=0.1, rtol=0.01)
+
+
 def test_nothing_is_kept_for_a_loss_without_a_reference(
     language_model_folder, files, tmp_path
 ) -> None:
@@ -218,6 +242,16 @@ def test_weights_of_half_precision_files_are_trained_in_float32(tmp_path) -> Non
         half = made(tmp_path, dtype="bfloat16")
     assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
     assert made(tmp_path, lora=Lora()).model.get_base_model().dtype == torch.bfloat16
+
+
+def test_the_command_line_can_ask_for_it(language_model_folder) -> None:
+    arguments = ["--config", "when2call", "--model.policy.model_name", str(language_model_folder)]
+    arguments += ["--data.source", "files", "--data.train_file", "no.jsonl"]
+    arguments += ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    arguments += ["--model.policy.lora", "none", "--trainer.precision", "32-true"]
+    module = PointwiseCLI(arguments, run=False).model
+    assert module.lora is None
+    assert all(p.requires_grad for p in module.model.parameters())
 
 
 def test_four_bits_cannot_be_trained() -> None:
