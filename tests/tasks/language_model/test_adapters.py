@@ -10,9 +10,11 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from pl_pointwise import Pointwise
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
@@ -193,6 +195,23 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
 def test_an_unknown_option_is_named(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         Policy("any", lora=options)
+
+
+# The first step ---------------------------------------------------------------------------------
+
+
+def test_a_first_step_without_any_gradient_names_the_likely_cause(
+    language_model_folder, tmp_path
+) -> None:
+    """Adapters that never run, as beside a kernel that reads the base's weight alone."""
+    rows = write_rows(tmp_path / "train.jsonl", preference_rows(4))
+    data = make_data(When2CallDataModule, None, {"train_file": str(rows)}, batch_size=4)
+    module = When2CallModule(Policy(str(language_model_folder), lora=Lora(r=2)), Pointwise())
+    for layer in module.model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.forward = layer.get_base_layer().forward
+    with pytest.raises(TrainingError, match=r"carry no gradient.*frozen"):
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
 
 
 # A second adapter on a first ----------------------------------------------------------------------
