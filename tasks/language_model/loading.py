@@ -1,24 +1,20 @@
-"""Loading a causal language model for fine-tuning with LoRA, and a tokenizer that can chat.
+"""Loading a causal language model for fine-tuning, and a tokenizer that can chat.
 
-Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, from safetensors
-only and without running code that comes with it. What would go wrong later is refused here: no
-target for the adapters, a missing quantisation package, a tokenizer without an end token or whose
-chat template loses the tools.
+Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, and any adapter of
+such a model, which becomes part of its weights; from safetensors only and without running code
+that comes with it. What would go wrong later is refused here: no target for the adapters, a missing
+quantisation package, a tokenizer without an end token or whose chat template loses the tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from peft import PeftModel, prepare_model_for_kbit_training
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,38 +23,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
+from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
+
+from .adapters import Lora as Lora
+from .adapters import add_lora as add_lora
+from .adapters import merged_weights as merged_weights
+from .adapters import repository_file, saved_adapter, with_saved_adapter
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
-
-
-@dataclass
-class Lora:
-    """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
-
-    The options are PEFT's, of the same names, and are handed to its LoraConfig as they are.
-
-    Args:
-        r: rank of B·A.
-        lora_alpha: scale, divided by r.
-        lora_dropout: on the adapters' input.
-        target_modules: names of the layers, by their endings; "all-linear" for every linear layer
-            but the vocabulary's, another text for a regular expression; None takes PEFT's default
-            for the architecture (for Llama the query and value projections).
-        modules_to_save: names of layers that are trained as a whole.
-        use_rslora: divide the scale by √r instead of r.
-        use_dora: train the norms of the columns of W as well.
-    """
-
-    r: int = 8
-    lora_alpha: int = 16
-    lora_dropout: float = 0.05
-    target_modules: list[str] | str | None = None
-    modules_to_save: list[str] | None = None
-    use_rslora: bool = False
-    use_dora: bool = False
 
 
 def load_language_model(
@@ -74,27 +48,42 @@ def load_language_model(
     """A causal language model, with fresh adapters if asked for; then only they are trainable.
 
     Args:
-        name: a folder, a name on the hub, or ``package:NAME/FOLDER``.
+        name: a folder, a name on the hub, or ``package:NAME/FOLDER``: a model, or a PEFT adapter,
+            which is merged into the base that it names.
         lora: adapters to add, in float32 even on a base in half precision. With them off the model
-            is the reference policy.
+            is the reference policy. None for the model alone.
         dtype: of the base's weights; "auto" is that of the files.
         attention: None is transformers' choice for the model, as a rule sdpa.
         quantize_4bit: hold the base in 4 bits (NF4, computing in bfloat16); needs bitsandbytes.
         gradient_checkpointing: compute each layer again in the backward pass instead of keeping
             its activations.
         revision: of a model on the hub.
+
+    Raises:
+        ValueError: a trained adapter, on a base of 4 bits.
     """
     quantization = _four_bits() if quantize_4bit else None
     with loading(name):
+        adapter = saved_adapter(name, revision)
+        base, base_revision = name, revision
+        if adapter is not None:
+            base, base_revision = str(adapter.base_model_name_or_path), adapter.revision
+            if quantize_4bit:
+                raise ValueError(
+                    f"{name} is an adapter, which cannot be merged into weights of 4 bits without "
+                    "loss. Export it merged (merge_on_export), or set quantize_4bit to false."
+                )
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_source(name),
-            revision=revision,
+            model_source(base),
+            revision=base_revision,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=attention,
             quantization_config=quantization,
             use_safetensors=True,
             trust_remote_code=False,
         )
+        if adapter is not None:
+            model = with_saved_adapter(model, name, revision)
     return prepare_for_training(
         model,
         lora,
@@ -120,60 +109,10 @@ def prepare_for_training(
         enable = getattr(model, "activation_checkpointing_enable", older)
         assert enable is not None
         enable({"use_reentrant": False})
-    return model if lora is None else add_lora(model, lora)
-
-
-def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """The model with fresh adapters, the base frozen.
-
-    Raises:
-        ValueError: nothing in the model can take them; names what could.
-    """
-    config = LoraConfig(task_type="CAUSAL_LM", **asdict(lora))
-    kind = model.config.model_type
-    try:
-        adapted = get_peft_model(model, config)
-    except ValueError as error:
-        if lora.target_modules is None and "target_modules" in str(error):
-            problem = f'PEFT has no default LoRA targets for the architecture "{kind}"'
-        elif lora.target_modules is not None and "not found" in str(error):
-            problem = f'no LoRA target {lora.target_modules} in this "{kind}" model'
-        else:
-            raise
-        endings = sorted(
-            {
-                path.rpartition(".")[2]
-                for path, module in model.named_modules()
-                if isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
-            }
-        )
-        raise ValueError(
-            f"{problem}. Set target_modules; its linear layers are {endings}."
-        ) from error
-    assert isinstance(adapted, PeftModel)
-    use_quick_dropout(adapted, RedrawnDropout)
-    return adapted
-
-
-def merged_weights(model: PeftModel) -> dict[str, Tensor]:
-    """The weights of the model without its adapters, which are merged into it.
-
-    By the names of the model they were added to, in its dtype, on the CPU. The model itself stays
-    as it is, as merging in place and back would round its weights: each layer is merged in a copy.
-    """
-    base, adapter = model.get_base_model(), model.active_adapter
-    layers = {name: part for name, part in base.named_modules() if isinstance(part, LoraLayer)}
-    merged = {}
-    for name, weight in base.state_dict().items():
-        if any(name.startswith(f"{layer}.") for layer in layers) or ".original_module." in name:
-            continue
-        merged[name.replace(f".modules_to_save.{adapter}.", ".")] = weight.cpu()
-    for name, layer in layers.items():
-        layer = deepcopy(layer)
-        layer.merge(adapter_names=[adapter])
-        for key, weight in layer.get_base_layer().state_dict().items():
-            merged[f"{name}.{key}"] = weight.cpu()
-    return merged
+    if lora is not None:
+        return add_lora(model, lora)
+    use_quick_dropout(model)
+    return model
 
 
 def load_tokenizer(
@@ -195,6 +134,9 @@ def load_tokenizer(
         default_template: where the tokenizer has none and none is given.
     """
     with loading(name):
+        adapter = saved_adapter(name, revision)
+        if adapter is not None and not repository_file(name, "tokenizer_config.json", revision):
+            name, revision = str(adapter.base_model_name_or_path), adapter.revision
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             model_source(name), revision=revision, trust_remote_code=False
         )

@@ -1,29 +1,33 @@
-"""A module around a causal language model with adapters: what both language tasks share.
+"""A module around a causal language model: what the language tasks share.
 
-Loading, training mode, scoring of responses, checkpoints without the frozen base, generation and
+Loading, training mode, scoring of responses, checkpoints without what is frozen, generation and
 export. Objectives and constraints are the task's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from peft import PeftModel
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise import PointwiseModule
-from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.checkpoints import from_plain, replayed_random_state
 from pl_pointwise.data import PADDING
 from pl_pointwise.model_card import write_card
+from pl_pointwise.step import pieces_of
 
+from .adapters import Lora, merged_weights, saved_adapter
 from .conversations import ConversationEncoder
+from .frozen import frozen_reference, keep_reference
 from .generation import Answers, Generation, generate_answers
-from .loading import Lora, load_language_model, load_tokenizer, merged_weights
+from .loading import Dtype, load_language_model, load_tokenizer
 from .policy import Policy
 from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
 from .scoring import ResponseScorer, ResponseStatistics
@@ -38,7 +42,7 @@ model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(n
 
 
 class LanguageModelModule(PointwiseModule):
-    """A causal language model with LoRA adapters; the reference is the model without them.
+    """A causal language model; the reference is the model without its adapters, or before training.
 
     A subclass calls :meth:`load_policy` in ``__init__``, after the base class's, and scores with
     :meth:`score`. Batches are those of batch.py.
@@ -55,6 +59,7 @@ class LanguageModelModule(PointwiseModule):
     own_hooks: ClassVar[Mapping[str, str]] = {
         "on_fit_start": "_prepare_fit",
         "on_train_epoch_end": "_log_reference_cache",
+        "on_train_start": "_fill_cache",
     }
 
     default_template: ClassVar[str | None] = None
@@ -72,25 +77,27 @@ class LanguageModelModule(PointwiseModule):
         """
         policy = from_plain(Policy, policy)
         self.policy = policy
-        self.lora = policy.lora if isinstance(policy.lora, Lora) else self.default_lora
+        self.lora = self.default_lora if policy.lora == "default" else policy.lora
         self.generation = self.default_generation
         if isinstance(policy.generation, Generation):
             self.generation = policy.generation
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
-        with torch.random.fork_rng(devices=[]):
-            # New adapters depend on the run's seed alone, not on what was drawn before.
-            torch.default_generator.manual_seed(torch.initial_seed())
-            model = load_language_model(
-                policy.model_name,
-                lora=self.lora,
-                dtype=policy.dtype,
-                attention=policy.attention,
-                quantize_4bit=policy.quantize_4bit,
-                gradient_checkpointing=policy.gradient_checkpointing,
-                revision=policy.revision,
-            )
-        assert isinstance(model, PeftModel)
+        dtype: Dtype = policy.dtype
+        if self.lora is None:
+            dtype = _trainable_dtype(dtype)
+        load = partial(
+            _loaded,
+            policy.model_name,
+            seed=torch.initial_seed(),
+            dtype=dtype,
+            attention=policy.attention,
+            quantize_4bit=policy.quantize_4bit,
+            revision=policy.revision,
+        )
+        model = load(lora=self.lora, gradient_checkpointing=policy.gradient_checkpointing)
+        if isinstance(model, PreTrainedModel):
+            keep_reference(model, load)
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
@@ -115,6 +122,44 @@ class LanguageModelModule(PointwiseModule):
         if self.scorer.cache is not None:
             self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
 
+    def _fill_cache(self) -> None:
+        """Where all weights are trained: the cache in place of a second copy of them."""
+        frozen, cache = frozen_reference(self.model), self.scorer.cache
+        if frozen is None or cache is None:
+            return
+        with torch.no_grad(), replayed_random_state(self.device):
+            for batch in self._batches_to_come(share=cache.folder is not None):
+                self(batch)
+                if self.scorer.method == "plain":
+                    break  # It reads no cache.
+        self.train()
+        self.trainer.strategy.barrier()
+        if self.scorer.method == "plain":
+            return
+        before = frozen.size
+        frozen.release(self.model)
+        rank_zero_info(
+            f"The reference cache holds every sample. The copy of the weights is dropped, "
+            f"{before / 2**20:,.0f} MiB, but for {frozen.size / 2**20:,.0f} MiB of the head."
+        )
+
+    def _batches_to_come(self, share: bool) -> Iterator[Mapping[str, Any]]:
+        """All samples that this fit trains on, and then those it validates on, once each.
+
+        share: this rank's part of them, where all ranks read what one has kept.
+        """
+        rank, ranks = (self.global_rank, self.trainer.world_size) if share else (0, 1)
+        validation = self.trainer.val_dataloaders or []
+        if not isinstance(validation, list):
+            validation = [validation]
+        for loader in (self.trainer.train_dataloader, *validation):
+            self.train(loader is self.trainer.train_dataloader)
+            dataset, size = loader.dataset, self.micro_batch_size or loader.batch_size or 1
+            for start in range(rank * size, len(dataset), ranks * size):
+                rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
+                batch = loader.collate_fn(rows)
+                yield from pieces_of(self._apply_batch_transfer_handler(batch, self.device))
+
     def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
         """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
         return self.scorer(batch, reference)
@@ -124,10 +169,10 @@ class LanguageModelModule(PointwiseModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Takes a checkpoint's state, which holds the adapters only, and a whole one.
+        """Takes a checkpoint's state, which holds what is trained only, and a whole one.
 
         Raises:
-            RuntimeError: with ``strict``, an adapter weight that is missing, or one too many.
+            RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
@@ -135,7 +180,7 @@ class LanguageModelModule(PointwiseModule):
         problems += [f"unexpected {name}" for name in keys.unexpected_keys]
         if strict and problems:
             raise RuntimeError(
-                f"The checkpoint does not fit this model's adapters: {', '.join(problems[:4])}"
+                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
                 f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
                 "the model and the lora settings it was trained with."
             )
@@ -190,13 +235,17 @@ class LanguageModelModule(PointwiseModule):
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.
 
-        The adapter, which `peft.AutoPeftModelForCausalLM` loads; with ``merge_on_export`` the whole
-        model, which `AutoModelForCausalLM` loads and another run takes as its `model_name`.
+        The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
+        `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
+        is itself an adapter on another. The card says which. Another run takes either kind as its
+        `model_name`.
         """
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        whole = self.policy.merge_on_export
-        if whole:
+        if not isinstance(self.model, PeftModel):
+            whole = True
+            self.model.save_pretrained(path)
+        elif whole := self._exports_whole():
             base_of(self.model).save_pretrained(path, state_dict=merged_weights(self.model))
         else:
             self.model.active_peft_config.revision = self.revision  # of the base
@@ -213,6 +262,34 @@ class LanguageModelModule(PointwiseModule):
             usage=USAGE.format(package=package, kind=kind),
         )
         return path
+
+    def _exports_whole(self) -> bool:
+        """Whether adapters are merged: an adapter file can name a base, but not two adapters."""
+        if not self.policy.merge_on_export and saved_adapter(self.model_name, self.revision):
+            rank_zero_info(
+                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
+                "both adapters merged into it."
+            )
+            return True
+        return self.policy.merge_on_export
+
+
+def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
+    """The model; what its files lack depends on the seed alone, not on what was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return load_language_model(name, **options)
+
+
+def _trainable_dtype(dtype: Dtype) -> Dtype:
+    """That of weights which are trained themselves."""
+    if dtype in ("bfloat16", "float16"):
+        rank_zero_warn(
+            f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is lost "
+            'in rounding. Leave dtype "auto" for float32 weights, and set trainer.precision to '
+            "bf16-mixed for the speed."
+        )
+    return "float32" if dtype == "auto" else dtype
 
 
 def _drop_frozen_base(

@@ -1,4 +1,4 @@
-"""What the policy of both language tasks is: the model, its adapters, and how it is used."""
+"""What the policy of a language task is: the model, what of it is trained, how it is used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from .scoring import ScoringMethod
 
 @dataclass
 class Policy:
-    """A causal language model with adapters; with them off it is the reference policy.
+    """A causal language model that is trained; as it was before, it is the reference policy.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``. Of a PEFT
+            adapter, its base with the adapter merged into it, which is then the reference.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
         lora: the adapters; "default" takes the task's. Given in part, the options left out are
-            those of :class:`~.loading.Lora`, not the task's.
-        dtype: of the base's weights; "auto" is that of the files.
+            those of :class:`~.adapters.Lora`, not the task's. None, or "none", trains all
+            weights, and the reference is a second copy of them, see :mod:`~.frozen`.
+        dtype: of the base's weights; "auto" is that of the files, and without adapters float32.
         attention: attention implementation; None leaves the choice to transformers.
         quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
         gradient_checkpointing: compute layers again in the backward pass, for less memory.
@@ -30,20 +32,23 @@ class Policy:
             "plain".
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size a token), once for all
-            ranks on a machine; a folder keeps them on disk, for later runs too.
+            ranks on a machine; a folder keeps them on disk, for later runs too. Without adapters it
+            is filled before the first step, and the copy of the weights dropped.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
-        merge_on_export: export the whole model, with its adapters merged into it, which another run
-            can take as its ``model_name``.
+        merge_on_export: export the whole model, with its adapters merged into it. It is exported
+            whole in any case where no adapters are trained, or ``model_name`` is itself an adapter.
+            Another run can take either kind as its ``model_name``.
 
     Raises:
-        ValueError: no adapters, or a whole model of 4 bits to export.
+        ValueError: an option of ``lora`` that is not there; all weights to train, or a whole model
+            to export, of 4 bits.
     """
 
     model_name: str
     revision: str | None = None
     chat_template: str | None = None
-    lora: Lora | Literal["default"] | None = "default"
+    lora: Lora | Literal["default", "none"] | None = "default"
     dtype: Dtype = "auto"
     attention: Attention | None = None
     quantize_4bit: bool = False
@@ -56,13 +61,15 @@ class Policy:
     def __post_init__(self) -> None:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
-            self.lora = Lora(**self.lora)
+            self.lora = Lora.from_mapping(self.lora)
+        if self.lora == "none":  # The command line cannot put null in the place of options.
+            self.lora = None
         if isinstance(self.generation, Mapping):
             self.generation = Generation(**self.generation)
-        if self.lora is None:
+        if self.lora is None and self.quantize_4bit:
             raise ValueError(
-                "policy.lora=null: training all weights is not supported, as the reference is the "
-                "model without its adapters. Leave lora out for the task's own adapters."
+                "policy.lora=null: weights of 4 bits cannot be trained themselves. Leave lora out "
+                "for the task's own adapters, or set quantize_4bit to false."
             )
         if self.merge_on_export and self.quantize_4bit:
             raise ValueError(

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.tasks.common.agreement import evaluation_mode
 
+from .frozen import frozen_reference
 from .shared_folder import shared_folder
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     problem = reference_problem(model)
     if problem:
         raise ValueError(problem)
+    frozen = frozen_reference(model)
+    if frozen is not None:
+        with evaluation_mode(model), torch.no_grad(), frozen.in_place(model):
+            yield
+        return
     assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -60,6 +66,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 def reference_problem(model: nn.Module) -> str | None:
     """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
+    if frozen_reference(model) is not None:
+        return None
     if not isinstance(model, PeftModel):
         return (
             "The reference policy is the model with its adapters off, and this model has no "
@@ -106,7 +114,15 @@ def head_is_adapted(model: nn.Module) -> bool:
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """A hash of the configuration and of every frozen weight; adapters do not enter it."""
+    """A hash of the configuration and of every weight of the reference."""
+    if frozen_reference(model) is None:
+        return _fingerprint(model)
+    with adapters_off(model):
+        return _fingerprint(model)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Of the weights as they are; adapters do not enter it."""
     config = base_of(model).config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "use_cache"):
         config.pop(volatile, None)

@@ -17,9 +17,10 @@ and takes the last that agrees with the plain one on the first batch it sees.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -41,6 +42,7 @@ from .comparison import (
     shortened,
     value_problem,
 )
+from .frozen import frozen_reference
 from .reference import (
     ReferenceCache,
     adapters_off,
@@ -212,8 +214,12 @@ class ResponseScorer:
         return problem
 
     def _reference(self, pairs: Pairs) -> Pairs | None:
-        """The pairs, where the model has a reference."""
-        return pairs if reference_problem(self.model) is None else None
+        """The pairs, where the model is its own reference with the adapters off.
+
+        Frozen weights need no comparison of their own, and are not read before they are needed.
+        """
+        own = reference_problem(self.model) is None and frozen_reference(self.model) is None
+        return pairs if own else None
 
     def _gradients(
         self, probe: dict[str, Tensor], weights: Sequence[Tensor], singly: bool
@@ -267,15 +273,22 @@ class ResponseScorer:
         hidden = self._hidden(pairs)
         if reference is not None:
             reference = reference.to(hidden.dtype)
-        head = VocabularyHead(base_of(self.model))
-        adapted = head_is_adapted(self.model)
+        base = base_of(self.model)
+        head, reference_head = VocabularyHead(base), None
+        mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if head_is_adapted(self.model):
+            mode = partial(adapters_off, self.model)
+        frozen = frozen_reference(self.model)
+        if frozen is not None and reference is not None:
+            mode = partial(frozen.in_place, self.model, head_only=True)
+            with torch.no_grad(), mode():
+                reference_head = VocabularyHead(base)
 
         def statistics(
             hidden: Tensor, targets: Tensor, reference: Tensor | None
         ) -> TokenStatistics:
-            mode = (lambda: adapters_off(self.model)) if adapted else nullcontext
             return chunked_token_statistics(
-                head, hidden, targets, reference, mode, self.chunk_elements
+                head, hidden, targets, reference, mode, self.chunk_elements, reference_head
             )
 
         if wanted is None or len(wanted.targets) == len(pairs.targets):

@@ -60,12 +60,14 @@ def chunked_token_statistics(
     reference_hidden: Tensor | None = None,
     reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     chunk_elements: int = CHUNK_ELEMENTS,
+    reference_head: VocabularyHead | None = None,
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
     Args:
         reference_mode: a context in which the head is the reference's, where the two differ.
         chunk_elements: the most logits to hold at a time.
+        reference_head: the head of the reference, where its weights are others.
     """
 
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
@@ -73,7 +75,7 @@ def chunked_token_statistics(
         if reference is None:
             return token_statistics(logits, targets)
         with torch.no_grad(), reference_mode():
-            reference_logits = head(reference)
+            reference_logits = (reference_head or head)(reference)
         return token_statistics(logits, targets, reference_logits)
 
     size = max(1, chunk_elements // head.vocabulary)
@@ -152,13 +154,16 @@ class VocabularyHead:
         if linear is None:
             raise NotImplementedError(f"{type(model).__name__} has no separate vocabulary layer")
         self.model, self.decoder, self.linear = model, decoder_of(model), linear
-        # Otherwise adapted, quantised or trained: then the layer's own product is taken.
-        trained = torch.is_grad_enabled() and any(p.requires_grad for p in linear.parameters())
-        self.plain = type(linear) is nn.Linear and not trained
+        # Otherwise adapted or quantised: then the layer's own product is taken.
+        self.plain = type(linear) is nn.Linear
         if self.plain:
-            self.products = _product_dtype(linear.weight)
-            on_cuda = linear.weight.device.type == "cuda"
-            self.weight = linear.weight.detach().to(self.products if on_cuda else _wide(linear))
+            weight, self.bias = linear.weight, linear.bias
+            if not torch.is_grad_enabled():  # A frozen reference's: its values as they are now.
+                weight = weight.detach()
+                self.bias = None if self.bias is None else self.bias.detach()
+            self.products = _product_dtype(weight)
+            on_cuda = weight.device.type == "cuda"
+            self.weight = weight.to(self.products if on_cuda else _wide(linear))
 
     @property
     def vocabulary(self) -> int:
@@ -175,27 +180,31 @@ class VocabularyHead:
     def _project(self, hidden: Tensor) -> Tensor:
         """(1, n, H) → (1, n, V), float32 or wider."""
         logits: Tensor = _Project.apply(hidden[0], self.weight, self.products)
-        if self.linear.bias is not None:
-            logits = logits + self.linear.bias
+        if self.bias is not None:
+            logits = logits + self.bias
         return logits[None]
 
 
 class _Project(torch.autograd.Function):
-    """hidden (n, H) · weightᵀ (H, V) → (n, V) in float32 or wider; the weight is frozen.
+    """hidden (n, H) · weightᵀ (H, V) → (n, V) in float32 or wider.
 
     Factors may be rounded to ``products`` where a model of that dtype would round them; sums never.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
-        ctx.save_for_backward(weight)
+        trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        ctx.save_for_backward(weight, hidden if trained else None)
         ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
         return _multiply(hidden, weight.t(), products)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (weight,) = ctx.saved_tensors
-        return _multiply(gradient, weight, ctx.products).to(ctx.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        weight, hidden = ctx.saved_tensors
+        of_weight = None
+        if hidden is not None:
+            of_weight = _multiply(gradient.t(), hidden, ctx.products).to(weight.dtype)
+        return _multiply(gradient, weight, ctx.products).to(ctx.dtype), of_weight, None
 
 
 def _multiply(left: Tensor, right: Tensor, products: torch.dtype) -> Tensor:

@@ -52,7 +52,7 @@ PAPER_LORA = Lora(
     r=64,
     lora_alpha=128,
     lora_dropout=0.05,
-    target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+    target_modules="attention",
 )
 PAPER_TRAINING = Training(
     optimization=Optimization(

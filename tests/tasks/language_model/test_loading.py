@@ -76,13 +76,6 @@ def test_a_missing_target_is_named_with_what_there_is(
     assert "lm_head" not in str(caught.value)
 
 
-def test_an_architecture_without_default_targets_asks_for_them(
-    make_model: Callable[..., PreTrainedModel],
-) -> None:
-    with pytest.raises(ValueError, match=r'no default LoRA targets .* "lfm2".*target_modules'):
-        add_lora(make_model("lfm2"), Lora())
-
-
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is there")
 def test_four_bits_without_the_package_say_what_to_install(language_model_folder: Path) -> None:
     with pytest.raises(ImportError, match=r"pl-pointwise\[qlora\]"):

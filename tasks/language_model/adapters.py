@@ -1,0 +1,324 @@
+"""LoRA adapters: PEFT's options, where they go by default, adapters already trained, merging.
+
+With its adapters off, the model is the reference policy. So every option is offered that leaves
+the base's weights as they are, and those that would train or replace them are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from lightning.pytorch.utilities import rank_zero_info
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import cached_file
+
+from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
+from pl_pointwise.tasks.common.models import model_source
+
+from .vocabulary import decoder_of
+
+ATTENTION = "attention"
+
+
+@dataclass
+class Lora:
+    """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
+
+    The options are PEFT's, of the same names, and are handed to its LoraConfig as they are.
+
+    Args:
+        r: rank of B·A.
+        lora_alpha: scale, divided by r.
+        lora_dropout: on the adapters' input.
+        target_modules: names of the layers, by their endings; "attention" for every linear layer of
+            attention, whatever its name; "all-linear" for every linear layer but the vocabulary's;
+            another text for a regular expression. None takes PEFT's default for the architecture
+            (for Llama the query and value projections), and "attention" where PEFT has none.
+        modules_to_save: names of layers that are trained as a whole.
+        use_rslora: divide the scale by √r instead of r.
+        use_dora: train the norms of the columns of W as well.
+        exclude_modules: layers to leave out, by their endings or as a regular expression.
+        target_parameters: weights that are no linear layer's, such as "mlp.experts.gate_up_proj" of
+            experts; needs lora_dropout 0.
+        layers_to_transform: numbers of the layers to adapt; None for all.
+        layers_pattern: name of the list of layers, where PEFT does not find it.
+        rank_pattern: other ranks, by the layer's name or regular expression.
+        alpha_pattern: likewise lora_alpha.
+        lora_bias: a bias on B.
+        init_lora_weights: how A and B start; see PEFT. Those that split W, such as "pissa", would
+            change the reference, and are not offered.
+    """
+
+    r: int = 8
+    lora_alpha: int = 16
+    lora_dropout: float = 0.05
+    target_modules: list[str] | str | None = None
+    modules_to_save: list[str] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+    exclude_modules: list[str] | str | None = None
+    target_parameters: list[str] | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, int] = field(default_factory=dict)
+    lora_bias: bool = False
+    init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> Lora:
+        """From a file's or a checkpoint's plain values.
+
+        Raises:
+            ValueError: an option that is not there, with the one that may have been meant.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ValueError(f"lora.{name}: {_why_not(name, known)}")
+        return cls(**options)
+
+
+_OTHER_NAMES = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
+_CHANGES_REFERENCE = {
+    "bias": "trains the base's own biases",
+    "layer_replication": "changes the base's layers",
+    "loftq_config": "replaces the base's weights",
+    "eva_config": "needs data before it starts",
+    "corda_config": "replaces the base's weights",
+    "lora_ga_config": "replaces the base's weights",
+}
+
+
+def _why_not(name: str, known: list[str]) -> str:
+    if name in _CHANGES_REFERENCE:
+        return (
+            f"PEFT's option {_CHANGES_REFERENCE[name]}, and the reference is the base as it was. "
+            "Leave it out."
+        )
+    if name in {each.name for each in fields(LoraConfig)}:
+        return "this option of PEFT's is not supported. Leave it out."
+    near = get_close_matches(name, known, 1)
+    meant = _OTHER_NAMES.get(name) or (near[0] if near else None)
+    hint = f" Did you mean {meant!r}?" if meant else ""
+    return f"there is no such option.{hint} There are {', '.join(known)}."
+
+
+# Fresh adapters -----------------------------------------------------------------------------------
+
+
+def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
+    """The model with fresh adapters, the base frozen.
+
+    Raises:
+        ValueError: nothing in the model can take them, or a name that matches nothing; names what
+            could.
+    """
+    options = {
+        each.name: value
+        for each in fields(Lora)
+        if (value := getattr(lora, each.name)) != _default(each) or each.name in _ALWAYS
+    }
+    try:
+        try:
+            if lora.target_modules == ATTENTION:
+                options["target_modules"] = attention_layers(model)
+            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+        except ValueError as error:
+            if lora.target_modules is not None or "target_modules" not in str(error):
+                raise
+            if not (found := attention_layers(model)):
+                raise
+            endings = sorted({path.rpartition(".")[2] for path in found})
+            rank_zero_info(
+                f'PEFT has no default LoRA targets for "{model.config.model_type}": all attention '
+                f"projections are adapted, {endings}. Set lora.target_modules for others."
+            )
+            options["target_modules"] = found
+            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+    except ValueError as error:
+        problem = _target_problem(model, lora, str(error))
+        if problem is None:
+            raise
+        raise ValueError(problem) from error
+    assert isinstance(adapted, PeftModel)
+    _require_matches(adapted, lora)
+    use_quick_dropout(adapted, RedrawnDropout)
+    return adapted
+
+
+_ALWAYS = ("r", "lora_alpha", "lora_dropout")  # Our defaults are not PEFT's.
+
+
+def _default(option: Any) -> Any:
+    made = option.default_factory
+    return option.default if made is MISSING else made()
+
+
+def attention_layers(model: PreTrainedModel) -> list[str]:
+    """Paths of the linear layers inside attention, known by the names of their classes.
+
+    Of the decoder alone: a model of several kinds of input has other attention, which text never
+    reaches.
+    """
+    try:
+        inside = set(decoder_of(model).modules())
+    except NotImplementedError:
+        inside = set(model.modules())
+    attention = [
+        f"{path}."
+        for path, part in model.named_modules()
+        if part in inside and "attention" in type(part).__name__.lower()
+    ]
+    return [
+        path
+        for path, part in model.named_modules()
+        if isinstance(part, (nn.Linear, Conv1D)) and path.startswith(tuple(attention))
+    ]
+
+
+def _target_problem(model: PreTrainedModel, lora: Lora, message: str) -> str | None:
+    """What is wrong with the targets, None if PEFT refused something else."""
+    kind = model.config.model_type
+    if lora.target_modules is None and "target_modules" in message:
+        problem = (
+            f'PEFT has no default LoRA targets for the architecture "{kind}", and it has no '
+            "attention to adapt"
+        )
+    elif lora.target_modules == ATTENTION and not attention_layers(model):
+        problem = f'no attention in this "{kind}" model'
+    elif lora.target_modules is not None and "not found" in message:
+        problem = f'no LoRA target {lora.target_modules} in this "{kind}" model'
+    else:
+        return None
+    return f"{problem}. Set target_modules; its linear layers are {_linear_endings(model)}."
+
+
+def _linear_endings(model: PreTrainedModel) -> list[str]:
+    head = model.get_output_embeddings()
+    parts = model.named_modules()
+    layers = {
+        path.removesuffix(".base_layer").rpartition(".")[2]
+        for path, part in parts
+        if isinstance(part, (nn.Linear, Conv1D)) and part is not head and "lora_" not in path
+    }
+    return sorted(layers)
+
+
+def _require_matches(adapted: PeftModel, lora: Lora) -> None:
+    """
+    Raises:
+        ValueError: a name that nothing in the model has, which PEFT leaves out without a word.
+    """
+    base = adapted.get_base_model()
+    paths = [path for path, _ in base.named_modules()]
+    weights = [path.replace(".base_layer", "") for path, _ in base.named_parameters()]
+    targets = lora.target_modules if isinstance(lora.target_modules, list) else []
+    given = {
+        "target_modules": (targets, adapted.base_model.targeted_module_names),
+        "modules_to_save": (lora.modules_to_save or [], paths),
+        "target_parameters": (lora.target_parameters or [], weights),
+    }
+    for option, (names, there) in given.items():
+        lost = [n for n in names if not any(f".{path}".endswith(f".{n}") for path in there)]
+        if lost:
+            linear = f" Its linear layers are {_linear_endings(base)}; "
+            more = f"{linear}target_modules: attention takes those of attention."
+            if option == "target_parameters":
+                more = ""
+            raise ValueError(
+                f'lora.{option}: no {lost} in this "{base.config.model_type}" model, or none that '
+                f"the other options leave.{more}"
+            )
+
+
+# Adapters that are already trained ----------------------------------------------------------------
+
+
+def saved_adapter(name: str, revision: str | None = None) -> PeftConfig | None:
+    """The configuration of a folder or hub repository that holds an adapter; None if it holds none.
+
+    Raises:
+        ValueError: an adapter that names no base, or that cannot become part of its base.
+    """
+    path = repository_file(name, "adapter_config.json", revision)
+    if path is None:
+        return None
+    config = PeftConfig.from_pretrained(path.removesuffix("adapter_config.json"))
+    if config.base_model_name_or_path is None:
+        raise ValueError(
+            f"{name}: its adapter_config.json does not say for which model the adapter is. Set "
+            "base_model_name_or_path there."
+        )
+    if config.is_prompt_learning or getattr(config, "megatron_config", None):
+        raise ValueError(
+            f"{name}: an adapter of the kind {config.peft_type} that cannot be merged into its "
+            "base. Take a LoRA adapter for transformers, or a whole model."
+        )
+    return config
+
+
+def repository_file(name: str, file: str, revision: str | None = None) -> str | None:
+    """The path of a file of a folder or hub repository, None if there is none."""
+    found: str | None = cached_file(
+        model_source(name),
+        file,
+        revision=revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found
+
+
+def with_saved_adapter(
+    model: PreTrainedModel, name: str, revision: str | None = None
+) -> PreTrainedModel:
+    """The model with a trained adapter merged into its weights, in their dtype.
+
+    Raises:
+        OSError: an adapter that is not in safetensors.
+    """
+    if repository_file(name, "adapter_model.safetensors", revision) is None:
+        raise OSError(
+            f"{name} has no adapter_model.safetensors, and other formats may run code. Save the "
+            "adapter again with save_pretrained."
+        )
+    adapted = PeftModel.from_pretrained(model, model_source(name), revision=revision)
+    merged = adapted.base_model.merge_and_unload(safe_merge=True)
+    assert isinstance(merged, PreTrainedModel)
+    # Left behind, it would be taken for an adapter that is still there.
+    merged.__dict__.pop("peft_config", None)
+    return merged.requires_grad_(True)
+
+
+def merged_weights(model: PeftModel) -> dict[str, Tensor]:
+    """The weights of the model without its adapters, which are merged into it.
+
+    By the names of the model they were added to, in its dtype, on the CPU. The model itself stays
+    as it is, as merging in place and back would round its weights: each layer is merged in a copy.
+    """
+    base, adapter = model.get_base_model(), model.active_adapter
+    adapted = {name: part for name, part in base.named_modules() if isinstance(part, LoraLayer)}
+    # Two parameters of one module are adapted by one layer around the other.
+    layers = {n: part for n, part in adapted.items() if n.removesuffix(".base_layer") == n}
+    merged = {}
+    for name, weight in base.state_dict().items():
+        if any(name.startswith(f"{layer}.") for layer in layers) or ".original_module." in name:
+            continue
+        merged[name.replace(f".modules_to_save.{adapter}.", ".")] = weight.cpu()
+    for name, layer in layers.items():
+        layer = deepcopy(layer)
+        for part in reversed([part for part in layer.modules() if isinstance(part, LoraLayer)]):
+            part.merge(adapter_names=[adapter])
+        for key, weight in layer.get_base_layer().state_dict().items():
+            merged[f"{name}.{key}"] = weight.cpu()
+    return merged

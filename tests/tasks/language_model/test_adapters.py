@@ -1,0 +1,283 @@
+"""Where adapters go, which of PEFT's options they take, and a second one on a first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from pl_pointwise import Pointwise
+from pl_pointwise.errors import TrainingError
+from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
+from pl_pointwise.tasks.language_model.adapters import (
+    Lora,
+    add_lora,
+    merged_weights,
+)
+from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.language_model.reference import adapters_off
+from pl_pointwise.tasks.language_model.scoring import ResponseScorer
+from tests.tasks.conftest import (
+    build_model,
+    make_data,
+    move_adapters,
+    quiet_trainer,
+    random_batch,
+)
+from tests.tasks.when2call.conftest import preference_rows, write_rows
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+IDS = torch.arange(3, 43)[None]
+
+
+def tiny(kind: str, **options: Any) -> PreTrainedModel:
+    """A model of a type, with random weights that are far from uniform."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(SIZES | options)))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 0.15)
+    return model
+
+
+# Where they go ------------------------------------------------------------------------------------
+
+FOUR = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "names"),
+    [
+        ("phi3", {}, {"qkv_proj", "o_proj"}),
+        ("olmo2", {}, FOUR),
+        ("smollm3", {}, FOUR),
+        ("mixtral", EXPERTS, FOUR),
+        ("qwen3_moe", EXPERTS, FOUR),
+        ("gpt_oss", EXPERTS, FOUR),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, FOUR - {"o_proj"} | {"out_proj"}),
+    ],
+)
+def test_model_types_that_peft_does_not_know_train_their_attention(kind, options, names) -> None:
+    model = add_lora(tiny(kind, **options), Lora(r=2, lora_dropout=0.0)).train()
+    found = model.base_model.targeted_module_names
+    assert {path.rpartition(".")[2] for path in found} == names
+    assert all("attn" in path for path in found)
+    scorer, batch = ResponseScorer(model), random_batch((5, 9), ((4, 6), (2, 8)))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=2e-2)
+    before = scorer(batch).log_likelihood.sum()
+    for _ in range(4):  # A gets its first gradient when B has left zero.
+        optimizer.zero_grad()
+        outputs = scorer(batch)
+        (-outputs.mean_log_likelihood.mean()).backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.any() for p in trained)
+    assert scorer(batch).log_likelihood.sum() > before + 0.1
+    assert scorer(batch).kl.sum() > 1e-4
+    merged = tiny(kind, **options)
+    merged.load_state_dict(merged_weights(model), strict=False)
+    with torch.no_grad():
+        expected = model.eval()(IDS).logits
+        torch.testing.assert_close(merged.eval()(IDS).logits, expected, atol=1e-4, rtol=0)
+
+
+def test_attention_by_name_is_all_of_it(make_model) -> None:
+    model = add_lora(make_model("llama"), Lora(target_modules="attention"))
+    assert {n.rpartition(".")[2] for n in model.base_model.targeted_module_names} == FOUR
+    assert len(model.base_model.targeted_module_names) == 3 * len(FOUR)
+
+
+def test_a_model_without_attention_asks_for_targets() -> None:
+    for target in (None, "attention"):
+        with pytest.raises(
+            ValueError, match=r'no .*attention.*"mamba".*|"mamba".*in_proj'
+        ) as error:
+            add_lora(tiny("mamba", state_size=4), Lora(target_modules=target))
+        assert "Set target_modules" in str(error.value)
+        assert "in_proj" in str(error.value)
+
+
+def test_a_target_that_is_lost_among_others_is_named() -> None:
+    """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
+    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\] in this \"phi3\".*qkv_proj"):
+        add_lora(tiny("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
+    with pytest.raises(ValueError, match=r"modules_to_save: no \['embeddings'\].*\"llama\""):
+        add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
+
+
+def test_the_safety_tasks_adapters_fit_other_architectures() -> None:
+    model = add_lora(tiny("phi3"), SafetyModule.default_lora)
+    names = {n.rpartition(".")[2] for n in model.base_model.targeted_module_names}
+    assert names == {"qkv_proj", "o_proj"}
+
+
+# PEFT's options -----------------------------------------------------------------------------------
+
+
+def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
+    lora = Lora(
+        target_modules=["q_proj", "v_proj"],
+        layers_to_transform=[0, 2],
+        exclude_modules=["v_proj"],
+        rank_pattern={"q_proj": 3},
+        alpha_pattern={"q_proj": 6},
+        lora_bias=True,
+    )
+    with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
+        add_lora(make_model("llama"), lora)
+    lora.exclude_modules, lora.target_modules = ["v_proj"], "attention"
+    model = add_lora(make_model("llama"), lora)
+    layers = {name.split(".")[2] for name in model.base_model.targeted_module_names}
+    assert layers == {"0", "2"}
+    adapted = model.get_base_model().model.layers[0].self_attn.q_proj
+    assert adapted.lora_A["default"].out_features == 3
+    assert adapted.scaling["default"] == 2
+    assert adapted.lora_B["default"].bias is not None
+    assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
+
+
+def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    lora = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj"], target_parameters=parameters)
+    base = tiny("qwen3_moe", **EXPERTS)
+    with torch.no_grad():
+        start = base.eval()(IDS).logits
+    model = add_lora(base, lora)
+    move_adapters(model)
+    with torch.no_grad():
+        expected = model.eval()(IDS).logits
+        with adapters_off(model):
+            torch.testing.assert_close(model(IDS).logits, start)
+        merged = tiny("qwen3_moe", **EXPERTS).eval()
+        weights = merged_weights(model)
+        merged.load_state_dict(weights)
+        assert (expected - start).abs().max() > 0.1
+        torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 4}, r"lora\.rank: there is no such option\. Did you mean 'r'\?"),
+        ({"alpha": 4}, r"Did you mean 'lora_alpha'\?"),
+        ({"target_module": ["q"]}, r"Did you mean 'target_modules'\?"),
+        ({"bias": "all"}, r"lora\.bias: PEFT's option trains the base's own biases.*reference"),
+        ({"use_qalora": True}, r"this option of PEFT's is not supported"),
+    ],
+)
+def test_an_unknown_option_is_named(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Policy("any", lora=options)
+
+
+# The first step ---------------------------------------------------------------------------------
+
+
+def test_a_first_step_without_any_gradient_names_the_likely_cause(
+    language_model_folder, tmp_path
+) -> None:
+    """Adapters that never run, as beside a kernel that reads the base's weight alone."""
+    rows = write_rows(tmp_path / "train.jsonl", preference_rows(4))
+    data = make_data(When2CallDataModule, None, {"train_file": str(rows)}, batch_size=4)
+    module = When2CallModule(Policy(str(language_model_folder), lora=Lora(r=2)), Pointwise())
+    for layer in module.model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.forward = layer.get_base_layer().forward
+    with pytest.raises(TrainingError, match=r"carry no gradient.*frozen"):
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
+
+
+# A second adapter on a first ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def first(language_model_folder, tmp_path) -> Path:
+    """An adapter beside no tokenizer, as PEFT saves it."""
+    model = AutoModelForCausalLM.from_pretrained(language_model_folder)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4))
+    move_adapters(adapted)
+    adapted.save_pretrained(tmp_path / "first")
+    return tmp_path / "first"
+
+
+@pytest.mark.parametrize("lora", ["default", None])
+def test_the_model_with_its_first_adapter_is_the_reference(
+    lora, first, language_model_folder, tmp_path
+) -> None:
+    with torch.no_grad():
+        base = AutoModelForCausalLM.from_pretrained(language_model_folder)
+        without = base(IDS).logits
+        expected = PeftModel.from_pretrained(base, first)(IDS).logits
+    assert (expected - without).abs().max() > 0.1
+
+    rows = write_rows(tmp_path / "train.jsonl", preference_rows(4))
+    data = make_data(When2CallDataModule, None, {"train_file": str(rows)}, batch_size=4)
+    seed_everything(0)
+    module = When2CallModule(Policy(str(first), lora=lora), Pointwise())
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained) == (lora is not None)
+    close = {"atol": 1e-4, "rtol": 0}
+    with torch.no_grad():
+        torch.testing.assert_close(module.eval().model(IDS).logits, expected, **close)
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
+        move_adapters(module)
+        with adapters_off(module.model):
+            torch.testing.assert_close(module.model(IDS).logits, expected, **close)
+        moved = module.eval().model(IDS).logits
+    assert (moved - expected).abs().max() > 0.1
+
+    folder = module.export(tmp_path / "export")
+    assert not list(folder.glob("adapter*"))  # It would name the base, without the first adapter.
+    assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+    with torch.no_grad():
+        exported = AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
+    torch.testing.assert_close(exported, moved, **close)
+
+
+def test_the_tokenizer_is_the_adapters_or_its_bases(first, language_model_folder) -> None:
+    assert load_tokenizer(str(first)).eos_token == "<|end|>"
+    own = load_tokenizer(str(language_model_folder))
+    own.chat_template = "{{ messages }}"
+    own.save_pretrained(first)
+    assert load_tokenizer(str(first)).chat_template == "{{ messages }}"
+
+
+def test_an_adapter_that_may_run_code_or_has_no_base_is_refused(first) -> None:
+    (first / "adapter_model.safetensors").rename(first / "adapter_model.bin")
+    with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
+        load_language_model(str(first))
+    config = json.loads((first / "adapter_config.json").read_text())
+    for changes, message in (
+        ({"base_model_name_or_path": None}, "for which model the adapter is"),
+        ({"megatron_config": {"x": 1}}, "cannot be merged"),
+    ):
+        (first / "adapter_config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ValueError, match=message):
+            load_language_model(str(first))
