@@ -46,7 +46,8 @@ class LanguageModelModule(PointwiseModule):
     Attributes:
         policy: as it was given.
         lora, generation: the policy's, or the task's where it has "default".
-        model_name, revision, chat_template: the policy's, which the data module takes over.
+        model_name, revision, chat_template, template_arguments: the policy's, which the data module
+            takes over.
     """
 
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
@@ -75,6 +76,7 @@ class LanguageModelModule(PointwiseModule):
             self.generation = policy.generation
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
+        self.template_arguments = policy.template_arguments
         with torch.random.fork_rng(devices=[]):
             # New adapters depend on the run's seed alone, not on what was drawn before.
             torch.default_generator.manual_seed(torch.initial_seed())
@@ -156,7 +158,9 @@ class LanguageModelModule(PointwiseModule):
                 chat_template=self.chat_template,
                 default_template=self.default_template,
             )
-            self._encoder = ConversationEncoder(tokenizer)
+            self._encoder = ConversationEncoder(
+                tokenizer, template_arguments=self.template_arguments
+            )
         return self._encoder
 
     @property

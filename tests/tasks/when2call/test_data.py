@@ -19,6 +19,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.messages import tool_calls
 from pl_pointwise.tasks.when2call.encoding import ResponseDataset
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
@@ -28,7 +29,6 @@ from pl_pointwise.tasks.when2call.records import (
     parse_pair,
     parse_preference,
     parse_question,
-    tool_calls,
 )
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
