@@ -55,7 +55,7 @@ _PROBES = ("probe of an answer", "Another one")
 _CALL = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
 _FORMS: tuple[tuple[str | None, bool], ...] = (("", False), (None, False), ("", True), (None, True))
 """How templates want a turn of calls: its content, and whether its arguments are JSON texts."""
-_THOUGHT_REMEDY = " (The answer has a thought: enable_thinking=false in template_arguments leaves no room for it.)"
+_THOUGHT_REMEDY = " (It has a thought: enable_thinking=false leaves no room for one.)"
 _ASK = {"role": "user", "content": "Hello"}
 _RESERVED = ("messages", "tools", "chat_template", "add_generation_prompt", "tokenize")
 
@@ -288,7 +288,7 @@ class ConversationEncoder:
             arguments = call["arguments"]
             if as_text:
                 arguments = json.dumps(arguments, ensure_ascii=False)
-            function = {"name": call["name"], "arguments": arguments}
+            function = {**call, "arguments": arguments}
             listed = {"type": "function", "id": _identifier(place), "function": function}
             turn["tool_calls"].append(listed)
         return turn

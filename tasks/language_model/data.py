@@ -45,7 +45,7 @@ class Preparation:
         max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
             tools, system turns and the last user's turn stay.
         max_length: the most tokens of prompt and response; a response is never cut. Of a model that
-            has fewer positions, that many.
+            has learnt fewer positions, as GPT-2, that many.
         too_long: what to do with a prompt that is too long without its earlier turns too: "error",
             "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. How
             many is a warning, and in ``truncation``. None does as ``invalid`` says.
@@ -216,24 +216,37 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            positions = self._positions[0] or self.preparation.max_length
+            limits = self.preparation.max_prompt_length, self.preparation.max_length
+            if self._positions.learnt and self._positions.most:
+                limits = (
+                    min(limits[0], self._positions.most - 1),
+                    min(limits[1], self._positions.most),
+                )
             encoded = self.encoded(
                 name,
                 records,
-                max_prompt_length=min(self.preparation.max_prompt_length, positions - 1),
-                max_length=min(self.preparation.max_length, positions),
+                max_prompt_length=limits[0],
+                max_length=limits[1],
                 too_long=self._too_long(name),
                 skip_invalid=self._skips(name),
             )
             self.datasets[name], self.truncation[name] = encoded, encoded.truncation
-            short = self._positions[1]
-            if short is not None and encoded.longest > short:
-                rank_zero_warn(
-                    f"{name}: a sample has {encoded.longest:,} tokens. From {short + 1:,} on, this "
-                    "model's positions (LongRoPE) turn all samples of a batch by other factors, so "
-                    "a sample's likelihood depends on the batch it is in. Set "
-                    f"preparation.max_length={short} for likelihoods that do not."
-                )
+            self._check_positions(name, encoded.longest)
+
+    def _check_positions(self, name: str, longest: int) -> None:
+        """Says what the longest sample of a data set is too long for."""
+        most, short = self._positions.most, self._positions.short
+        if most is not None and longest > most:
+            rank_zero_warn(
+                f"{name}: a sample has {longest:,} tokens, and {self.model_name} was made for "
+                f"{most:,}. Set preparation.max_length={most}."
+            )
+        elif short is not None and longest > short:
+            rank_zero_warn(
+                f"{name}: a sample has {longest:,} tokens. In a batch with more than {short:,}, "
+                "LongRoPE turns the positions of all samples by other factors, so a sample's "
+                f"likelihood depends on the batch it is in. Set preparation.max_length={short}."
+            )
 
     @property
     def held_out_parts(self) -> dict[str, float]:

@@ -189,7 +189,9 @@ def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]
         DataError: something else; names the record, the tool and the remedy.
     """
     name = f"{prefix}tools"
-    value = [] if value is None else _from_json(value, name, where, "Give a list of tools, or []")
+    value = [] if value is None else value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _from_json(value, name, where, "Give a list of tools, or []")
     if not isinstance(value, list):
         raise bad_field(where, name, f"is {kind(value)}", "Give a list of tools, or []")
     found = []

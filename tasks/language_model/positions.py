@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -13,32 +14,38 @@ _UNKNOWN = 10**9
 """A tokenizer's model_max_length from here on means that it does not know."""
 
 
-def positions_of(
-    name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase
-) -> tuple[int | None, int | None]:
-    """(the most tokens, how many of them by the short factors of LongRoPE) of a model.
+@dataclass(frozen=True)
+class Positions:
+    """What a model's positions allow; None where nothing is known, or nothing bounds it."""
 
-    The most tokens by the model's configuration, or by its tokenizer where that says nothing; None
-    where neither does, as for models without positions. The second is None without LongRoPE.
-    """
+    most: int | None
+    """The most tokens it was made for."""
+    learnt: bool
+    """Whether there are none beyond: a longer sequence is an IndexError."""
+    short: int | None
+    """With LongRoPE, the most tokens by the short factors."""
+
+
+def positions_of(name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> Positions:
+    """The positions of a model by its configuration; by its tokenizer where that says nothing."""
     try:
         config = AutoConfig.from_pretrained(
             model_source(name), revision=revision, trust_remote_code=False
         ).get_text_config()
     except (OSError, ValueError):  # a folder of a tokenizer alone
         config = None
-    rope = _rope(config)
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
         most = tokenizer.model_max_length
-        return (most if most < _UNKNOWN else None), None
+        return Positions(most if most < _UNKNOWN else None, learnt=False, short=None)
+    rope = _rope(config)
     short = getattr(config, "original_max_position_embeddings", None)
     short = rope.get("original_max_position_embeddings", short)
     factor = rope.get("factor")
     if isinstance(factor, (int, float)):  # not every configuration counts it in
         most = max(most, int(factor * (short or most)))
-    kind = rope.get("rope_type", rope.get("type"))
-    return most, short if kind in ("longrope", "su") else None
+    long = rope.get("rope_type", rope.get("type")) in ("longrope", "su")
+    return Positions(most, learnt=_learnt(config), short=short if long else None)
 
 
 def check_room(config: PreTrainedConfig, prompt: int, answer: int) -> None:
@@ -55,13 +62,18 @@ def check_room(config: PreTrainedConfig, prompt: int, answer: int) -> None:
         ValueError: it does not fit.
     """
     most = getattr(config, "max_position_embeddings", None)
-    if most is None or _rope(config) or hasattr(config, "rope_theta") or prompt + answer <= most:
+    if most is None or not _learnt(config) or prompt + answer <= most:
         return
     raise ValueError(
         f"A prompt of {prompt:,} tokens and an answer of up to {answer:,} do not fit into the "
         f"{most:,} positions of the model. Lower policy.generation.max_new_tokens or "
         "preparation.max_prompt_length."
     )
+
+
+def _learnt(config: PreTrainedConfig) -> bool:
+    """Whether every position has weights of its own, as GPT-2's."""
+    return not _rope(config) and not getattr(config, "rope_theta", None)
 
 
 def _rope(config: PreTrainedConfig | None) -> Mapping[str, Any]:
