@@ -172,16 +172,18 @@ class EncodedResponses(Generic[C]):
         if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
             self.left_out += 1
             return None
-        problem = f"{record.where}: the prompt has {len(ids):,} tokens, and the part of it that"
+        problem = (
+            f"{record.where}: the prompt has {len(ids):,} tokens. Even without its earlier turns"
+        )
         if self._too_long == "cut":
             raise DataError(
-                f"{problem} is never cut, tools and system turns, does not fit in "
+                f"{problem} and texts, tools and system turns, which are never cut, do not fit in "
                 f"max_prompt_length={limit:,}. Raise max_prompt_length, or take the record out."
             )
         raise TooLongError(
-            f"{problem} stays without its earlier turns does not fit in max_prompt_length="
-            f"{limit:,}. Raise max_prompt_length, or set preparation.too_long: skip leaves such "
-            "records out, cut takes away the beginnings of their texts."
+            f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, or "
+            "set preparation.too_long: skip leaves such records out, cut takes away the beginnings "
+            "of their texts, never of tools and system turns."
         )
 
     def _check_length(self, record: C, ids: list[int], tokens: list[list[int]]) -> None:

@@ -67,7 +67,7 @@ THINKING = ["deepseek_r1", "deepseek_v3", "glm_4_5", "gpt_oss", "qwen3"]
 # by template: what a call is written as behind the prompt; None: as <TOOLCALL>[…]</TOOLCALL>
 CALLS = {
     "deepseek_r1": None,
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n",
     "gemma_2": None,
     "gemma_3": None,
     "glm_4_5": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
