@@ -52,7 +52,7 @@ DATE = datetime(2024, 7, 26)
 """What a template is told that today is: the date Llama 3's writes where it is told none."""
 
 _PROBES = ("probe of an answer", "Another one")
-_CALL = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
+_CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
 _FORMS: tuple[tuple[str | None, bool], ...] = (("", False), (None, False), ("", True), (None, True))
 """How templates want a turn of calls: its content, and whether its arguments are JSON texts."""
 _THOUGHT_REMEDY = " (It has a thought: enable_thinking=false leaves no room for one.)"
@@ -146,9 +146,9 @@ class ConversationEncoder:
             self._form = None
             return
         self._call_scaffold = _beginning_of_both(self.scaffold, written)
-        self._call_closing = self._closing_of(written.rpartition(str(_CALL["name"]))[2], last=True)
+        self._call_closing = self._closing_of(written.rpartition(_CALL["name"])[2], last=True)
         both = self._continuation(self._turn(Parts(_PROBES[0], [_CALL]), 0)) or ""
-        self._text_beside_calls = _PROBES[0] in both and str(_CALL["name"]) in both
+        self._text_beside_calls = _PROBES[0] in both and _CALL["name"] in both
 
     @property
     def calls_by_template(self) -> bool:

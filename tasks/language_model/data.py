@@ -216,22 +216,31 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            limits = self.preparation.max_prompt_length, self.preparation.max_length
-            if self._positions.learnt and self._positions.most:
-                limits = (
-                    min(limits[0], self._positions.most - 1),
-                    min(limits[1], self._positions.most),
-                )
-            encoded = self.encoded(
+            encoded = self._within_positions(name, records)
+            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
+            self._check_positions(name, encoded.longest)
+
+    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses[Any]:
+        """The data set of records, no sample longer than the positions that a model has learnt."""
+        prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
+        most = self._positions.most if self._positions.learnt else None
+        bounded = most is not None and most < whole
+        if most is not None and bounded:
+            prompt, whole = min(prompt, most - 1), most
+        try:
+            return self.encoded(
                 name,
                 records,
-                max_prompt_length=limits[0],
-                max_length=limits[1],
+                max_prompt_length=prompt,
+                max_length=whole,
                 too_long=self._too_long(name),
                 skip_invalid=self._skips(name),
             )
-            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
-            self._check_positions(name, encoded.longest)
+        except DataError as error:
+            if not bounded:
+                raise
+            problem = f"{self.model_name} has learnt {most:,} positions and reads no more tokens"
+            raise DataError(f"{error} ({problem}: max_length can be no larger.)") from error
 
     def _check_positions(self, name: str, longest: int) -> None:
         """Says what the longest sample of a data set is too long for."""

@@ -181,9 +181,9 @@ class EncodedResponses(Generic[C]):
                 f"max_prompt_length={limit:,}. Raise max_prompt_length, or take the record out."
             )
         raise TooLongError(
-            f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, or "
-            "set preparation.too_long: skip leaves such records out, cut takes away the beginnings "
-            "of their texts, never of tools and system turns."
+            f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, "
+            "or set preparation.too_long: skip leaves such records out, cut takes away the "
+            "beginnings of their texts, never of tools and system turns."
         )
 
     def _check_length(self, record: C, ids: list[int], tokens: list[list[int]]) -> None:

@@ -263,13 +263,12 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_parts(content):
         turn = {**turn, "content": None, "tool_calls": _as_list(content)}
     read = _turn({**turn, "role": "assistant"}, name, where)
+    text = read["content"]
     calls = [call["function"] for call in read.get("tool_calls", ())]
-    text: Answer = read["content"]
     if not calls:
-        text = parse_answer(text, where, f"{name}.content", bare_calls=bare_calls)
-        if not isinstance(text, str):
-            assert isinstance(text, list)
-            text, calls = "", text
+        found = parse_answer(text, where, f"{name}.content", bare_calls=bare_calls)
+        if isinstance(found, list):
+            text, calls = "", found
     thought = read.get("reasoning_content", "")
     parts = {"content": text, "tool_calls": calls, "reasoning_content": thought}
     given = {key: part for key, part in parts.items() if part}
