@@ -99,7 +99,7 @@ class ConversationEncoder:
         self._special = sorted({end, *added}, key=len, reverse=True)
         template = tokenizer.get_chat_template()
         self._thinks = any(mark in template for _, mark in THOUGHTS)
-        self._said = False
+        self._said = self._loses_calls = False
         self._probe_texts(end)
         self._probe_calls()
         if tools and not self.calls_by_template:
@@ -134,7 +134,7 @@ class ConversationEncoder:
         """Finds how the template writes tool calls, if it does, and how text beside them."""
         self._form: tuple[str | None, bool] | None = None
         self._call_scaffold, self._call_closing = self.scaffold, self.closing
-        self._text_beside_calls = False
+        self._text_beside_calls = self._loses_calls = False
         if not self._continues:
             return
         for form in _FORMS:
@@ -147,6 +147,9 @@ class ConversationEncoder:
             return
         self._call_scaffold = _beginning_of_both(self.scaffold, written)
         self._call_closing = self._closing_of(written.rpartition(_CALL["name"])[2], last=True)
+        second = {**_CALL, "name": "another_probe"}
+        pair = self._continuation(self._turn(Parts(calls=[_CALL, second]), 0))
+        self._loses_calls = pair is not None and second["name"] not in pair
         both = self._continuation(self._turn(Parts(_PROBES[0], [_CALL]), 0)) or ""
         self._text_beside_calls = _PROBES[0] in both and _CALL["name"] in both
 
@@ -378,9 +381,15 @@ class ConversationEncoder:
     ) -> str:
         """The conversation up to where the assistant begins, or with its ``turn``."""
         listed = [_wrapped(tool) for tool in tools] or None
+        turns = [*self._turns(messages), *([] if turn is None else [dict(turn)])]
+        if self._loses_calls and any(len(each.get("tool_calls") or ()) > 1 for each in turns):
+            raise DataError(
+                f"{where}: the chat template writes one tool call a turn, and there are several. "
+                "Give each a turn of its own, followed by its result, or take the record out."
+            )
         try:
             text = self.tokenizer.apply_chat_template(
-                [*self._turns(messages), *([] if turn is None else [dict(turn)])],
+                turns,
                 tools=listed,
                 chat_template=with_fixed_date(self.tokenizer.get_chat_template(tools=listed)),
                 add_generation_prompt=turn is None,

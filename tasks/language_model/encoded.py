@@ -105,7 +105,8 @@ class EncodedResponses(Generic[C]):
         report_skipped(name, skipped, len(self.records) + self.left_out)
         self._report_length(name)
         if not self.records:
-            raise DataError(f"{name}: no usable record. Give at least one.")
+            long = f" ({self.left_out:,} are too long)" if self.left_out else ""
+            raise DataError(f"{name}: no usable record{long}. Give at least one.")
         self.columns = max(len(record.answers) for record in self.records)
         self._prompts, self._prompt_ends = _flat(prompts)
         self._responses, self._response_ends = _flat(responses)

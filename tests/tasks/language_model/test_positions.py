@@ -93,5 +93,5 @@ def test_an_answer_beyond_learnt_positions_is_refused() -> None:
     prompts = [[5] * 210, [6] * 3]
     found = generate_ids(model, prompts, Generation(max_new_tokens=10), ends=[2])
     assert len(found) == 2
-    with pytest.raises(ValueError, match="220 positions of the model. Lower policy.generation"):
+    with pytest.raises(ValueError, match=r"220 positions of the model. Lower policy.generation"):
         generate_ids(model, prompts, Generation(max_new_tokens=11), ends=[2])

@@ -188,6 +188,18 @@ def test_an_answer_of_text_and_call_keeps_both(name) -> None:
     assert "add" in response.partition("Let me add.")[2]
 
 
+@pytest.mark.parametrize("name", [n for n in ALL if CALLS[n]])
+def test_several_calls_are_all_written_or_refused(name) -> None:
+    """gpt-oss's template writes the first and drops the others."""
+    calls = [CALL, CALL | {"name": "subtract"}]
+    if name in ("gpt_oss", "llama_3_1", "llama_3_2"):
+        with pytest.raises(DataError, match=r"here: .*(one tool call a turn|single tool-calls)"):
+            rendered(name, calls)
+    else:
+        response = rendered(name, calls)[1]
+        assert "subtract" in response.partition("add")[2]
+
+
 HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "1 + 0?"},
     {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
