@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -172,6 +172,29 @@ def side_of_held_out(
     share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
     parts = hold_out(groups, [share], seed, categories)
     return ["test" if part else "val" for part in parts]
+
+
+def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[int]:
+    """Of each record its rank in its stratum, such that the first n have each category's share.
+
+    Of what a stratum has in one category only, the rank is the position. So a file that is sorted
+    by category can be cut after any number of records.
+
+    Args:
+        strata: of each record, (N,).
+        categories: of each record, (N,).
+    """
+    cells = list(zip(strata, categories, strict=True))
+    sizes, seen = Counter(cells), Counter[tuple[Any, str]]()
+    spread = []  # records of a category, evenly between 0 and 1
+    for cell in cells:
+        spread.append((seen[cell] + 0.5) / sizes[cell])
+        seen[cell] += 1
+    ranks, taken = [0] * len(cells), Counter[Any]()
+    for place in sorted(range(len(cells)), key=lambda place: (spread[place], place)):
+        ranks[place] = taken[strata[place]]
+        taken[strata[place]] += 1
+    return ranks
 
 
 def warn_of_shared(

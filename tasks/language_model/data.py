@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
@@ -20,6 +22,8 @@ from pl_pointwise.tasks.common.splits import check_fractions
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .loading import load_tokenizer
+from .positions import positions_of
+from .truncation import TooLong
 
 Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, ...]]]
 """Columns of a Parquet file by what reads it: those it must have, those it may have."""
@@ -36,8 +40,15 @@ class Preparation:
         revision: of the tokenizer on the hub; None takes the module's.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file; None
             takes the module's.
-        max_prompt_length: the most tokens of a prompt; longer ones lose their beginning.
-        max_length: the most tokens of prompt and response; a response is never cut.
+        template_arguments: what the chat template is told besides the conversation, such as
+            {enable_thinking: false}; None takes the module's.
+        max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
+            tools, system turns and the last user's turn stay.
+        max_length: the most tokens of prompt and response; a response is never cut. Of a model that
+            has learnt fewer positions, as GPT-2, that many.
+        too_long: what to do with a prompt that is too long without its earlier turns too: "error",
+            "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. How
+            many is a warning, and in ``truncation``. None does as ``invalid`` says.
         invalid: what to do with a record that cannot be used: "error" or "skip", which says how
             many. None is "skip" for the hub and "error" for files. Records to predict for are never
             skipped.
@@ -52,13 +63,16 @@ class Preparation:
 
     revision: str | None = None
     chat_template: str | None = None
+    template_arguments: dict[str, Any] | None = None
     max_prompt_length: int = 1024
     max_length: int = 2048
+    too_long: TooLong | None = None
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
+        one_of("too_long", self.too_long, ("error", "skip", "cut", None), DataError)
         one_of("invalid", self.invalid, ("error", "skip", None), DataError)
         check_fractions(self.val_fraction, self.test_fraction)
         if not 1 <= self.max_prompt_length < self.max_length:
@@ -77,8 +91,12 @@ class ResponseDataModule(PointwiseDataModule):
     A subclass sets the class attributes and defines :meth:`task_records`, :meth:`encoded`,
     :meth:`remedy` and ``collate``. Its docstring has the arguments.
 
-    Model, revision and chat template are those of the module it is used with. A data module used
-    alone is given them.
+    Model, revision, chat template and its arguments are those of the module it is used with. A data
+    module used alone is given them.
+
+    Attributes:
+        truncation: of each data set how many prompts were shortened ("cut") and how many records
+            left out as their prompts are too long ("skipped").
     """
 
     needs: ClassVar[Needs]
@@ -111,6 +129,7 @@ class ResponseDataModule(PointwiseDataModule):
         self.given_name, self.preparation, self.source = model_name, preparation, source
         invalid = preparation.invalid
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
+        self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
         self._encoded_for: tuple[Any, ...] | None = None
@@ -139,6 +158,12 @@ class ResponseDataModule(PointwiseDataModule):
     def chat_template(self) -> str | None:
         """Instead of the tokenizer's own, likewise."""
         return self.shared_option("chat_template", self.preparation.chat_template)
+
+    @property
+    def template_arguments(self) -> dict[str, Any] | None:
+        """What the chat template is told besides the conversation, likewise."""
+        own = self.preparation.template_arguments
+        return self.shared_option("template_arguments", own)
 
     # A task's own ---------------------------------------------------------------------------------
 
@@ -191,12 +216,45 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            self.datasets[name] = self.encoded(
+            encoded = self._within_positions(name, records)
+            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
+            self._check_positions(name, encoded.longest)
+
+    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses[Any]:
+        """The data set of records, no sample longer than the positions that a model has learnt."""
+        prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
+        most = self._positions.most if self._positions.learnt else None
+        bounded = most is not None and most < whole
+        if most is not None and bounded:
+            prompt, whole = min(prompt, most - 1), most
+        try:
+            return self.encoded(
                 name,
                 records,
-                max_prompt_length=self.preparation.max_prompt_length,
-                max_length=self.preparation.max_length,
+                max_prompt_length=prompt,
+                max_length=whole,
+                too_long=self._too_long(name),
                 skip_invalid=self._skips(name),
+            )
+        except DataError as error:
+            if not bounded:
+                raise
+            problem = f"{self.model_name} has learnt {most:,} positions and reads no more tokens"
+            raise DataError(f"{error} ({problem}: max_length can be no larger.)") from error
+
+    def _check_positions(self, name: str, longest: int) -> None:
+        """Says what the longest sample of a data set is too long for."""
+        most, short = self._positions.most, self._positions.short
+        if most is not None and longest > most:
+            rank_zero_warn(
+                f"{name}: a sample has {longest:,} tokens, and {self.model_name} was made for "
+                f"{most:,}. Set preparation.max_length={most}."
+            )
+        elif short is not None and longest > short:
+            rank_zero_warn(
+                f"{name}: a sample has {longest:,} tokens. In a batch with more than {short:,}, "
+                "LongRoPE turns the positions of all samples by other factors, so a sample's "
+                f"likelihood depends on the batch it is in. Set preparation.max_length={short}."
             )
 
     @property
@@ -207,6 +265,11 @@ class ResponseDataModule(PointwiseDataModule):
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
         return None if name == "predict" else self.skip_invalid
+
+    def _too_long(self, name: str) -> TooLong:
+        """What is done with prompts of a data set that are too long."""
+        given = self.preparation.too_long or ("skip" if self._skips(name) else "error")
+        return "error" if given == "skip" and name == "predict" else given
 
     def _from_file(self, name: str, path: str, parse: Callable[[Any, str], Any]) -> list[Any]:
         """The records of a file, for the data set ``name``."""
@@ -219,7 +282,8 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        model = (self.model_name, self.revision, self.chat_template)
+        arguments = self.template_arguments
+        model = (self.model_name, self.revision, self.chat_template, arguments)
         if model == self._encoded_for:
             return
         tokenizer = load_tokenizer(
@@ -228,7 +292,10 @@ class ResponseDataModule(PointwiseDataModule):
             chat_template=self.chat_template,
             default_template=self.default_template,
         )
-        self._encoder = ConversationEncoder(tokenizer, tools=self.needs_tools)
+        self._encoder = ConversationEncoder(
+            tokenizer, tools=self.needs_tools, template_arguments=arguments
+        )
+        self._positions = positions_of(self.model_name, self.revision, tokenizer)
         if self._encoded_for is not None:
-            self.datasets = {}
+            self.datasets, self.truncation = {}, {}
         self._encoded_for = model

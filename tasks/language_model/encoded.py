@@ -1,20 +1,22 @@
-"""Records tokenised once: a prompt that is cut to fit, responses that never are."""
+"""Records tokenised once: a prompt that is shortened to fit, responses that never are."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import CHOICE, CHUNK, report_skipped
 
-from .conversations import Answer, ConversationEncoder, cut_left
+from .conversations import ConversationEncoder
+from .messages import Answer
+from .truncation import TooLong, fit_prompt
 
 
 class Conversation(Protocol):
@@ -30,7 +32,7 @@ class Conversation(Protocol):
 
     @property
     def answers(self) -> Sequence[Answer]:
-        """Texts or lists of tool calls."""
+        """Texts, tool calls, or both; see messages.py."""
 
     @property
     def prompt(self) -> str:
@@ -53,15 +55,19 @@ class EncodedResponses(Generic[C]):
     Args:
         records: in the order of the data set.
         encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their beginning.
-        max_length: the most tokens of a prompt, so cut, and a response together.
+        max_prompt_length: longer prompts lose their oldest turns; see truncation.py.
+        max_length: the most tokens of a prompt, so shortened, and a response together.
+        too_long: what to do with a prompt that is too long without those turns too: "error", "skip"
+            it, or "cut" the beginnings of its texts. Tools and system turns are never cut.
         name: of the data set, for messages.
         skip_invalid: leave out a record that cannot be rendered, or a response of which does not
             fit, and say how many. None is False where the user has no choice.
 
     Attributes:
         records: those that were kept.
-        truncated: how many prompts lost their beginning.
+        truncated: how many prompts lost turns or the beginning of a text.
+        left_out: how many records were left out as their prompts are too long.
+        longest: the most tokens of a prompt and a response together.
         characters: of every response, one after the other, without what ends the turn.
 
     Raises:
@@ -76,57 +82,139 @@ class EncodedResponses(Generic[C]):
         max_prompt_length: int,
         max_length: int,
         name: str = "data",
+        too_long: TooLong = "error",
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[C] = []
-        self.truncated = 0
+        self.truncated = self.left_out = self.longest = 0
         self.characters: list[int] = []
+        self._limits = max_prompt_length, max_length
+        self._too_long: TooLong = too_long
+        self._skip_invalid = skip_invalid
         prompts: list[np.ndarray] = []
         responses: list[np.ndarray] = []
         skipped: list[str] = []
-        bos = encoder.tokenizer.bos_token_id
         for start in range(0, len(records), CHUNK):
-            kept, texts, answers = [], [], []
-            for record in records[start : start + CHUNK]:
-                try:
-                    prompt, rendered = render(record, encoder)
-                    self.check(record, rendered)
-                except DataError as error:
-                    skipped.append(_refused(error, skip_invalid))
-                    continue
-                kept.append(record)
-                texts.append(prompt)
-                answers.append(rendered)
-            for record, rendered, (ids, tokens) in zip(
-                kept, answers, encoder.encode(texts, answers), strict=True
-            ):
-                cut = cut_left(ids, max_prompt_length, bos)
-                longest = max(map(len, tokens), default=0)
-                if len(cut) + longest > max_length:
-                    too_long = DataError(
-                        f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                        f"prompt of {len(cut):,} in max_length={max_length:,}, and responses are "
-                        "never cut. Raise max_length, lower max_prompt_length, or take it out."
-                    )
-                    skipped.append(_refused(too_long, skip_invalid))
-                    continue
-                self.truncated += len(cut) < len(ids)
+            for each in self._encoded(records[start : start + CHUNK], encoder, skipped):
+                record, rendered, ids, tokens = each
+                self.longest = max(self.longest, len(ids) + max(map(len, tokens), default=0))
                 self.records.append(record)
-                prompts.append(np.asarray(cut, np.int32))
+                prompts.append(np.asarray(ids, np.int32))
                 responses += [np.asarray(each, np.int32) for each in tokens]
                 self.characters += [encoder.characters(each) for each in rendered]
-        report_skipped(name, skipped, len(self.records))
+        report_skipped(name, skipped, len(self.records) + self.left_out)
+        self._report_length(name)
         if not self.records:
-            raise DataError(f"{name}: no usable record. Give at least one.")
-        if self.truncated:
-            rank_zero_info(
-                f"{name}: {self.truncated:,} of {len(self.records):,} prompts are longer than "
-                f"max_prompt_length={max_prompt_length:,} tokens and lost their beginning."
-            )
+            long = f" ({self.left_out:,} are too long)" if self.left_out else ""
+            raise DataError(f"{name}: no usable record{long}. Give at least one.")
         self.columns = max(len(record.answers) for record in self.records)
         self._prompts, self._prompt_ends = _flat(prompts)
         self._responses, self._response_ends = _flat(responses)
         self._owners = np.cumsum([0, *(len(record.answers) for record in self.records)])
+
+    def _encoded(
+        self, records: Sequence[C], encoder: ConversationEncoder, skipped: list[str]
+    ) -> Iterator[tuple[C, list[str], list[int], list[list[int]]]]:
+        """(record, responses, prompt's ids, responses' ids) of those that can be used.
+
+        skipped: takes the messages of the others.
+        """
+        kept, texts, answers = [], [], []
+        for record in records:
+            try:
+                prompt, rendered = render(record, encoder)
+                self.check(record, rendered)
+            except DataError as error:
+                skipped.append(_refused(error, self._skip_invalid))
+                continue
+            kept.append(record)
+            texts.append(prompt)
+            answers.append(rendered)
+        encoded = encoder.encode(texts, answers)
+        for record, rendered, (ids, tokens) in zip(kept, answers, encoded, strict=True):
+            try:
+                found = self._shortened(record, rendered, ids, tokens, encoder)
+                if found is not None:
+                    self._check_length(record, found[1], found[2])
+                    yield record, *found
+            except DataError as error:
+                skipped.append(_refused(error, self._skip_invalid))
+
+    def _shortened(
+        self,
+        record: C,
+        rendered: list[str],
+        ids: list[int],
+        tokens: list[list[int]],
+        encoder: ConversationEncoder,
+    ) -> tuple[list[str], list[int], list[list[int]]] | None:
+        """(responses, prompt's ids, responses' ids), shortened if they must be; None: left out.
+
+        Raises:
+            DataError: a prompt that is too long even so.
+        """
+        limit = self._limits[0]
+        if len(ids) <= limit:
+            return rendered, ids, tokens
+        messages = fit_prompt(
+            encoder,
+            record.messages,
+            record.tools,
+            record.where,
+            limit,
+            answers=record.answers,
+            cut=self._too_long == "cut",
+        )
+        if messages is not None:
+            prompt, rendered = render(record, encoder, messages)
+            ((ids, tokens),) = encoder.encode([prompt], [rendered])
+            self.truncated += 1
+            return rendered, ids, tokens
+        if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
+            self.left_out += 1
+            return None
+        problem = (
+            f"{record.where}: the prompt has {len(ids):,} tokens. Even without its earlier turns"
+        )
+        if self._too_long == "cut":
+            raise DataError(
+                f"{problem} and texts, tools and system turns, which are never cut, do not fit in "
+                f"max_prompt_length={limit:,}. Raise max_prompt_length, or take the record out."
+            )
+        raise TooLongError(
+            f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, "
+            "or set preparation.too_long: skip leaves such records out, cut takes away the "
+            "beginnings of their texts, never of tools and system turns."
+        )
+
+    def _check_length(self, record: C, ids: list[int], tokens: list[list[int]]) -> None:
+        """
+        Raises:
+            DataError: a response that does not fit behind its prompt.
+        """
+        longest, limit = max(map(len, tokens), default=0), self._limits[1]
+        if len(ids) + longest > limit:
+            raise DataError(
+                f"{record.where}: a response of {longest:,} tokens does not fit behind a "
+                f"prompt of {len(ids):,} in max_length={limit:,}, and responses are "
+                "never cut. Raise max_length, lower max_prompt_length, or take it out."
+            )
+
+    def _report_length(self, name: str) -> None:
+        """Says how many prompts were too long. A warning: `compare` hides all below."""
+        if self.truncated or self.left_out:
+            rank_zero_warn(
+                f"{name}: {self.truncated + self.left_out:,} of "
+                f"{len(self.records) + self.left_out:,} prompts are longer than "
+                f"max_prompt_length={self._limits[0]:,} tokens: {self.truncated:,} lost their "
+                f"oldest turns or the beginning of a text, {self.left_out:,} were left out. Raise "
+                "preparation.max_prompt_length to keep them whole."
+            )
+
+    @property
+    def truncation(self) -> dict[str, int]:
+        """How many prompts were shortened, and how many left out as too long."""
+        return {"cut": self.truncated, "skipped": self.left_out}
 
     def check(self, record: C, rendered: Sequence[str]) -> None:
         """A task's own demands on a record rendered so; a DataError refuses it."""
@@ -176,15 +264,24 @@ class EncodedResponses(Generic[C]):
         return found.hexdigest()
 
 
-def render(record: Conversation, encoder: ConversationEncoder) -> tuple[str, list[str]]:
-    """The prompt and each response as the model reads them.
+class TooLongError(DataError):
+    """A prompt that is too long, where that is to be an error."""
+
+
+def render(
+    record: Conversation,
+    encoder: ConversationEncoder,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[str, list[str]]:
+    """The prompt and each response as the model reads them; ``messages`` in place of its own.
 
     Raises:
         DataError: the template refuses them.
     """
-    prompt = encoder.prompt(record.messages, record.tools, record.where)
+    messages = record.messages if messages is None else messages
+    prompt = encoder.prompt(messages, record.tools, record.where, record.answers)
     rendered = [
-        encoder.response(record.messages, record.tools, answer, prompt, record.where)
+        encoder.response(messages, record.tools, answer, prompt, record.where)
         for answer in record.answers
     ]
     return prompt, rendered
@@ -192,6 +289,8 @@ def render(record: Conversation, encoder: ConversationEncoder) -> tuple[str, lis
 
 def _refused(error: DataError, skip_invalid: bool | None) -> str:
     """The message of a record to leave out; raises it where that is not wanted."""
+    if isinstance(error, TooLongError):  # which has an option of its own
+        raise error
     if skip_invalid is False:
         raise DataError(f"{error} {CHOICE}") from error.__cause__
     if not skip_invalid:

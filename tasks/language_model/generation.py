@@ -1,16 +1,24 @@
 """Answers from a causal language model: greedy, or drawn so that nothing else decides them.
 
-A drawn answer depends on the model, the prompt, the settings and their seed: not on the other
+What is drawn for an answer depends on the prompt, the settings and their seed: not on the other
 prompts of its batch, the rank it runs on, or what was drawn before; and the random state of a
 training run is left alone. For that, every prompt has its own uniform numbers, one a token, and
 the token is the one whose share of the cumulative probability, likeliest token first, the number
 falls into. Of a model's own generation defaults (its generation_config) nothing applies.
+
+The model's probabilities do depend on the batch, by rounding: its size and padding decide in which
+order numbers are added up. In float32 that moves a probability by about 1e-6, and an answer hardly
+ever; in bfloat16 by about 1e-2, which is enough for two likely tokens to change places, and from
+there on the answer is another one. Answers that must not depend on their batch need float32
+weights and precision, or ``eval_batch_size: 1``.
+
+An answer is what stands behind the thoughts of a model that reasons; see reasoning.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +28,12 @@ from pl_pointwise.tasks.common.agreement import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder
+from .positions import check_room
+from .reasoning import final_answer, in_thought
 from .reference import adapters_off, base_of
+
+_TAIL = 32
+"""Tokens at a prompt's end in which a thought may begin that the answer goes on with."""
 
 
 @dataclass
@@ -63,9 +76,11 @@ class Answers:
     ids: list[list[int]]
     """Without the token that ends them."""
     texts: list[str]
-    """Likewise."""
+    """The answers without thoughts, "" where a thought did not end; what every judge reads."""
     cut: list[bool]
     """Whether the answer ran into max_new_tokens instead of ending."""
+    written: list[str] = field(default_factory=list)
+    """All that was generated, thoughts too, without the token that ends it."""
 
 
 def generate_answers(
@@ -90,12 +105,16 @@ def generate_answers(
     found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
     cut = [ids[-1] not in ends for ids in found]
     ids = [row if more else row[:-1] for row, more in zip(found, cut, strict=True)]
-    texts = []
-    for row in ids:
-        text = encoder.tokenizer.decode(row, skip_special_tokens=False)
-        assert isinstance(text, str)
-        texts.append(text)
-    return Answers(ids, texts, cut)
+    written = [_decoded(row, encoder) for row in ids]
+    begun = [in_thought(_decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
+    texts = [final_answer(start + text) for start, text in zip(begun, written, strict=True)]
+    return Answers(ids, texts, cut, written)
+
+
+def _decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
+    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert isinstance(text, str)
+    return text
 
 
 def generate_ids(
@@ -116,9 +135,14 @@ def generate_ids(
         settings: how to generate.
         ends: tokens that end an answer.
         reference: generate with the adapters off.
+
+    Raises:
+        ValueError: a prompt and the longest answer to it have more tokens than the model has
+            learnt positions.
     """
     base = base_of(model)
     width = max(map(len, prompts))
+    check_room(base.config, width, settings.max_new_tokens)
     # Padding is masked out, so any token will do for it. It is on the left: the next token is then
     # in the same place for every prompt.
     filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]

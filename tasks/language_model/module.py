@@ -50,7 +50,8 @@ class LanguageModelModule(PointwiseModule):
     Attributes:
         policy: as it was given.
         lora, generation: the policy's, or the task's where it has "default".
-        model_name, revision, chat_template: the policy's, which the data module takes over.
+        model_name, revision, chat_template, template_arguments: the policy's, which the data module
+            takes over.
     """
 
     host_keys: tuple[str, ...] = ("index", "prompt_lengths", "response_lengths")
@@ -83,6 +84,7 @@ class LanguageModelModule(PointwiseModule):
             self.generation = policy.generation
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
+        self.template_arguments = policy.template_arguments
         dtype: Dtype = policy.dtype
         if self.lora is None:
             dtype = _trainable_dtype(dtype)
@@ -209,7 +211,9 @@ class LanguageModelModule(PointwiseModule):
                 chat_template=self.chat_template,
                 default_template=self.default_template,
             )
-            self._encoder = ConversationEncoder(tokenizer)
+            self._encoder = ConversationEncoder(
+                tokenizer, template_arguments=self.template_arguments
+            )
         return self._encoder
 
     @property

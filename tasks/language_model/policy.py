@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .generation import Generation
 from .loading import Attention, Dtype, Lora
@@ -20,6 +20,8 @@ class Policy:
             adapter, its base with the adapter merged into it, which is then the reference.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
+        template_arguments: what the chat template is told besides the conversation, such as
+            {enable_thinking: false}.
         lora: the adapters; "default" takes the task's. Given in part, the options left out are
             those of :class:`~.adapters.Lora`, not the task's. None, or "none", trains all
             weights, and the reference is a second copy of them, see :mod:`~.frozen`.
@@ -48,6 +50,7 @@ class Policy:
     model_name: str
     revision: str | None = None
     chat_template: str | None = None
+    template_arguments: dict[str, Any] | None = None
     lora: Lora | Literal["default", "none"] | None = "default"
     dtype: Dtype = "auto"
     attention: Attention | None = None

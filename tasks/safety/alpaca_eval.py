@@ -17,6 +17,7 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import bad_field, decode, field, kind
+from pl_pointwise.tasks.language_model.reasoning import final_answer
 
 JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 """The judge of AlpacaEval 2."""
@@ -25,7 +26,8 @@ JUDGE = "weighted_alpaca_eval_gpt4_turbo"
 def write_outputs(path: str | Path, rows: Iterable[Mapping[str, str]], generator: str) -> Path:
     """Write one model's answers as ``model_outputs.json``; folders are made.
 
-    White space around an answer is left out, as the package does with answers it generates.
+    White space around an answer is left out, as the package does with answers it generates, and so
+    are the thoughts of a model that reasons.
 
     Args:
         path: the file.
@@ -39,7 +41,7 @@ def write_outputs(path: str | Path, rows: Iterable[Mapping[str, str]], generator
     path, listed = Path(path), []
     for row in rows:
         known = {"dataset": row["dataset"]} if "dataset" in row else {}
-        texts = {"instruction": row["instruction"], "output": row["output"].strip()}
+        texts = {"instruction": row["instruction"], "output": final_answer(row["output"]).strip()}
         listed.append({**known, **texts, "generator": generator})
     if not listed or not generator:
         missing = "no name of the model" if listed else "no answers"

@@ -35,6 +35,7 @@ from transformers import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.language_model.loading import Dtype
+from pl_pointwise.tasks.language_model.reasoning import final_answer
 
 CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 
@@ -177,9 +178,9 @@ class CostModel:
         return costs
 
     def encode(self, prompt: str, answer: str) -> list[int]:
-        """Token ids of a conversation; an answer may have kept its end token."""
+        """Token ids of a conversation; an answer may have kept its end token and its thought."""
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        answer = answer.removesuffix(str(self.tokenizer.eos_token))
+        answer = final_answer(answer.removesuffix(str(self.tokenizer.eos_token)))
         text = CONVERSATION.format(prompt=prompt, answer=answer)
         # Not every Llama tokenizer puts the begin token there itself, so none is asked to.
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids

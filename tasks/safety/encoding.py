@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import digest
+from pl_pointwise.tasks.common.splits import stratified_ranks
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 
 from .records import HELPFUL, Record
@@ -40,13 +40,8 @@ class SafetyDataset(EncodedResponses[Record]):
 
     @cached_property
     def preceding(self) -> list[int]:
-        """Of each sample, how many of its kind stand before it."""
-        seen: Counter[int] = Counter()
-        counts = []
-        for kind in self.strata:
-            counts.append(seen[kind])
-            seen[kind] += 1
-        return counts
+        """Of each sample, how many of its kind come before it, its categories in turn."""
+        return stratified_ranks(self.strata, self.categories)
 
     @cached_property
     def holds(self) -> dict[str, bool]:

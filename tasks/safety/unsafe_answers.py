@@ -5,9 +5,9 @@ before training, which is the reference, is then asked for the other answer. One
 already, by the keyword rule, or says nothing is no unsafe answer: its prompt has no pair.
 
 The answers of one model under one setting are a file of JSON lines {"prompt", "answer", "cut"},
-``cut`` where the answer ran into the length limit. The file's name is a digest of model, setting
-and chat template, so that another of them reads none of these; a local model is told apart by its
-files' names, sizes and times.
+the answer without a thought, ``cut`` where it ran into the length limit. The file's name is a
+digest of model, setting and chat template, so that another of them reads none of these; a local
+model is told apart by its files' names, sizes and times.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import digest
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder, cut_left
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.loading import load_language_model
+from pl_pointwise.tasks.language_model.truncation import fit_prompt
 
 from .records import UNSAFE, Record
 from .refusals import is_refusal
@@ -39,7 +40,7 @@ class UnsafeAnswers:
         model_name: who answers: a name on the hub, a folder, or ``package:NAME/FOLDER``.
         revision: on the hub.
         settings: how it answers.
-        max_prompt_length: longer prompts lose their beginning.
+        max_prompt_length: the texts of longer prompts lose their beginning.
     """
 
     def __init__(
@@ -63,7 +64,10 @@ class UnsafeAnswers:
         ]
         template = encoder.tokenizer.chat_template
         settings = asdict(self.settings)
-        name = digest(source, self.revision, files, settings, template, self.max_prompt_length)
+        parts = [source, self.revision, files, settings, template, self.max_prompt_length]
+        if encoder.template_arguments or encoder.scaffold:
+            parts += [encoder.template_arguments, encoder.scaffold]
+        name = digest(*parts)
         return self.folder / f"{name[:20]}.jsonl"
 
     def read(self, encoder: ConversationEncoder) -> dict[str, tuple[str, bool]]:
@@ -95,12 +99,7 @@ class UnsafeAnswers:
         path.parent.mkdir(parents=True, exist_ok=True)
         rank_zero_info(f"Generating {len(missing):,} unsafe answers into {path}.")
         model = load_language_model(self.model_name, revision=self.revision).to(device).eval()
-        bos = encoder.tokenizer.bos_token_id
-        encoded = []
-        for prompt in missing:
-            rendered = encoder.prompt([{"role": "user", "content": prompt}], [], "a prompt")
-            ids = encoder.encode([rendered], [[]])[0][0]
-            encoded.append((cut_left(ids, self.max_prompt_length, bos), prompt))
+        encoded = [(self._encode(prompt, encoder), prompt) for prompt in missing]
         encoded.sort(key=lambda each: len(each[0]))
         with path.open("a", encoding="utf-8") as file:
             if path.stat().st_size:
@@ -112,6 +111,22 @@ class UnsafeAnswers:
                     row = {"prompt": prompt, "answer": text, "cut": cut}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
+
+    def _encode(self, prompt: str, encoder: ConversationEncoder) -> list[int]:
+        """Token ids of what is asked.
+
+        Raises:
+            DataError: it does not fit, however short.
+        """
+        asked = [{"role": "user", "content": prompt}]
+        fitted = fit_prompt(encoder, asked, [], "a prompt", self.max_prompt_length)
+        if fitted is None:
+            raise DataError(
+                f"max_prompt_length={self.max_prompt_length}: no text fits into what the chat "
+                "template writes around it. Raise max_prompt_length."
+            )
+        rendered = encoder.prompt(fitted, [], "a prompt")
+        return encoder.encode([rendered], [[]])[0][0]
 
     def added_to(
         self, records: Iterable[Record], lacking: set[str], encoder: ConversationEncoder

@@ -20,6 +20,7 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
     ResponseDataModule,
 )
+from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 
 from .encoding import Kind, ResponseDataset
 from .records import (
@@ -179,7 +180,7 @@ class When2CallDataModule(ResponseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, ResponseDataset)
         record = dataset.record(index)
-        turns = [f"{message['role']}: {message['content']}" for message in record.messages]
+        turns = [turn_text(message) for message in record.messages]
         texts = {"record": record.where, "prompt": "\n".join(turns)}
         if record.tools:
             texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
@@ -187,9 +188,7 @@ class When2CallDataModule(ResponseDataModule):
             name = f"rejected {place}" if place else "chosen"
             if choice != UNKNOWN:
                 name += f" ({CATEGORIES[choice]})"
-            if not isinstance(answer, str):
-                answer = json.dumps(answer, ensure_ascii=False)
-            texts[name] = answer
+            texts[name] = answer_text(answer)
         return texts
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.truncation import TooLong
 
 from .records import Record
 
@@ -24,8 +25,9 @@ class ResponseDataset(EncodedResponses[Record]):
     Args:
         records: in the order of the data set.
         encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their beginning.
-        max_length: the most tokens of a prompt, so cut, and a response together.
+        max_prompt_length: longer prompts lose their oldest turns.
+        max_length: the most tokens of a prompt, so shortened, and a response together.
+        too_long: what to do with a prompt that is too long without them too.
         name: of the data set, for messages.
         kind: "preference": response 0 is chosen, the others rejected; "choice": response 0 is the
             right choice among categories; "question": there may be responses to choose from.
@@ -45,6 +47,7 @@ class ResponseDataset(EncodedResponses[Record]):
         max_length: int,
         name: str = "data",
         kind: Kind = "preference",
+        too_long: TooLong = "error",
         skip_invalid: bool | None = None,
     ) -> None:
         self.kind = kind
@@ -54,6 +57,7 @@ class ResponseDataset(EncodedResponses[Record]):
             max_prompt_length=max_prompt_length,
             max_length=max_length,
             name=name,
+            too_long=too_long,
             skip_invalid=skip_invalid,
         )
 

@@ -1,13 +1,13 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
 Training rows hold tool calls as ``<TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>``, test rows
-as the bare object. Both become the same list of calls here, which the model's chat template renders
-later (conversations.py), so that training and evaluation see one form.
+as the bare object, and rows of one's own perhaps as ``tool_calls``. All become the same list of
+calls (messages.py), which the model's chat template renders later (conversations.py), so that
+training and evaluation see one form.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,21 +18,22 @@ from pl_pointwise.tasks.common.records import (
     field,
     json_object,
     kind,
-    problem_of,
-    read_json,
     shown,
     text_field,
 )
-from pl_pointwise.tasks.language_model.conversations import Answer
+from pl_pointwise.tasks.language_model.messages import (
+    Answer,
+    parse_answer,
+    parse_messages,
+    parse_tools,
+    parts_of,
+)
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
 
 UNKNOWN = -1
 """The category of an answer whose row does not tell."""
-
-_OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
-_ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,13 @@ class Record:
     Attributes:
         messages: the conversation, ending before the assistant's turn.
         tools: descriptions, as objects.
-        answers: texts or lists of tool calls. Of a labelled record the right one comes first.
+        answers: texts, tool calls, or both (messages.py). Of a labelled record the right one comes
+            first.
         choices: the category of each answer, a position in :data:`CATEGORIES`, or UNKNOWN.
         where: file and line, or source and record, for messages.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     answers: list[Answer]
     choices: list[int]
@@ -71,8 +73,9 @@ def parse_preference(row: Any, where: str) -> Record:
     """A row of the preference split: the chosen answer, then the rejected one.
 
     Args:
-        row: {"tools", "messages", "chosen_response": {"content"}, "rejected_response": {…}},
-            optionally "category" and "rejected_category".
+        row: {"tools", "messages", "chosen_response": {"content", "tool_calls"},
+            "rejected_response": {…}}, one of content and tool_calls or both; optionally "category"
+            and "rejected_category". Turns of messages may have calls and results.
         where: the row's place, for messages.
     """
     row = json_object(row, where)
@@ -84,8 +87,9 @@ def parse_preference(row: Any, where: str) -> Record:
         response = field(row, name, where)
         if not isinstance(response, dict):
             raise bad_field(where, name, f"is {kind(response)}", "Give {role, content}")
-        text = field(response, "content", where, f"{name}.")
-        answers.append(_answer(text, f"{name}.content", where))
+        if not response.get("tool_calls"):  # calls alone need no content
+            field(response, "content", where, f"{name}.")
+        answers.append(parse_answer(response, where, name, bare_calls=True))
         choices.append(_category(row.get(category), category, where))
     if answers[0] == answers[1]:
         problem = "equals the chosen one, so it cannot be both right and wrong"
@@ -144,8 +148,8 @@ def parse_question(row: Any, where: str) -> Record:
         _category(name, "answers", where)
     for place, name in enumerate(CATEGORIES):
         if name in given:
-            answer = _answer(given[name], f"answers.{name}", where)
-            if name == "tool_call" and isinstance(answer, str):
+            answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
+            if name == "tool_call" and not parts_of(answer).calls:
                 problem = "is not a tool call"
                 remedy = 'Give {"name": …, "arguments": {…}} as JSON'
                 raise bad_field(where, f"answers.{name}", problem, remedy)
@@ -181,64 +185,6 @@ def grouped(records: Iterable[Record]) -> list[Record]:
     return list(groups.values())
 
 
-def tool_calls(text: str) -> list[dict[str, Any]] | None:
-    """The calls in an answer, [{"name", "arguments"}], or None if it is no tool call.
-
-    A call is ``<TOOLCALL>[…]</TOOLCALL>``, or the JSON of one call or of a list of them alone.
-
-    Raises:
-        ValueError: ``<TOOLCALL>`` around something else, or beside other text; says what is wrong.
-    """
-    text = text.strip()
-    marked = text.startswith(_OPEN)
-    if not marked and _OPEN in text:
-        raise ValueError("mixes text and a tool call")
-    if marked:
-        if not text.endswith(_CLOSE):
-            raise ValueError(f"opens {_OPEN} and does not end in {_CLOSE}")
-        text = text.removeprefix(_OPEN).removesuffix(_CLOSE)
-    elif text[:1] not in ("{", "["):
-        return None
-    try:
-        calls = read_json(text)
-        calls = calls if isinstance(calls, list) else [calls]
-        found = [_call(call) for call in calls]
-        if not found:
-            raise ValueError("no call in it")
-    except (ValueError, RecursionError) as error:
-        if not marked:
-            return None
-        raise ValueError(f"is a malformed tool call ({error})") from None
-    return found
-
-
-def _call(call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict) or not {"name", "arguments"} == set(call):
-        raise ValueError("a call is an object of name and arguments")
-    arguments = call["arguments"]
-    if isinstance(arguments, str):
-        arguments = read_json(arguments)
-    if not isinstance(call["name"], str) or not call["name"] or not isinstance(arguments, dict):
-        raise ValueError("a call's name is a text, its arguments an object")
-    if problem := problem_of({call["name"]: arguments}):
-        raise ValueError(f"a call {problem}")
-    return {"name": call["name"], "arguments": arguments}
-
-
-def _answer(value: Any, name: str, where: str) -> Answer:
-    if isinstance(value, (dict, list)):  # tool calls that were not written as a text
-        if problem := problem_of(value):
-            raise bad_field(where, name, problem, "Give tool calls as JSON has them")
-        value = json.dumps(value, ensure_ascii=False)
-    text = text_field(value, name, where)
-    try:
-        calls = tool_calls(text)
-    except ValueError as error:
-        remedy = 'Give <TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>'
-        raise bad_field(where, name, str(error), remedy) from None
-    return text if calls is None else calls
-
-
 def _category(value: Any, name: str, where: str) -> int:
     if value is None:
         return UNKNOWN
@@ -248,22 +194,8 @@ def _category(value: Any, name: str, where: str) -> int:
     return CATEGORIES.index(value)
 
 
-def _messages(row: dict[str, Any], where: str) -> list[dict[str, str]]:
-    messages = field(row, "messages", where)
-    if not isinstance(messages, list) or not messages:
-        problem = "is empty" if messages == [] else f"is {kind(messages)}"
-        raise bad_field(where, "messages", problem, "Give a list of {role, content}")
-    found = []
-    for place, message in enumerate(messages):
-        name = f"messages[{place}]"
-        if not isinstance(message, dict):
-            raise bad_field(where, name, f"is {kind(message)}", "Give {role, content}")
-        role = field(message, "role", where, f"{name}.")
-        if role not in _ROLES:
-            problem = f"is {shown(role)}"
-            raise bad_field(where, f"{name}.role", problem, f"Give one of {', '.join(_ROLES)}")
-        content = text_field(field(message, "content", where, f"{name}."), f"{name}.content", where)
-        found.append({"role": role, "content": content})
+def _messages(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    found = parse_messages(field(row, "messages", where), where)
     if found[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
@@ -271,25 +203,4 @@ def _messages(row: dict[str, Any], where: str) -> list[dict[str, str]]:
 
 
 def _tools(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    tools = field(row, "tools", where)
-    tools = [] if tools is None else tools
-    if not isinstance(tools, list):
-        raise bad_field(where, "tools", f"is {kind(tools)}", "Give a list of tools, or []")
-    found = []
-    for place, tool in enumerate(tools):
-        name = f"tools[{place}]"
-        if isinstance(tool, str):
-            try:
-                tool = read_json(tool)
-            except (ValueError, RecursionError) as error:
-                unreadable = f"is not readable JSON ({error})"
-                raise bad_field(where, name, unreadable, "Give one JSON object a tool") from error
-        if not isinstance(tool, dict):
-            raise bad_field(where, name, f"is {kind(tool)}", "Give one JSON object a tool")
-        described = tool.get("function", tool)
-        if not isinstance(described, dict) or not isinstance(described.get("name"), str):
-            raise bad_field(where, name, "has no name", "Give {name, description, parameters}")
-        if problem := problem_of(tool):
-            raise bad_field(where, name, problem, "Give what JSON can hold")
-        found.append(tool)
-    return found
+    return parse_tools(field(row, "tools", where), where)

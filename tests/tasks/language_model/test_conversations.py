@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder, cut_left
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from tests.tasks.conftest import build_tokenizer
 
 TOOL = {"name": "add", "parameters": {"type": "object"}}
@@ -141,17 +141,6 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     encoder = ConversationEncoder(tokenizer)
     with pytest.raises(DataError, match=r"line 7: the chat template refuses.*no tools here"):
         encoder.prompt([{"role": "tool", "content": "3"}], [], "line 7")
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 12))
-def test_a_cut_prompt_keeps_its_end_and_the_token_that_begins_it(ids, limit) -> None:
-    cut = cut_left(ids, limit, bos=0)
-    assert len(cut) == min(len(ids), limit)
-    begins = limit > 1 and ids[0] == 0 and 0 not in ids[1:]
-    if len(ids) > limit and begins:
-        assert cut == [0, *ids[len(ids) - limit + 1 :]]
-    else:
-        assert cut == ids[len(ids) - len(cut) :]
 
 
 def test_characters_leave_out_what_ends_the_turn() -> None:

@@ -105,7 +105,7 @@ def test_answers_are_generated_once_and_kept(
 @pytest.mark.parametrize(
     "options", [{"generation": Generation(max_new_tokens=6, sample=True, seed=1)},
                 {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
-                {"max_prompt_length": 20}],
+                {"max_prompt_length": 28, "too_long": "cut"}],
 )  # fmt: skip
 def test_other_settings_read_none_of_them(
     options, speaking, language_model_folder, files, tmp_path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.messages import tool_calls
 from pl_pointwise.tasks.when2call.encoding import ResponseDataset
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
@@ -28,7 +28,6 @@ from pl_pointwise.tasks.when2call.records import (
     parse_pair,
     parse_preference,
     parse_question,
-    tool_calls,
 )
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
@@ -43,6 +42,7 @@ from tests.tasks.when2call.conftest import (
 )
 
 ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "when2call"
 
 
@@ -51,8 +51,7 @@ def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallData
 
 
 def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> ResponseDataset:
-    limits: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
-    return ResponseDataset([parse(row, "t.jsonl, line 3")], ENCODER, **limits | options)
+    return ResponseDataset([parse(row, "t.jsonl, line 3")], ENCODER, **LIMITS | options)
 
 
 # One form of a tool call ------------------------------------------------------------------------
@@ -270,22 +269,20 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def test_a_long_prompt_loses_its_beginning_and_is_counted(
-    language_model_folder, tmp_path, caplog
-) -> None:
+def test_a_long_prompt_keeps_its_tools_and_is_counted() -> None:
     whole = dataset(ROW)[0]
-    limit = len(whole["prompt"]) - 7
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    logger.addHandler(caplog.handler)
-    with caplog.at_level(logging.INFO, logger=logger.name):
-        short = dataset(ROW, max_prompt_length=limit)
-    logger.removeHandler(caplog.handler)
-    assert short.truncated == 1
-    assert "1 of 1 prompts are longer" in caplog.text
-    assert short[0]["prompt"].tolist() == whole["prompt"].tolist()[7:]
+    limit = len(whole["prompt"]) - 3
+    with pytest.warns(UserWarning, match="1 of 1 prompts are longer"):
+        short = dataset(ROW, max_prompt_length=limit, too_long="cut")
+    assert short.truncation == {"cut": 1, "skipped": 0}
+    text, before = (ENCODER.tokenizer.decode(row["prompt"]) for row in (short[0], whole))
+    question = ROW["messages"][0]["content"]
+    assert text == before.replace(question, question[3:])
     for cut, kept in zip(short[0]["responses"], whole["responses"], strict=True):
         assert cut.tolist() == kept.tolist()
-    assert dataset(ROW, max_prompt_length=limit + 7).truncated == 0
+    assert dataset(ROW, max_prompt_length=limit + 3).truncation == {"cut": 0, "skipped": 0}
+    with pytest.raises(DataError, match=r"t.jsonl, line 3: the prompt has .* Raise max_prompt"):
+        dataset(ROW, max_prompt_length=limit)
 
 
 def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
@@ -306,13 +303,64 @@ def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
 )
 def test_limits_hold_whatever_the_text(question, limit) -> None:
     record = Record([{"role": "user", "content": question}], [TOOL], ["yes", [CALL]], [3, 1], "x")
-    data = ResponseDataset([record], ENCODER, max_prompt_length=limit, max_length=limit + 100)
-    row = data[0]
+    limits: dict[str, Any] = {"max_prompt_length": limit, "max_length": limit + 100}
+    if limit < 143:  # tools, and one letter of the question
+        with pytest.raises(DataError, match="never cut"):
+            ResponseDataset([record], ENCODER, too_long="cut", **limits)
+        return
+    row = ResponseDataset([record], ENCODER, too_long="cut", **limits)[0]
     assert len(row["prompt"]) <= limit
     decoded = [ENCODER.tokenizer.decode(ids) for ids in row["responses"]]
     assert decoded[0] == "yes<|end|>"
     assert json.loads(decoded[1].removeprefix("<tool_call>").partition("</tool_call>")[0]) == CALL
     assert ENCODER.tokenizer.decode(row["prompt"]).endswith("<|start|>assistant\n")
+
+
+def test_rows_with_calls_results_and_texts_beside_calls_keep_them(
+    language_model_folder, tmp_path
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    row = preference_row()
+    row["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "It makes 1."},
+    ]
+    row["chosen_response"] = {"role": "assistant", "content": "Once more.", "tool_calls": [call]}
+    path = write_rows(tmp_path / "t.jsonl", [row, preference_row()])
+    data = module(language_model_folder, {"train_file": str(path)}, val_fraction=0)
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    decode = ENCODER.tokenizer.decode
+    prompt, chosen = decode(dataset[0]["prompt"]), decode(dataset[0]["responses"][0])
+    written = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>'
+    assert f"<|start|>assistant\n{written}\n<|start|>tool\nIt makes 1.<|end|>" in prompt
+    assert chosen == f"Once more.{written}"
+    texts = data.describe(0)
+    assert texts["prompt"].endswith(f"assistant: {json.dumps(CALL)}\ntool: It makes 1.")
+    assert "Once more." in texts["chosen (tool_call)"]
+
+
+def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder, tmp_path) -> None:
+    rows = [preference_row("1 + 1?"), preference_row("1 + 1? " * 9), preference_row("2 + 1?")]
+    limits = {"max_prompt_length": 160, "val_fraction": 0}
+    path = write_rows(tmp_path / "t.jsonl", rows)
+    files = {"train_file": str(path), "val_file": str(path)}
+    with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
+        module(language_model_folder, files, **limits).setup("fit")
+    for option, count in (("skip", {"cut": 0, "skipped": 1}), ("cut", {"cut": 1, "skipped": 0})):
+        data = module(language_model_folder, files, too_long=option, **limits)
+        data.setup("fit")
+        assert data.truncation == {"train": count, "val": count}
+    lenient = module(language_model_folder, files, invalid="skip", **limits)
+    lenient.setup("fit")
+    assert len(lenient.datasets["train"]) == 2
+    question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
+    path = write_rows(tmp_path / "q.jsonl", [question])
+    data = module(language_model_folder, {"predict_file": str(path)}, too_long="skip", **limits)
+    with pytest.raises(
+        DataError, match=r"q.jsonl, line 1: the prompt has"
+    ):  # one answer a question
+        data.setup("predict")
 
 
 # Stages -------------------------------------------------------------------------------------------
@@ -356,12 +404,14 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
     records = [parse_preference(row, "x") for row in preference_rows(3)]
 
     def fingerprint(records, limit=1000) -> str:
-        made = ResponseDataset(records, ENCODER, max_prompt_length=limit, max_length=2000)
-        return made.fingerprint
+        limits = {"max_prompt_length": limit, "max_length": 2000}
+        return ResponseDataset(records, ENCODER, too_long="cut", **limits).fingerprint
 
     assert fingerprint(records) == fingerprint(list(records))
     assert fingerprint(records) != fingerprint(records[::-1])
-    assert fingerprint(records) != fingerprint(records, 30)
+    assert fingerprint(records) != fingerprint(
+        records, len(ResponseDataset(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,6 +420,7 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
         ({"source": "cloud"}, "source='cloud'"),
         ({"schema": "x"}, "schema='x'"),
         ({"preparation": {"invalid": "x"}}, "invalid='x'"),
+        ({"preparation": {"too_long": "x"}}, "too_long='x'"),
         ({"source": "files"}, "needs train_file"),
         ({"train_file": "t.jsonl"}, "takes no files"),
         ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),

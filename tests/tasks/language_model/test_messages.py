@@ -1,0 +1,162 @@
+"""Conversations in the forms in which people write them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.messages import (
+    Parts,
+    parse_answer,
+    parse_messages,
+    parse_tools,
+    parts_of,
+    turn_text,
+)
+
+CALL = {"name": "add", "arguments": {"a": 1}}
+OPENAI = {"id": "c1", "type": "function", "function": CALL | {"arguments": '{"a": 1}'}}
+LISTED = {"type": "function", "function": CALL}
+
+
+def call_turn(calls: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": calls} | more
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "Ok."}])
+@pytest.mark.parametrize("call", [CALL, CALL | {"arguments": '{"a": 1}'}, LISTED, OPENAI])
+def test_calls_are_read_in_every_form_and_texts_beside_them_kept(content, call) -> None:
+    (turn,) = parse_messages([call_turn([call], **content)], "x")
+    given = {"id": "c1"} if call is OPENAI else {}
+    text = content.get("content") or ""
+    assert turn == {"role": "assistant", "content": text, "tool_calls": [LISTED | given]}
+    assert turn_text(turn).endswith(json.dumps(CALL))
+
+
+def test_a_conversation_keeps_what_it_has() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": [text_part("Be "), text_part("kind.")]},
+        {"role": "user", "content": "1 + 0?", "tool_calls": None},
+        call_turn([OPENAI], reasoning="Add."),
+        {"role": "tool", "tool_call_id": "c1", "name": "add", "content": {"sum": 1}},
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "1"},
+    ]  # fmt: skip
+    found = parse_messages(messages, "x")
+    assert [turn["content"] for turn in found] == [
+        "Be brief.", "Be kind.", "1 + 0?", "", '{"sum": 1}', "", "1"
+    ]  # fmt: skip
+    assert found[3]["reasoning_content"] == "Add."
+    assert found[4] | {"content": ""} == messages[4] | {"content": ""}
+    assert parse_messages(found, "x") == found
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], '"messages" is empty'),
+        ("Hi", '"messages" is a text'),
+        (["Hi"], r'"messages\[0\]" is a text'),
+        ([{"content": "x"}], r'"messages\[0\].role" is missing'),
+        ([{"role": "human", "content": "x"}], r"messages\[0\].role.* is 'human'. Give one of"),
+        ([{"role": "user"}], r'"messages\[0\].content" is missing'),
+        ([{"role": "user", "content": None}], r"messages\[0\].content.* is null"),
+        ([{"role": "assistant", "content": ""}], r"messages\[0\].content.* is empty"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "holds what is no text"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "Only the assistant calls"),
+        ([call_turn([])], r'"messages\[0\].content" is missing'),
+        ([call_turn({"name": "add"})], r"messages\[0\].tool_calls.* is an object"),
+        ([call_turn(["add"])], r"tool_calls.* is a text"),
+        ([call_turn([{"name": "add"}])], r"tool_calls.* malformed .*name and arguments"),
+        ([call_turn([CALL | {"arguments": "{"}])], r"tool_calls.* is malformed"),
+        ([call_turn([{"function": "add"}])], r"function.* is a text"),
+        ([{"role": "assistant", "content": None, "function_call": CALL}], "Give tool_calls"),
+        (
+            [call_turn([OPENAI]), {"role": "tool", "tool_call_id": "c2", "content": "1"}],
+            r"messages\[1\].tool_call_id.* is 'c2', which no call",
+        ),
+    ],
+)
+def test_a_bad_message_is_named(messages, message) -> None:
+    with pytest.raises(DataError, match=f"^f.jsonl, line 3: .*{message}"):
+        parse_messages(messages, "f.jsonl, line 3")
+
+
+def test_a_prefix_stands_before_the_field() -> None:
+    with pytest.raises(DataError, match=r'"prompt.messages\[0\].content" is null'):
+        parse_messages([{"role": "user", "content": None}], "x", "prompt.")
+    with pytest.raises(DataError, match=r'"prompt.tools\[0\]" has no name'):
+        parse_tools([{}], "x", "prompt.")
+
+
+def test_tools_are_objects_or_json_alone_or_all_together() -> None:
+    tool = {"name": "add", "parameters": {}}
+    for value in ([tool], [json.dumps(tool)], json.dumps([tool])):
+        assert parse_tools(value, "x") == [tool]
+    assert parse_tools(None, "x") == parse_tools([], "x") == []
+
+
+TURN = {"role": "assistant", "content": "Ok."}
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "parts"),
+    [
+        ("Ok.", "Ok.", Parts("Ok.")),
+        (TURN, "Ok.", Parts("Ok.")),
+        ([TURN], "Ok.", Parts("Ok.")),
+        ({"content": "Ok."}, "Ok.", Parts("Ok.")),
+        (CALL, [CALL], Parts(calls=[CALL])),
+        ([CALL], [CALL], Parts(calls=[CALL])),
+        ([OPENAI], [CALL], Parts(calls=[CALL])),
+        (call_turn([OPENAI], content=None), [CALL], Parts(calls=[CALL])),
+        (f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>", [CALL], Parts(calls=[CALL])),
+        ({"content": f"<TOOLCALL>{json.dumps(CALL)}</TOOLCALL>"}, [CALL], Parts(calls=[CALL])),
+        (json.dumps(CALL), json.dumps(CALL), Parts(json.dumps(CALL))),
+        (
+            TURN | {"tool_calls": [OPENAI]},
+            {"content": "Ok.", "tool_calls": [CALL]},
+            Parts("Ok.", [CALL]),
+        ),
+        (
+            TURN | {"thinking": "So."},
+            {"content": "Ok.", "reasoning_content": "So."},
+            Parts("Ok.", reasoning="So."),
+        ),
+    ],
+)
+def test_an_answer_is_a_text_calls_or_both(value, answer, parts) -> None:
+    assert parse_answer(value, "x", "chosen") == answer
+    assert parts_of(answer) == parts
+    if isinstance(answer, dict):
+        assert parse_answer(answer, "x", "chosen") == answer
+
+
+def test_json_of_a_call_is_one_where_that_is_wanted() -> None:
+    assert parse_answer(json.dumps(CALL), "x", "a", bare_calls=True) == [CALL]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", '"chosen" is empty'),
+        (3, '"chosen" is a number'),
+        ([], '"chosen" is empty'),
+        ({"role": "user", "content": "x"}, "chosen.role.* is 'user'"),
+        ([TURN, TURN], '"chosen" has 2 turns'),
+        ({"content": ""}, "chosen.content.* is empty"),
+        ("Sure: <TOOLCALL>[]</TOOLCALL>", "mixes text and a tool call"),
+        ([{"a": 1}], "chosen.* is malformed"),
+    ],
+)
+def test_a_bad_answer_is_named(value, message) -> None:
+    with pytest.raises(DataError, match=f"^f.jsonl, line 3: .*{message}"):
+        parse_answer(value, "f.jsonl, line 3", "chosen")

@@ -1,0 +1,97 @@
+"""A sample that is longer than what the model was made for is refused or said before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+)
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import When2CallDataModule
+from pl_pointwise.tasks.language_model.generation import Generation, generate_ids
+from pl_pointwise.tasks.language_model.positions import Positions, positions_of
+from tests.tasks.conftest import build_tokenizer, make_data
+from tests.tasks.when2call.conftest import preference_row, write_rows
+
+SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
+GPT2 = GPT2Config(**SIZES, n_head=2)
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+PHI3 = Phi3Config(
+    max_position_embeddings=4000,
+    original_max_position_embeddings=150,
+    hidden_size=32,
+    num_attention_heads=4,
+    rope_scaling=LONG_ROPE,
+    pad_token_id=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        (GPT2, Positions(220, True, None)),
+        (PHI3, Positions(4000, False, 150)),
+        (LlamaConfig(max_position_embeddings=512), Positions(512, False, None)),
+        (BloomConfig(), Positions(None, False, None)),
+        (None, Positions(None, False, None)),
+    ],
+)
+def test_positions_are_read_from_the_configuration(config, positions, tmp_path) -> None:
+    if config is not None:
+        config.save_pretrained(tmp_path)
+    assert positions_of(str(tmp_path), None, build_tokenizer()) == positions
+
+
+def test_a_tokenizer_says_it_where_the_configuration_does_not(tmp_path) -> None:
+    BloomConfig().save_pretrained(tmp_path)
+    tokenizer = build_tokenizer()
+    tokenizer.model_max_length = 77
+    assert positions_of(str(tmp_path), None, tokenizer) == Positions(77, False, None)
+
+
+def data_of(config: PreTrainedConfig, folder: Path) -> When2CallDataModule:
+    config.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    rows = [preference_row(f"{i} + 1?") for i in range(2)]
+    row = preference_row()
+    row["rejected_response"]["content"] = "No. " * 30
+    path = write_rows(folder / "t.jsonl", [*rows, row])
+    return make_data(When2CallDataModule, folder, {"train_file": str(path)}, val_fraction=0)
+
+
+def test_more_than_learnt_positions_is_refused_before_training(tmp_path) -> None:
+    """GPT-2 would stop with an IndexError in the step that meets the sample."""
+    message = r"t.jsonl, line 3: a response of .* max_length=220.* learnt 220 positions"
+    with pytest.raises(DataError, match=message):
+        data_of(GPT2, tmp_path).setup("fit")
+
+
+def test_more_than_a_rotary_model_was_made_for_is_said(tmp_path) -> None:
+    config = LlamaConfig(max_position_embeddings=220)
+    with pytest.warns(UserWarning, match=r"was made for 220. Set preparation.max_length=220"):
+        data_of(config, tmp_path).setup("fit")
+
+
+def test_likelihoods_that_depend_on_the_longest_sample_of_a_batch_are_said(tmp_path) -> None:
+    with pytest.warns(UserWarning, match=r"LongRoPE .* Set preparation.max_length=150"):
+        data_of(PHI3, tmp_path).setup("fit")
+
+
+def test_an_answer_beyond_learnt_positions_is_refused() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPT2).eval()
+    prompts = [[5] * 210, [6] * 3]
+    found = generate_ids(model, prompts, Generation(max_new_tokens=10), ends=[2])
+    assert len(found) == 2
+    with pytest.raises(ValueError, match=r"220 positions of the model. Lower policy.generation"):
+        generate_ids(model, prompts, Generation(max_new_tokens=11), ends=[2])

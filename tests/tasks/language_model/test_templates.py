@@ -1,0 +1,252 @@
+"""What holds of the templates of real models: scaffold, response, calls, thoughts, history."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model import generation
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
+from pl_pointwise.tasks.safety.refusals import is_refusal
+from tests.tasks.conftest import build_model, build_tokenizer
+
+FOLDER = Path(__file__).parent / "templates"
+REFUSAL = "I'm sorry, but I cannot help with that."
+ASKED = [{"role": "user", "content": "Hi"}]
+CALL = {"name": "add", "arguments": {"a": 1}}
+TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+DEEPSEEK = "<｜end▁of▁sentence｜>"
+CLOSED, ENDED = "<think>\n\n</think>\n\n", "\n</think>\n\n"
+
+# by template: tokens that begin and end a text, what else is special
+TOKENS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "deepseek_r1": ("<｜begin▁of▁sentence｜>", DEEPSEEK, ("<｜User｜>", "<｜Assistant｜>")),
+    "deepseek_v3": ("<｜begin▁of▁sentence｜>", DEEPSEEK, ("<｜User｜>", "<｜Assistant｜>")),
+    "gemma_2": ("<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
+    "gemma_3": ("<bos>", "<eos>", ("<start_of_turn>", "<end_of_turn>")),
+    "glm_4_5": ("[gMASK]", "<|endoftext|>",
+                ("<sop>", "<|user|>", "<|assistant|>", "<|observation|>")),
+    "gpt_oss": ("<|startoftext|>", "<|return|>",
+                ("<|start|>", "<|end|>", "<|call|>", "<|channel|>", "<|message|>")),
+    "llama_3": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
+    "llama_3_1": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
+    "llama_3_2": ("<|begin_of_text|>", "<|eot_id|>", ("<|start_header_id|>", "<|end_header_id|>")),
+    "mistral_v3": ("<s>", "</s>", ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")),
+    "qwen2_5": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
+    "qwen3": ("<|endoftext|>", "<|im_end|>", ("<|im_start|>",)),
+}  # fmt: skip
+
+# by template: scaffold of a text, what prompt and scaffold end in, what ends the response
+WRITTEN = {
+    "deepseek_r1": (ENDED, f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
+    "deepseek_v3": (ENDED, f"<｜Assistant｜>{CLOSED}", "<｜end▁of▁sentence｜>"),
+    "gemma_2": ("", "<start_of_turn>model\n", "<end_of_turn>"),
+    "gemma_3": ("", "<start_of_turn>model\n", "<end_of_turn>"),
+    "glm_4_5": ("\n<think></think>\n", "<|assistant|>\n<think></think>\n", "<|endoftext|>"),
+    "gpt_oss": (
+        "<|channel|>final<|message|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+        "<|return|>",
+    ),
+    "llama_3": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "llama_3_1": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "llama_3_2": ("", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    "mistral_v3": ("", "[INST]Hi[/INST]", "</s>"),
+    "qwen2_5": ("", "<|im_start|>assistant\n", "<|im_end|>"),
+    "qwen3": (CLOSED, f"<|im_start|>assistant\n{CLOSED}", "<|im_end|>"),
+}
+ALL = sorted(WRITTEN)
+THINKING = ["deepseek_r1", "deepseek_v3", "glm_4_5", "gpt_oss", "qwen3"]
+
+# by template: what a call is written as behind the prompt; None: as <TOOLCALL>[…]</TOOLCALL>
+CALLS = {
+    "deepseek_r1": None,
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n",
+    "gemma_2": None,
+    "gemma_3": None,
+    "glm_4_5": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "gpt_oss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+    "llama_3": None,
+    "llama_3_1": '{"name": "add", "parameters": {"a": 1}}',
+    "llama_3_2": '{"name": "add", "parameters": {"a": 1}}',
+    "mistral_v3": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "call00000"}]',
+    "qwen2_5": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+    "qwen3": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+}
+
+
+@cache
+def encoder(name: str, **arguments: Any) -> ConversationEncoder:
+    tokenizer: PreTrainedTokenizerFast = build_tokenizer()
+    begin, end, others = TOKENS[name]
+    tokenizer.add_special_tokens({"bos_token": begin, "eos_token": end})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(others)})
+    tokenizer.chat_template = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    return ConversationEncoder(tokenizer, template_arguments=arguments or None)
+
+
+def rendered(name: str, answer: Any, messages=ASKED, tools=(), **arguments: Any) -> tuple[str, str]:
+    made = encoder(name, **arguments)
+    prompt = made.prompt(messages, tools, "here", [answer])
+    return prompt, made.response(messages, tools, answer, prompt, "here")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_stands_in_front_of_every_answer_belongs_to_the_prompt(name) -> None:
+    scaffold, opening, closing = WRITTEN[name]
+    made = encoder(name)
+    assert made.scaffold == scaffold
+    prompt, response = rendered(name, REFUSAL)
+    assert prompt.endswith(opening)
+    assert response == REFUSAL + closing
+    assert made.characters(response) == len(REFUSAL)
+    # The same where no answer is known, from which is generated.
+    assert made.prompt(ASKED, [], "here") == prompt
+    ((prompt_ids, (ids,)),) = made.encode([prompt], [[response]])
+    assert made.tokenizer.decode(ids) == response
+    assert ids[-1] in made.end_ids
+    assert made.tokenizer.decode(prompt_ids) == prompt
+
+
+@pytest.mark.parametrize("name", ["gemma_2", "gemma_3", "llama_3", "mistral_v3", "qwen2_5"])
+def test_a_template_without_a_scaffold_gives_its_own_generation_prompt(name) -> None:
+    made = encoder(name)
+    own = made.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tokenize=False)
+    assert made.prompt(ASKED, [], "here") == own
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
+def test_template_arguments_reach_the_template(name) -> None:
+    """Without thinking the template itself writes the empty thought, and nothing stands twice."""
+    prompt, response = rendered(name, REFUSAL, enable_thinking=False)
+    assert prompt.count("</think>") == 1
+    assert prompt.endswith(WRITTEN[name][1])
+    assert response == REFUSAL + WRITTEN[name][2]
+    assert ("/nothink" in prompt) == (name == "glm_4_5")
+
+
+def test_a_template_argument_that_is_the_encoders_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="template_arguments: tools is not"):
+        ConversationEncoder(build_tokenizer(), template_arguments={"tools": []})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
+    made = encoder(name)
+    assert made.calls_by_template == (CALLS[name] is not None)
+    answers = [[CALL], REFUSAL]
+    prompt = made.prompt(ASKED, [], "here", answers)
+    call, text = (made.response(ASKED, [], answer, prompt, "here") for answer in answers)
+    as_text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>'
+    assert call.startswith(CALLS[name] or as_text)
+    assert REFUSAL in text
+    ((_, (ids, _)),) = made.encode([prompt], [[call, text]])
+    assert ids[-1] in made.end_ids  # or generation would run on behind a call
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_an_answer_with_a_thought_is_not_behind_an_empty_one(name) -> None:
+    answer = {"content": REFUSAL, "reasoning_content": "A lock is theirs."}
+    prompt, response = rendered(name, answer)
+    assert "</think>" not in prompt
+    assert "final" not in prompt.rpartition("assistant")[2]
+    assert response.index("A lock is theirs.") < response.index(REFUSAL)
+    assert is_refusal(
+        encoder(name).tokenizer.decode(encoder(name).encode([""], [[response]])[0][1][0])
+    )
+    if name != "gpt_oss":  # which has channels in place of <think>
+        assert rendered(name, f"<think>\nA lock is theirs.\n</think>\n\n{REFUSAL}")[1] == response
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - set(THINKING)))
+def test_a_thought_that_a_template_would_lose_is_refused(name) -> None:
+    with pytest.raises(DataError, match=r"here: the chat template leaves out the thought"):
+        rendered(name, {"content": REFUSAL, "reasoning_content": "A lock is theirs."})
+
+
+def test_a_thought_needs_room() -> None:
+    with pytest.raises(DataError, match="enable_thinking=false"):
+        rendered("qwen3", {"content": "Yes", "reasoning_content": "So"}, enable_thinking=False)
+
+
+@pytest.mark.parametrize("name", ["llama_3_1", "mistral_v3"])
+def test_an_answer_of_text_and_call_that_a_template_cannot_write_is_refused(name) -> None:
+    with pytest.raises(DataError, match="either a text or tool calls"):
+        rendered(name, {"content": "Let me add.", "tool_calls": [CALL]})
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm_4_5", "gpt_oss", "qwen2_5", "qwen3"])
+def test_an_answer_of_text_and_call_keeps_both(name) -> None:
+    _, response = rendered(name, {"content": "Let me add.", "tool_calls": [CALL]})
+    assert "Let me add." in response
+    assert "add" in response.partition("Let me add.")[2]
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if CALLS[n]])
+def test_several_calls_are_all_written_or_refused(name) -> None:
+    """gpt-oss's template writes the first and drops the others."""
+    calls = [CALL, CALL | {"name": "subtract"}]
+    if name in ("gpt_oss", "llama_3_1", "llama_3_2"):
+        with pytest.raises(DataError, match=r"here: .*(one tool call a turn|single tool-calls)"):
+            rendered(name, calls)
+    else:
+        response = rendered(name, calls)[1]
+        assert "subtract" in response.partition("add")[2]
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "1 + 0?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "It makes 1."},
+]
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if CALLS[n]])
+@pytest.mark.parametrize("thanks", [False, True])
+def test_calls_and_results_of_earlier_turns_stay(name, thanks) -> None:
+    """With a result last, and with a user's turn behind it."""
+    messages = HISTORY
+    if thanks:
+        turns = [{"role": "assistant", "content": "One."}, {"role": "user", "content": "And?"}]
+        messages = [*HISTORY, *turns]
+    prompt, response = rendered(name, REFUSAL, messages)
+    assert "It makes 1." in prompt
+    head = prompt.partition("It makes 1.")[0]
+    assert ("add" in head and '"a"' in head) or "<arg_key>a" in head
+    assert REFUSAL in response
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("said", [REFUSAL, f"<think>\nMaybe.\n</think>\n\n{REFUSAL}"])
+def test_a_perfect_refusal_counts_as_one(name, said, monkeypatch) -> None:
+    """With a thought that the model writes in spite of the scaffold, too."""
+    made = encoder(name)
+    if name == "gpt_oss" and said != REFUSAL:
+        said = (
+            f"<|channel|>analysis<|message|>Maybe.<|end|><|start|>assistant{made.scaffold}{REFUSAL}"
+        )
+    ids = made.tokenizer(said + made.closing, add_special_tokens=False).input_ids
+    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
+    asked = made.encode([made.prompt(ASKED, [], "here")], [[]])[0][0]
+    answers = generate_answers(build_model("llama"), made, [asked], Generation())
+    assert answers.texts == [REFUSAL]
+    assert answers.written == [said]
+    assert is_refusal(said)
+
+
+def test_an_answer_that_goes_on_with_a_thought_and_never_ends_it_is_none(monkeypatch) -> None:
+    made = encoder("deepseek_v3")
+    said = "I'm sorry, I have to think."
+    ids = made.tokenizer(said, add_special_tokens=False).input_ids
+    monkeypatch.setattr(generation, "generate_ids", lambda *a, **k: [ids])
+    open_prompt = made.prompt(ASKED, [], "here", [{"content": "x", "reasoning_content": "y"}])
+    asked = made.encode([open_prompt], [[]])[0][0]
+    answers = generate_answers(build_model("llama"), made, [asked], Generation())
+    assert (answers.texts, answers.written) == ([""], [said])
+    assert not is_refusal(answers.texts[0])

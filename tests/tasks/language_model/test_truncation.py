@@ -1,0 +1,148 @@
+"""A prompt that is too long keeps tools, system turns and its last question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.truncation import fit_prompt
+from tests.tasks.conftest import build_tokenizer
+
+ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
+TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def turn(role: str, content: str, calls: int = 0) -> dict[str, Any]:
+    return {"role": role, "content": content} | ({"tool_calls": [CALL] * calls} if calls else {})
+
+
+LONG = [
+    turn("system", "Be brief."),
+    turn("user", "first question"),
+    turn("assistant", "", 1),
+    turn("tool", "first result"),
+    turn("assistant", "first answer"),
+    turn("user", "second question"),
+    turn("assistant", "second answer"),
+    turn("user", "third question"),
+]
+AGENT = [
+    turn("system", "Be brief."),
+    turn("user", "the question"),
+    turn("assistant", "", 1),
+    turn("tool", "old result"),
+    turn("assistant", "", 1),
+    turn("tool", "new result"),
+]
+
+
+@dataclass
+class Plain:
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=lambda: ["Yes."])
+    prompt: str = "p"
+    where: str = "f.jsonl, line 7"
+
+
+def tokens(messages, tools=(TOOL,)) -> int:
+    return len(ENCODER.encode([ENCODER.prompt(messages, tools, "x")], [[]])[0][0])
+
+
+def fitted(messages, limit: int, cut: bool = True) -> list[str] | None:
+    found = fit_prompt(ENCODER, messages, [TOOL], "x", limit, cut=cut)
+    return None if found is None else [message["content"] for message in found]
+
+
+def encoded(records: list[Plain], limit: int, **options: Any) -> EncodedResponses[Any]:
+    limits = {"max_prompt_length": limit, "max_length": 2000}
+    return EncodedResponses(records, ENCODER, **limits | options)
+
+
+def test_whole_exchanges_go_oldest_first() -> None:
+    all_texts = [message["content"] for message in LONG]
+    assert fitted(LONG, tokens(LONG)) == all_texts
+    assert fitted(LONG, tokens(LONG) - 1) == ["Be brief.", *all_texts[5:]]
+    without = [LONG[0], *LONG[5:]]
+    assert fitted(LONG, tokens(without) - 1) == ["Be brief.", "third question"]
+
+
+def test_behind_the_last_question_a_call_goes_with_its_results() -> None:
+    kept = ["Be brief.", "the question", "", "new result"]
+    assert fitted(AGENT, tokens(AGENT) - 1) == kept
+    short = [AGENT[0], AGENT[1], *AGENT[4:]]
+    assert fitted(AGENT, tokens(short)) == kept
+    assert fitted(AGENT, tokens(short) - 1, cut=False) is None
+
+
+def test_texts_lose_their_beginning_last_and_results_of_tools_first() -> None:
+    short = [AGENT[0], AGENT[1], *AGENT[4:]]
+    assert fitted(AGENT, tokens(short) - 4) == ["Be brief.", "the question", "", "result"]
+    assert fitted(AGENT, tokens(short) - 14) == ["Be brief.", "question"[-7:], "", "t"]
+    alone = [turn("system", "Be brief."), turn("user", "a question")]
+    assert fitted(alone, tokens(alone) - 3) == ["Be brief.", "uestion"]
+
+
+@given(
+    st.lists(st.sampled_from(["user", "assistant", "call", "tool", "system"]), max_size=8),
+    st.integers(20, 400),
+)
+def test_whatever_the_conversation_it_fits_and_no_result_loses_its_call(roles, limit) -> None:
+    messages: list[dict[str, Any]] = []
+    for place, role in enumerate(roles):
+        if role == "tool" and not (messages and messages[-1]["role"] == "tool"):
+            messages.append(turn("assistant", "", 1))
+        text = f"text number {place}"
+        messages.append(turn("assistant", "", 1) if role == "call" else turn(role, text))
+    messages.append(turn("user", "last"))
+    found = fit_prompt(ENCODER, messages, [TOOL], "x", limit)
+    if found is None:
+        fixed = [m for m in messages if m["role"] == "system"] + [turn("user", "t")]
+        assert tokens(fixed) > limit
+        return
+    assert tokens(found) <= limit
+    assert [m for m in found if m["role"] == "system"] == [
+        m for m in messages if m["role"] == "system"
+    ]
+    for before, after in zip([turn("system", ""), *found], found, strict=False):
+        if after["role"] == "tool":
+            assert before["role"] == "tool" or before.get("tool_calls")
+
+
+def test_too_long_is_an_error_by_name_a_gap_or_a_cut() -> None:
+    long = Plain([turn("user", "a very long question")], [TOOL])
+    fits = Plain([turn("user", "short")], [TOOL])
+    limit = tokens(fits.messages)
+    with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*too_long: skip"):
+        encoded([long, fits], limit, skip_invalid=True)
+    with pytest.warns(UserWarning, match=r"1 of 2 prompts are longer .* 1 were left out"):
+        skipped = encoded([long, fits], limit, too_long="skip")
+    assert skipped.records == [fits]
+    assert skipped.truncation == {"cut": 0, "skipped": 1}
+    with pytest.warns(UserWarning, match=r"1 of 2 prompts are longer .* 1 lost"):
+        cut = encoded([long, fits], limit, too_long="cut")
+    assert cut.truncation == {"cut": 1, "skipped": 0}
+    text = ENCODER.tokenizer.decode(cut[0]["prompt"])
+    assert '"description": "Adds."' in text
+    assert "<|start|>user\nstion<|end|>" in text
+    assert len(cut[0]["prompt"]) == limit
+    assert ENCODER.tokenizer.decode(cut[0]["responses"][0]) == "Yes.<|end|>"
+
+
+def test_tools_that_do_not_fit_are_named_whatever_the_option() -> None:
+    record = Plain([turn("user", "short")], [TOOL] * 3)
+    with pytest.raises(
+        DataError, match=r"line 7: .*tools and system turns, which are never cut, do not"
+    ):
+        encoded([record], 100, too_long="cut")
+    with pytest.warns(UserWarning, match="1 were left out"):
+        kept = encoded([record, Plain([turn("user", "a")])], 100, too_long="cut", skip_invalid=True)
+    assert kept.truncation == {"cut": 0, "skipped": 1}
