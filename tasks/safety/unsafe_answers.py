@@ -81,14 +81,14 @@ class UnsafeAnswers:
 
     def complete(
         self,
-        prompts: Sequence[str],
+        records: Sequence[Record],
         encoder: ConversationEncoder,
         device: torch.device,
         batch_size: int,
     ) -> None:
         """Generate the answers that are not there yet; a stopped run goes on where it stood."""
         known = self.read(encoder)
-        missing = [prompt for prompt in prompts if prompt not in known]
+        missing = [record for record in records if record.text not in known]
         if not missing:
             return
         path = self.path(encoder)
@@ -97,10 +97,10 @@ class UnsafeAnswers:
         model = load_language_model(self.model_name, revision=self.revision).to(device).eval()
         bos = encoder.tokenizer.bos_token_id
         encoded = []
-        for prompt in missing:
-            rendered = encoder.prompt([{"role": "user", "content": prompt}], [], "a prompt")
+        for record in missing:
+            rendered = encoder.prompt(record.messages, [], record.where)
             ids = encoder.encode([rendered], [[]])[0][0]
-            encoded.append((cut_left(ids, self.max_prompt_length, bos), prompt))
+            encoded.append((cut_left(ids, self.max_prompt_length, bos), record.text))
         encoded.sort(key=lambda each: len(each[0]))
         with path.open("a", encoding="utf-8") as file:
             if path.stat().st_size:
@@ -136,8 +136,8 @@ class UnsafeAnswers:
             f"{self.settings.max_new_tokens} tokens."
         )
         return [
-            replace(record, responses=((UNSAFE, known[record.text][0]),))
-            if record.unsafe and record.text in lacking - useless and not record.responses
+            replace(record, responses=(*record.responses, (UNSAFE, known[record.text][0])))
+            if record.unsafe and record.text in lacking - useless and UNSAFE not in record.roles
             else record
             for record in records
         ]
