@@ -36,7 +36,7 @@ from .records import (
     parse_pair,
     parse_prompt,
     with_refusals,
-    without,
+    without_role,
 )
 from .sources import SafetySources
 from .unsafe_answers import UnsafeAnswers
@@ -305,9 +305,9 @@ class SafetyDataModule(SafetySources):
         if name == "train" and self.unsafe_answers == "generate" and records:
             records = self._with_generated(records)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = without(UNSAFE, records)
+            records = without_role(UNSAFE, records)
         if not self.own_refusals:
-            records = without(REFUSAL, records)
+            records = without_role(REFUSAL, records)
         return with_refusals(records, self.refusals)
 
     def _lacking_answers(self) -> list[Record]:

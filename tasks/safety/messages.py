@@ -1,4 +1,4 @@
-"""A conversation of several turns, as a record gives it."""
+"""What a record asks: a text, or a conversation of several turns."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def parse_messages(value: Any, where: str, prefix: str = "messages") -> list[dic
         remedy = "End with a turn of the user, and put an answer into a field of its own"
         raise bad_field(where, last, f"is {found[-1]['role']}", remedy)
     return found
+
+
+def asked(row: dict[str, Any], name: str, where: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The text of a row's prompt, from the field ``name`` or "messages", and its turns if several.
+
+    Raises:
+        DataError: neither, both, or one that is not what it should be.
+    """
+    if row.get("messages") is None:
+        return text_field(field(row, name, where), name, where), ()
+    if row.get(name) is not None:
+        problem = f'stands beside "{name}", so there are two prompts'
+        raise bad_field(where, "messages", problem, "Give one of them")
+    messages = parse_messages(row["messages"], where, "messages")
+    if len(messages) == 1:
+        return messages[0]["content"], ()
+    turns = tuple((message["role"], message["content"]) for message in messages)
+    return "\n\n".join(f"{role}: {text}" for role, text in turns), turns

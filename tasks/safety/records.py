@@ -27,7 +27,7 @@ from pl_pointwise.tasks.common.records import (
 )
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 
-from .messages import parse_messages
+from .messages import asked
 from .refusals import is_refusal
 
 ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
@@ -170,7 +170,7 @@ def parse_instruction(row: Any, where: str) -> Record:
     {"messages", "output"} is a conversation of several turns.
     """
     row = json_object(row, where)
-    text, turns = _asked(row, "instruction", where)
+    text, turns = asked(row, "instruction", where)
     given = row.get("input")
     if isinstance(given, str) and not given.strip():
         given = None
@@ -187,7 +187,7 @@ def parse_labelled(row: Any, where: str) -> Record:
     is not kept: what is to be learnt in place of it is the refusal.
     """
     row = json_object(row, where)
-    text, turns = _asked(row, "prompt", where)
+    text, turns = asked(row, "prompt", where)
     responses: tuple[tuple[int, str], ...] = ()
     if row.get("response") is not None:
         response = text_field(row["response"], "response", where)
@@ -206,7 +206,7 @@ def parse_borderline(row: Any, where: str) -> Record:
     keyword rule, is taken for the refusal. Unsafe are XSTest's unsafe rows, see parse_prompt().
     """
     row = json_object(row, where)
-    text, turns = _asked(row, "prompt", where)
+    text, turns = asked(row, "prompt", where)
     unsafe, category = _half_and_type(row)
     given = {
         name: text_field(row[name], name, where)
@@ -276,27 +276,9 @@ def parse_prompt(row: Any, where: str) -> Record:
     """
     row = json_object(row, where)
     name = "prompt" if "prompt" in row or "instruction" not in row else "instruction"
-    text, turns = _asked(row, name, where)
+    text, turns = asked(row, name, where)
     unsafe, category = _half_and_type(row)
     return Record(text, unsafe, (), where, category, turns=turns)
-
-
-def _asked(row: dict[str, Any], name: str, where: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The text of a row's prompt, from the field ``name`` or "messages", and its turns if several.
-
-    Raises:
-        DataError: neither, both, or one that is not what it should be.
-    """
-    if row.get("messages") is None:
-        return text_field(field(row, name, where), name, where), ()
-    if row.get(name) is not None:
-        problem = f'stands beside "{name}", so there are two prompts'
-        raise bad_field(where, "messages", problem, "Give one of them")
-    messages = parse_messages(row["messages"], where, "messages")
-    if len(messages) == 1:
-        return messages[0]["content"], ()
-    turns = tuple((message["role"], message["content"]) for message in messages)
-    return "\n\n".join(f"{role}: {text}" for role, text in turns), turns
 
 
 def _half_and_type(row: dict[str, Any]) -> tuple[bool, str]:
@@ -488,7 +470,7 @@ def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Re
     return found
 
 
-def without(role: int, records: Iterable[Record]) -> list[Record]:
+def without_role(role: int, records: Iterable[Record]) -> list[Record]:
     """The records with their responses of a role left out."""
     return [
         replace(record, responses=tuple(r for r in record.responses if r[0] != role))
