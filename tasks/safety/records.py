@@ -27,7 +27,7 @@ from pl_pointwise.tasks.common.records import (
 )
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 
-from .messages import asked
+from .messages import Turns, asked
 from .refusals import is_refusal
 
 ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
@@ -76,7 +76,7 @@ class Record:
         where: file and line, or source and record, for messages.
         category: of BeaverTails the kind of harm, of XSTest the type; "" where the data name none.
         borderline: whether it is safe and looks unsafe, and belongs to that group.
-        turns: (role, text) of each turn where there are several, the user's last; else none.
+        turns: {"role", "content"} of each turn where there are several, else none.
     """
 
     text: str
@@ -85,7 +85,7 @@ class Record:
     where: str
     category: str = ""
     borderline: bool = False
-    turns: tuple[tuple[str, str], ...] = ()
+    turns: Turns = ()
 
     @property
     def kind(self) -> str:
@@ -95,10 +95,9 @@ class Record:
         return "borderline" if self.borderline else "benign"
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation, ending before the assistant's turn."""
-        turns = self.turns or (("user", self.text),)
-        return [{"role": role, "content": text} for role, text in turns]
+        return list(self.turns) or [{"role": "user", "content": self.text}]
 
     @property
     def tools(self) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from pl_pointwise.tasks.safety.records import (
     unanimous,
     unsafe_prompts,
     with_refusals,
+    without_role,
 )
 from tests.tasks.safety.conftest import (
     PRIVACY,
