@@ -27,9 +27,10 @@ import logging
 import time
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
@@ -46,6 +47,7 @@ from pl_pointwise.tasks.safety.records import Selection
 
 LOOKALIKES = Path(__file__).with_name("lookalikes.csv")
 ARMS = ("untrained", "none", "group", "pooled")
+UNSEEN = ("test", "over_refusal", "contrast")
 COLUMNS = {
     "look-alikes violate comply": "over_refusal/comply/violated",
     "look-alikes refused": "over_refusal/over_refusal",
@@ -58,6 +60,12 @@ COLUMNS = {
 }
 
 
+class Data(SafetyDataModule):
+    """Tests on what is unseen alone, not once more on what was trained on."""
+
+    needs: ClassVar[Mapping[str, tuple[str, ...]]] = {**SafetyDataModule.needs, "test": UNSEEN}
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -65,6 +73,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
+
+
+def beginning(text: str, characters: int) -> str:
+    """The whole sentences that fit; where none does, as much as fits."""
+    cut = text[:characters]
+    return cut if len(text) <= characters or ". " not in cut else cut[: cut.rindex(". ") + 1]
 
 
 def files_of(arguments: argparse.Namespace, seed: int, folder: Path) -> dict[str, str]:
@@ -82,10 +96,12 @@ def files_of(arguments: argparse.Namespace, seed: int, folder: Path) -> dict[str
         found = {row[name]: row for row in read_lines(path)}
         return sorted(found.values(), key=lambda row: digest(seed, row[name]))
 
-    # The shortest of the benign records: answers are what a step costs.
-    benign = drawn(arguments.benign, "instruction")
-    benign = sorted(benign, key=lambda row: len(row["output"]))[: arguments.benign_count * 5 // 4]
-    benign.sort(key=lambda row: digest(seed, row["instruction"]))
+    # Answers are what a step costs, so of each its first sentences.
+    benign = [
+        row | {"output": beginning(row["output"], arguments.benign_characters)}
+        for row in drawn(arguments.benign, "instruction")
+        if len(row["instruction"] + row["input"]) <= 150
+    ][: arguments.benign_count * 5 // 4]
     unsafe = [{"prompt": row["prompt"]} for row in drawn(arguments.unsafe, "prompt")]
     contrasts = [{"prompt": row["prompt"]} for row in seen if row["label"] == "unsafe"]
     safe = [row for row in seen if row["label"] == "safe"]
@@ -125,9 +141,9 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
         refuse_tolerance=-0.5,
         comply_tolerance=-2.0,
         comply_borderline_tolerance=arguments.tolerance if arm == "group" else None,
-        evaluation=SafetyEvaluation(answer_in=["test", "over_refusal", "contrast"]),
+        evaluation=SafetyEvaluation(answer_in=list(UNSEEN)),
     )
-    data = SafetyDataModule(
+    data = Data(
         source="files",
         unsafe_schema="labelled",
         selection=Selection(benign_count=None),
@@ -190,11 +206,12 @@ def main() -> None:
     for name in ("model", "benign", "unsafe"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--output", type=Path, required=True, help="what was run is kept here")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["untrained", "none", "group"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "group", "untrained"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=-2.0, help="ε of comply_borderline")
     parser.add_argument("--benign-count", type=int, default=60)
+    parser.add_argument("--benign-characters", type=int, default=300, help="of an answer")
     parser.add_argument("--unsafe-count", type=int, default=120)
     parser.add_argument("--unsafe-test", type=int, default=30)
     arguments = parser.parse_args()
