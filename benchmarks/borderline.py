@@ -120,7 +120,7 @@ def files_of(arguments: argparse.Namespace, seed: int, folder: Path) -> dict[str
 
 def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     """Trains one arm and measures it on what is unseen."""
-    started, folder = time.monotonic(), arguments.output / f"seed-{seed}"
+    started, folder = time.monotonic(), arguments.output / f"seed-{seed}" / arm
     files = files_of(arguments, seed, folder)
     if arm in ("untrained", "none"):
         del files["borderline_file"]
@@ -162,7 +162,7 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=folder / arm,
+        default_root_dir=folder,
     )
     if arm != "untrained":
         trainer.fit(module, data)
