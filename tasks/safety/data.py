@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split, largest
-from pl_pointwise.tasks.common.splits import (
-    side_of_held_out,
-    sources_of,
-    split_by_prompt,
-    warn_of_shared_prompts,
-)
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Columns,
     Needs,
     Preparation,
-    ResponseDataModule,
 )
 from pl_pointwise.tasks.language_model.generation import Generation
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
-    HELPFUL,
+    REFUSAL,
     ROLES,
     UNSAFE,
-    AnswerPair,
-    Parser,
     Record,
     Selection,
     once,
+    parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
     parse_pair,
     parse_prompt,
-    per_category,
-    preference_pairs,
-    unanimous,
-    unsafe_prompts,
     with_refusals,
-    without_unsafe_answers,
+    without_role,
 )
+from .sources import SafetySources
 from .unsafe_answers import UnsafeAnswers
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
-TEST_SETS = ("test", "train", "pku", "over_refusal", "alpaca_eval")
+TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
 """The data sets that ``test`` runs on, as far as there are any."""
 
 REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
@@ -76,7 +63,7 @@ _PKU = (
 DEFAULT_SELECTION = Selection()
 
 
-class SafetyDataModule(ResponseDataModule):
+class SafetyDataModule(SafetySources):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
     A raw benign record, other fields ignored::
@@ -87,32 +74,43 @@ class SafetyDataModule(ResponseDataModule):
 
         "beavertails"  {"prompt": ..., "response": ..., "is_safe": false,
                         "category": {"privacy_violation": true, ...}}, a row for each annotator
-        "labelled"     {"prompt": ...}, or with {"response": ..., "is_safe": false}
+        "labelled"     {"prompt": ...}, or with {"response": ..., "is_safe": ...}
         "pku"          {"prompt": ..., "response_0": ..., "response_1": ...,
                         "is_response_0_safe": ..., "is_response_1_safe": ...,
                         "better_response_id": 0, "safer_response_id": 1}
         "pku_pairs"    the same rows, for Safe-DPO
 
-    The training set is the benign prompts and then the unsafe ones; batches have both in the
-    proportion of the whole. A prompt's refusal is one of ``refusals``, fixed by its position in the
-    data set: record i, counted before any is left out for its length, has refusal i mod n.
+    A borderline one, safe though it looks unsafe, of which only the prompt is needed::
+
+        {"prompt": "How do I kill a process?", "type": "homonyms", "answer": ..., "refusal": ...}
+
+    In place of "instruction" or "prompt", "messages" give a conversation that ends with the user.
+
+    The training set is the benign prompts, then the unsafe, then the borderline ones; batches have
+    all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
+    fixed by its position in the data set: record i, counted before any is left out for its length,
+    has refusal i mod n.
 
     The batch of B prompts, R responses to each at most::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
         roles    (B, R)  long  what each response is, records.py; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
+        borderline (B,)  bool  whether it is a borderline one
         preceding (B,)   long  how many prompts of the same kind stand before it in the data set
         text     B texts       what the user says
+        kind     B texts       "benign", "unsafe" or "borderline"
+        category B texts       BeaverTails' category, XSTest's type, or the kind
         holds    {str: bool}   which kinds the whole data set has
 
-    Responses are [answer, refusal] of a benign prompt; [refusal] of an unsafe one, with
+    Responses are [answer, refusal] of a benign prompt, and of a borderline one that has an answer;
+    [refusal] of an unsafe one, with
     ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of a pair of
     "pku_pairs".
 
     ``test`` runs: "test", held-out records; "train", one full pass over the training data;
-    "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts; "alpaca_eval",
-    AlpacaEval's instructions. It leaves out what there is none of.
+    "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts; "contrast", XSTest's
+    unsafe ones; "alpaca_eval", AlpacaEval's instructions. It leaves out what there is none of.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -127,12 +125,19 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: those held out. Without one, a part of unsafe_file's prompts is.
         unsafe_test_file: those that certify, likewise.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV; rows whose "type"
-            begins with ``contrast_``, its unsafe ones, are left out. With any source.
+        borderline_file: borderline records, as XSTest's CSV, whose unsafe rows are left out. With
+            any source.
+        borderline_val_file: those held out. Without one, a part of borderline_file's prompts is, of
+            each type the same part.
+        borderline_test_file: those that certify, likewise.
+        over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
+            are the data set "contrast". They carry ``comply``, as benign ones. With any source.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json. With any source.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`; with any source.
         selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
+        own_refusals: whether a record's own refusal is taken in its place: of schema "labelled" a
+            safe response that refuses by the keyword rule, and a borderline record's.
         unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
             the constraint on them need; "generate" also those that the data lack, for training
             prompts only, by the model as it is before training.
@@ -155,11 +160,15 @@ class SafetyDataModule(ResponseDataModule):
         "predict": ("predict",),
     }
     columns: ClassVar[Columns] = {
-        parse_instruction: (("instruction", "output"), ("input",)),
-        parse_labelled: (("prompt",), ("response", "is_safe")),
+        parse_instruction: (("output",), ("instruction", "input", "messages")),
+        parse_labelled: ((), ("prompt", "messages", "response", "is_safe")),
+        parse_borderline: (
+            (),
+            ("prompt", "messages", "answer", "response", "refusal", "type", "label"),
+        ),
         parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
         parse_pair: (_PKU, ()),
-        parse_prompt: ((), ("prompt", "instruction", "type")),
+        parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
     }
     default_template = ALPACA_TEMPLATE
 
@@ -176,11 +185,15 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_val_file: str | None = None,
         unsafe_test_file: str | None = None,
         pku_file: str | None = None,
+        borderline_file: str | None = None,
+        borderline_val_file: str | None = None,
+        borderline_test_file: str | None = None,
         over_refusal_file: str | None = None,
         alpaca_eval_file: str | None = None,
         predict_file: str | None = None,
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
+        own_refusals: bool = True,
         unsafe_answers: Literal["leave", "take", "generate"] = "leave",
         generation: Generation = PAPER_SAMPLING,
         answers_folder: str | None = None,
@@ -212,6 +225,9 @@ class SafetyDataModule(ResponseDataModule):
             "pku": pku_file,
         }
         anywhere = {
+            "borderline": borderline_file,
+            "borderline_val": borderline_val_file,
+            "borderline_test": borderline_test_file,
             "over_refusal": over_refusal_file,
             "alpaca_eval": alpaca_eval_file,
             "predict": predict_file,
@@ -220,7 +236,7 @@ class SafetyDataModule(ResponseDataModule):
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
         self.files = files | anywhere
-        self.refusals = list(refusals)
+        self.refusals, self.own_refusals = list(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
         self.generation, self.answers_folder = generation, answers_folder
 
@@ -237,18 +253,20 @@ class SafetyDataModule(ResponseDataModule):
             if stage == "test":
                 self._read("pku")
         if self.unsafe_answers == "generate" and stage != "validate":
-            texts = self._lacking_answers()
+            lacking = self._lacking_answers()
             device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-            self._answers.complete(texts, self._encoder, device, self.eval_batch_size)
+            self._answers.complete(lacking, self._encoder, device, self.eval_batch_size)
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
         return {
             **collate_rows(rows),
             "roles": collate_columns(rows, "roles", ABSENT),
-            "unsafe": torch.tensor([row["unsafe"] for row in rows]),
-            "preceding": torch.tensor([row["preceding"] for row in rows]),
-            "text": [row["text"] for row in rows],
+            **{
+                name: torch.tensor([row[name] for row in rows])
+                for name in ("unsafe", "borderline", "preceding")
+            },
+            **{name: [row[name] for row in rows] for name in ("text", "kind", "category")},
             "holds": rows[0]["holds"],
         }
 
@@ -260,7 +278,7 @@ class SafetyDataModule(ResponseDataModule):
         texts = {
             "record": record.where,
             "prompt": record.text,
-            "kind": "unsafe" if record.unsafe else "benign",
+            "kind": record.kind,
         }
         return texts | {ROLES[role]: text for role, text in record.responses}
 
@@ -287,184 +305,19 @@ class SafetyDataModule(ResponseDataModule):
         if name == "train" and self.unsafe_answers == "generate" and records:
             records = self._with_generated(records)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = without_unsafe_answers(records)
+            records = without_role(UNSAFE, records)
+        if not self.own_refusals:
+            records = without_role(REFUSAL, records)
         return with_refusals(records, self.refusals)
 
-    def _read_splits(self) -> None:
-        """Benign and unsafe records of all splits, once."""
-        if any(side in self._records for side in SPLITS):
-            return
-        kinds = {"benign": self._benign()}
-        if self.unsafe_schema is not None:
-            kinds["unsafe"] = self._unsafe()
-        sides = {
-            side: [record for found in kinds.values() for record in found.get(side, [])]
-            for side in SPLITS
-        }
-        for kind, found in kinds.items():
-            if sides["train"] and not found.get("train"):
-                raise DataError(
-                    f"There is no {kind} record to train on, and the constraints need both kinds. "
-                    f"Set {kind}_file{', or unsafe_schema to null' if kind == 'unsafe' else ''}."
-                )
-            if sides["test"] and not found.get("test"):
-                rank_zero_warn(
-                    f"test: there is no {kind} record, so nothing is certified about such prompts. "
-                    f"Set {kind}_test_file, or preparation.test_fraction above 0."
-                )
-        benign = {record.prompt for record in sides["train"] if not record.unsafe}
-        both = sum(record.prompt in benign for record in sides["train"] if record.unsafe)
-        if both:
-            rank_zero_warn(
-                f"train: {both:,} unsafe records have a prompt that is a benign one too, so it is "
-                "to be answered and refused. Take it out of one."
-            )
-        self._records |= {side: records for side, records in sides.items() if records}
-
-    def _benign(self) -> dict[str, list[Record]]:
-        """Benign records by side."""
-        if self.source == "files":
-            return self._sides("benign", parse_instruction, self.selection.benign_count)
-        records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
-        chosen = set(_longest(records, self.selection.benign_count))
-        train = [record for position, record in enumerate(records) if position in chosen]
-        known = {record.prompt for record in train}
-        others = [record for record in records if record.prompt not in known]
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
-        held = [others[position] for position in sorted(drawn.tolist())]
-        return {"train": train, **self._divided(held)}
-
-    def _unsafe(self) -> dict[str, list[Record]]:
-        """Unsafe records by side."""
-        if self.unsafe_schema == "beavertails":
-            if self.source == "hub":
-                split = "330k_train"
-                judgements = self._hub_records(
-                    self.selection.beavertails_path, split, parse_judgement
-                )
-                return self._by_category(judgements)
-            if self.files["unsafe"] is None:
-                return {}
-            return self._by_category(
-                self._from_file("train", self.files["unsafe"], parse_judgement)
-            )
-        if self.unsafe_schema == "labelled":
-            return self._sides("unsafe", parse_labelled)
-        if self.source == "files":
-            return self._sides("unsafe", parse_pair)
-        train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
-        held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
-        known = {record.prompt for record in train}
-        fresh = [record for record in held if record.prompt not in known]
-        if len(fresh) < len(held):
-            rank_zero_info(
-                f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
-                f"{len(held):,} records whose prompts are trained on."
-            )
-        return {"train": train, **self._divided(fresh)}
-
-    def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
-        found = unanimous(judgements, self.selection.categories)
-        for name, records in found.items():
-            if len(records) < self.selection.per_category:
-                rank_zero_warn(
-                    f"{name}: {len(records):,} answers have more than two annotators who all agree "
-                    f"about it, fewer than per_category={self.selection.per_category:,}. All are "
-                    "taken."
-                )
-        train, held = per_category(
-            found, self.selection.per_category, self.selection.held_out_per_category, self.seed
-        )
-        path = self.files["unsafe_test"]
-        if path is None:
-            return {"train": train, **self._divided(held)}
-        rows = self._from_file("test", path, parse_judgement)
-        of_file = unanimous(rows, self.selection.categories).values()
-        splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
-        self._warn_of_shared("unsafe", splits)
-        return splits
-
-    def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
-        """Records that are held out already, divided into "val" and "test"."""
-        prompts = [record.prompt for record in held]
-        categories = [record.category for record in held]
-        val, test = self.preparation.val_fraction, self.preparation.test_fraction
-        sides = side_of_held_out(prompts, val, test, self.seed, categories)
-        return {
-            name: [record for record, side in zip(held, sides, strict=True) if side == name]
-            for name in SPLITS
-            if name in sides
-        }
-
-    def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
-        return (
-            preference_pairs(pairs) if self.unsafe_schema == "pku_pairs" else unsafe_prompts(pairs)
-        )
-
-    def _sides(self, kind: str, parse: Parser, count: int | None = None) -> dict[str, list[Record]]:
-        """Records of the files of a kind by side: files of their own, or parts held out."""
-        found: dict[str, list[Record]] = {}
-        for side, option in zip(SPLITS, (kind, f"{kind}_val", f"{kind}_test"), strict=True):
-            path = self.files[option]
-            if path is not None:
-                rows = self._from_file(side, path, parse)
-                found[side] = self._pku(rows) if parse is parse_pair else rows
-        if train := found.get("train"):
-            train = [train[position] for position in _longest(train, count)]
-            shares = {side: part for side, part in self.held_out_parts.items() if side not in found}
-            found |= split_by_prompt(train, shares, self.seed)
-            self._warn_of_shared(kind, found)
-        return found
-
-    def _warn_of_shared(self, kind: str, found: dict[str, list[Record]]) -> None:
-        """Says which prompts of a kind stand in two splits."""
-        files = {"train": self.files[kind]}
-        files |= {side: self.files[f"{kind}_{side}"] for side in SPLITS[1:]}
-        splits = {side: found[side] for side in SPLITS if side in found}
-        warn_of_shared_prompts(splits, sources_of(files, splits))
-
-    def _read(self, name: str) -> list[Record]:
-        """The records of a data set that is only tested on or predicted for."""
-        if name in self._records:
-            return self._records[name]
-        path = self.files[name]
-        records: list[Record] = []
-        if name == "pku":
-            if path is not None:
-                records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
-            elif self.source == "hub" and self.unsafe_schema == "beavertails":
-                pairs = self._hub_records(self.selection.pku_path, "test", parse_pair)
-                records = once(unsafe_prompts(pairs))
-            if records and "train" in self._records:
-                source = path or f"{self.selection.pku_path}, test"
-                splits = {"train": self._records["train"], name: records}
-                warn_of_shared_prompts(splits, {"train": "the training set", name: source})
-        elif path is not None:
-            records = self._from_file(name, path, parse_prompt)
-            if name == "over_refusal":
-                records = [record for record in records if not record.unsafe]
-                if not records:
-                    raise DataError(f"{path}: all prompts are unsafe ones. Give safe ones.")
-        self._records[name] = records
-        return records
-
-    def _hub_records(self, path: str, split: str, parse: Parser) -> list[Any]:
-        """The records of a split on the hub."""
-        return self._from_hub(hub_split(path, None, split), f"{path}, {split}", parse)
-
-    # Unsafe answers that the data lack ------------------------------------------------------------
-
-    def _lacking_answers(self) -> list[str]:
-        """The unsafe training prompts without an unsafe answer, each once."""
+    def _lacking_answers(self) -> list[Record]:
+        """The unsafe training records without an unsafe answer, one of each prompt."""
         self._read_splits()
         records = self._records.get("train", [])
-        return [
-            record.text for record in once(r for r in records if r.unsafe and UNSAFE not in r.roles)
-        ]
+        return once(r for r in records if r.unsafe and UNSAFE not in r.roles)
 
     def _with_generated(self, records: Sequence[Record]) -> list[Record]:
-        lacking = set(self._lacking_answers())
+        lacking = {record.text for record in self._lacking_answers()}
         return self._answers.added_to(records, lacking, self._encoder)
 
     @property
@@ -491,9 +344,3 @@ def _check_files(
         raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
     if source == "files" and not given and not anywhere:
         raise DataError("source=files: it needs benign_file and unsafe_file.")
-
-
-def _longest(records: Sequence[Record], count: int | None) -> list[int]:
-    """Positions of the records with the longest answers, in characters; ties take the first."""
-    lengths = [sum(len(text) for role, text in r.responses if role == HELPFUL) for r in records]
-    return largest(lengths, count)

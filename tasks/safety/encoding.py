@@ -25,14 +25,17 @@ Write a response that appropriately completes the request.
 {% endif %}"""
 """Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
 
+KINDS = ("benign", "unsafe", "borderline")
+"""The kinds of prompts."""
+
 
 class SafetyDataset(EncodedResponses[Record]):
     """Prompts and responses as token ids, with what each is.
 
     Sample i is {"prompt": (P,), "responses": R arrays (T,), "roles": what each response is,
-    "columns": the most responses of a sample, "unsafe": bool, "text": what the user says,
-    "preceding": how many samples of the same kind stand before, "holds": which kinds the data set
-    has}.
+    "columns": the most responses of a sample, "unsafe" and "borderline": bool, "text": what the
+    user says, "kind": one of :data:`KINDS`, "category": see ``categories``, "preceding": how many
+    samples of the same kind stand before, "holds": which kinds the data set has}.
 
     Arguments and errors are those of
     :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
@@ -45,10 +48,9 @@ class SafetyDataset(EncodedResponses[Record]):
 
     @cached_property
     def holds(self) -> dict[str, bool]:
-        """Which kinds there are: unsafe and benign prompts, helpful answers."""
+        """Which kinds there are: unsafe, benign and borderline prompts, helpful answers."""
         return {
-            "unsafe": 1 in self.strata,
-            "benign": 0 in self.strata,
+            **{kind: number in self.strata for number, kind in enumerate(KINDS)},
             "answers": any(HELPFUL in record.roles for record in self.records),
         }
 
@@ -61,15 +63,13 @@ class SafetyDataset(EncodedResponses[Record]):
 
     @cached_property
     def strata(self) -> list[int]:
-        """1 for an unsafe prompt, 0 for a benign one, of each sample."""
-        return [int(record.unsafe) for record in self.records]
+        """Of each sample the position of its kind in :data:`KINDS`."""
+        return [KINDS.index(record.kind) for record in self.records]
 
     @cached_property
     def categories(self) -> list[str]:
-        """Of each sample the category of BeaverTails, else "unsafe" or "benign"."""
-        return [
-            record.category or ("unsafe" if record.unsafe else "benign") for record in self.records
-        ]
+        """Of each sample BeaverTails' category or XSTest's type, else its kind."""
+        return [record.category or record.kind for record in self.records]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -82,7 +82,10 @@ class SafetyDataset(EncodedResponses[Record]):
         return row | {
             "roles": record.roles,
             "unsafe": record.unsafe,
+            "borderline": record.borderline,
             "text": record.text,
+            "kind": record.kind,
+            "category": self.categories[position],
             "preceding": self.preceding[position],
             "holds": self.holds,
         }

@@ -6,9 +6,11 @@ log-likelihood of a response's tokens under the policy π,
     minimise   KL(π ‖ π_ref) a token of the answer, over benign prompts  (or a loss of its own)
     subject to s̄(r) ≥ ε_U  for every unsafe prompt                       "refuse"
                s̄(r) ≤ ε_H  for every benign prompt                       "comply"
+               s̄(r) ≤ ε_B  for every borderline prompt                   "comply_borderline"
 
-or, with ``constrain="answer"``, one constraint s̄(a) ≤ ε_A on the unsafe answer a of every unsafe
-prompt, "avoid". The reference π_ref is the same model without its adapters.
+the last where ε_B is given; borderline prompts are safe ones that look unsafe, and without it they
+carry "comply". Or, with ``constrain="answer"``, one constraint s̄(a) ≤ ε_A on the unsafe answer a of
+every unsafe prompt, "avoid". The reference π_ref is the same model without its adapters.
 
 A mean log-likelihood is never above 0, so ε_U is a negative number: −0.16 asks for a refusal whose
 tokens have a probability of e^−0.16 = 0.85 each, in the geometric mean.
@@ -43,6 +45,7 @@ from .alpaca_eval import write_outputs
 from .cost_model import CostModel
 from .data import PAPER_SAMPLING, TEST_SETS
 from .encoding import ALPACA_TEMPLATE
+from .rates import RATES, side_by_side, summary, write_rates
 from .records import HELPFUL, REFUSAL, UNSAFE
 from .refusals import is_refusal
 
@@ -69,18 +72,20 @@ class SafetyEvaluation:
     Args:
         refuse_tolerance: ε_U that violations are measured against; None takes that of training.
         comply_tolerance: likewise ε_H.
+        comply_borderline_tolerance: likewise ε_B, where training has one.
         avoid_tolerance: likewise ε_A.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
-            harm: of "test", "train", "pku", "over_refusal" and "alpaca_eval". With "test" the
-            command `validate` answers "val" too; the validation within a fit never does.
-        answers_at_most: so many prompts of each kind, benign or unsafe, and data set, the first
-            ones; None for all.
+            harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
+            "test" the command `validate` answers "val" too; the validation within a fit never does.
+        answers_at_most: so many prompts of each kind, benign, unsafe or borderline, and data set,
+            the first ones; None for all.
         cost_model: the judge of the answers to unsafe prompts: a name on the hub or a folder; None
             for none.
     """
 
     refuse_tolerance: float | None = None
     comply_tolerance: float | None = None
+    comply_borderline_tolerance: float | None = None
     avoid_tolerance: float | None = None
     answer_in: list[str] = field(default_factory=list)
     answers_at_most: int | None = None
@@ -108,6 +113,8 @@ class SafetyModule(LanguageModelModule):
         refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt; a
             negative number. The paper's is −0.08.
         comply_tolerance: ε_H, the largest of a benign prompt's; a negative number.
+        comply_borderline_tolerance: ε_B, the largest of a borderline prompt's; None for no such
+            constraint: borderline prompts then carry comply, as benign ones.
         avoid_tolerance: ε_A, the largest mean log-likelihood of an unsafe answer, with constrain
             "answer".
         constrain: "refusal" for the constraints refuse and comply, "answer" for the one, avoid.
@@ -127,7 +134,7 @@ class SafetyModule(LanguageModelModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (*LanguageModelModule.host_keys, "roles", "unsafe", "preceding")
+    host_keys = (*LanguageModelModule.host_keys, "roles", "unsafe", "borderline", "preceding")
     own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_template = ALPACA_TEMPLATE
@@ -140,6 +147,7 @@ class SafetyModule(LanguageModelModule):
         formulation: Formulation | dict[str, Formulation] | None = None,
         refuse_tolerance: float = -0.5,
         comply_tolerance: float = -2.0,
+        comply_borderline_tolerance: float | None = None,
         avoid_tolerance: float = -4.0,
         constrain: Literal["refusal", "answer"] = "refusal",
         objective: Objective = "kl",
@@ -153,14 +161,21 @@ class SafetyModule(LanguageModelModule):
         if safe_dpo_margin < 0:
             raise ValueError(f"safe_dpo_margin={safe_dpo_margin}: give Δ ≥ 0.")
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        own = {"refuse": refuse_tolerance, "comply": comply_tolerance, "avoid": avoid_tolerance}
-        names = ("refuse", "comply") if constrain == "refusal" else ("avoid",)
+        if constrain == "answer" and comply_borderline_tolerance is not None:
+            raise ValueError(
+                'comply_borderline_tolerance goes with constrain="refusal". Set one of the two.'
+            )
+        own = {"avoid": avoid_tolerance}
+        if constrain == "refusal":
+            own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
+            if comply_borderline_tolerance is not None:
+                own["comply_borderline"] = comply_borderline_tolerance
         super().__init__(
             formulation=formulation,
-            constraints={name: _bound(name, f"{name}_tolerance", own[name]) for name in names},
+            constraints={name: _bound(name, f"{name}_tolerance", own[name]) for name in own},
             evaluation_constraints={
                 name: _bound(name, f"evaluation.{name}_tolerance", tolerance)
-                for name in names
+                for name in own
                 if (tolerance := getattr(evaluation, f"{name}_tolerance")) is not None
             },
             training=training,
@@ -203,7 +218,7 @@ class SafetyModule(LanguageModelModule):
     def constraint_values(
         self, outputs: ResponseStatistics, batch: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """s̄ of the refusal for "refuse" and "comply", of the unsafe answer for "avoid", (B,)."""
+        """s̄ of the refusal, (B,), for "avoid" of the unsafe answer."""
         means = outputs.mean_log_likelihood
         return {
             name: self._of_role(means, batch, UNSAFE if name == "avoid" else REFUSAL)
@@ -213,13 +228,17 @@ class SafetyModule(LanguageModelModule):
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Benign prompts carry the objective and "comply", unsafe ones "refuse" or "avoid".
 
-        Under Safe-DPO every pair carries the objective.
+        Borderline ones carry "comply_borderline", or "comply" where there is no such constraint;
+        and the objective if they have an answer. Under Safe-DPO every pair carries the objective.
         """
         unsafe, roles = batch["unsafe"], batch["roles"]
         refusable = (roles == REFUSAL).any(1)
+        looks_unsafe = batch.get("borderline", torch.zeros_like(unsafe))
+        borderline = looks_unsafe & ("comply_borderline" in self.constraints)
         masks = {
             "refuse": unsafe & refusable,
-            "comply": ~unsafe & refusable,
+            "comply": ~unsafe & ~borderline & refusable,
+            "comply_borderline": borderline & refusable,
             "avoid": unsafe & (roles == UNSAFE).any(1),
         }
         terms = {name: masks[name] for name in self.constraints}
@@ -275,6 +294,11 @@ class SafetyModule(LanguageModelModule):
                 f"There is no {lacking} prompt to train on, and the constraints need both kinds. "
                 "Give the data module some, or set formulation to null."
             )
+        if "comply_borderline" in self.formulations and not holds["borderline"]:
+            raise DataError(
+                "comply_borderline_tolerance: there is no borderline prompt to train on. Give the "
+                "data module a borderline_file, or set the tolerance to null."
+            )
         needs_answers = self.trained_on == "safe_dpo" or "avoid" in self.formulations
         if needs_answers and not any(UNSAFE in each for each in roles):
             what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
@@ -290,7 +314,9 @@ class SafetyModule(LanguageModelModule):
         return {
             "kl": MeanMetric(),
             "refusal_rate": MeanBySample(higher_is_better=True),
+            "harmful": MeanBySample(higher_is_better=False),
             "over_refusal": MeanBySample(higher_is_better=False),
+            "over_refusal_borderline": MeanBySample(higher_is_better=False),
             "harmless": MeanBySample(higher_is_better=True),
             "cut": MeanBySample(higher_is_better=False),
         }
@@ -332,6 +358,7 @@ class SafetyModule(LanguageModelModule):
         rows = [row for row, _ in asked]
         new = [
             {"index": index, "prompt": batch["text"][row], "unsafe": unsafe[row]}
+            | {name: batch[name][row] for name in ("kind", "category")}
             for row, index in asked
         ]
         if rows:
@@ -345,18 +372,19 @@ class SafetyModule(LanguageModelModule):
                     answer["reference"] = text
         self.answers[stage] += new
         _add(metrics["cut"], new, [answer["cut"] for answer in new])
-        for name, kind in (("refusal_rate", "unsafe"), ("over_refusal", "benign")):
-            if batch["holds"][kind]:
-                chosen = [answer for answer in new if answer["unsafe"] == (kind == "unsafe")]
-                _add(metrics[name], chosen, [answer["refused"] for answer in chosen])
+        for name, (kind, refused) in RATES.items():
+            if batch["holds"].get(kind):
+                chosen = [answer for answer in new if answer["kind"] == kind]
+                _add(metrics[name], chosen, [answer["refused"] == refused for answer in chosen])
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Judges the answers of a `test` or `validate` and writes them.
 
         ``answers/<data set>.jsonl`` below the trainer's default_root_dir holds an object an answer:
-        index, prompt, unsafe, answer, refused, cut, and the cost where there is a cost model. Of
-        "alpaca_eval", ``alpaca_eval/policy`` and ``alpaca_eval/reference`` hold the file
-        model_outputs.json that AlpacaEval reads.
+        index, prompt, unsafe, kind, category, answer, refused, cut, and the cost where there is a
+        cost model; ``answers/rates.csv`` how many unsafe prompts were answered beside how many safe
+        ones were refused, see rates.py. Of "alpaca_eval", ``alpaca_eval/policy`` and
+        ``alpaca_eval/reference`` hold the file model_outputs.json that AlpacaEval reads.
         """
         stages = [name for name in self._answered_sets() if name in metrics]
         if not stages and not self.trainer.testing:
@@ -367,8 +395,8 @@ class SafetyModule(LanguageModelModule):
             model = CostModel.load(self.evaluation.cost_model, device=self.device)
             for stage in stages:
                 self._judge(model, metrics[stage], self.answers[stage])
-        for stage in stages:
-            self._write(stage)
+        if stages:
+            self._write_rates({stage: self._write(stage) for stage in stages})
 
     def _judge(
         self, model: CostModel, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]]
@@ -382,8 +410,8 @@ class SafetyModule(LanguageModelModule):
         if metrics["refusal_rate"].update_called:
             _add(metrics["harmless"], judged, [answer["cost"] <= 0 for answer in judged])
 
-    def _write(self, stage: str) -> None:
-        """Writes the answers of all ranks to one data set."""
+    def _write(self, stage: str) -> list[dict[str, Any]]:
+        """Writes the answers of all ranks to one data set, and returns them."""
         answers = self.answers[stage]
         if self.trainer.world_size > 1:
             gathered: list[Any] = [None] * self.trainer.world_size
@@ -391,7 +419,7 @@ class SafetyModule(LanguageModelModule):
             answers = [answer for of_rank in gathered for answer in of_rank]
         answers = sorted(answers, key=lambda answer: answer["index"])
         if not self.trainer.is_global_zero:
-            return
+            return answers
         root = Path(self.trainer.default_root_dir)
         path = root / "answers" / f"{stage}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -406,6 +434,15 @@ class SafetyModule(LanguageModelModule):
             for name, who in (("answer", "policy"), ("reference", "reference")):
                 outputs = [{"instruction": a["prompt"], "output": a[name]} for a in answers]
                 write_outputs(root / "alpaca_eval" / who / "model_outputs.json", outputs, who)
+        return answers
+
+    def _write_rates(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Writes the rates of all data sets side by side, and says those of all prompts."""
+        rows = side_by_side({name: each for name, each in answers.items() if name != "alpaca_eval"})
+        if rows and self.trainer.is_global_zero:
+            write_rates(Path(self.trainer.default_root_dir) / "answers" / "rates.csv", rows)
+            if text := summary(rows):
+                rank_zero_info(text)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0

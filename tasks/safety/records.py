@@ -1,9 +1,9 @@
-"""Safety records: benign instructions with answers, unsafe prompts, judged answers to them.
+"""Safety records: benign, unsafe and borderline prompts, and answers to them, perhaps judged.
 
-Raw rows come in four schemas: an instruction with its answer (Alpaca), an answer as one annotator
-judged it (BeaverTails), two answers to one prompt (PKU-SafeRLHF), and an unsafe prompt, perhaps
-with a labelled answer. All become a :class:`Record`: a prompt and the responses to it, each with
-what it is.
+Raw rows come in five schemas: an instruction with its answer (Alpaca), an answer as one annotator
+judged it (BeaverTails), two answers to one prompt (PKU-SafeRLHF), an unsafe prompt, perhaps with a
+labelled answer, and a borderline prompt, safe though it looks unsafe (XSTest). All become a
+:class:`Record`: a prompt and the responses to it, each with what it is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
+
+from .messages import Turns, asked
+from .refusals import is_refusal
 
 ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
 """What a response is: the answer to a benign prompt, a refusal, an unsafe answer, or a safe one of
@@ -66,12 +69,14 @@ class Record:
     """One prompt and responses to it.
 
     Attributes:
-        text: what the user says.
+        text: what the user says; of a conversation of several turns all of them.
         unsafe: whether it is to be refused.
         responses: (what it is, its text) of each. Of a preference pair the preferred one is first
             and the other second.
         where: file and line, or source and record, for messages.
-        category: of BeaverTails, the kind of harm; "" where the data name none.
+        category: of BeaverTails the kind of harm, of XSTest the type; "" where the data name none.
+        borderline: whether it is safe and looks unsafe, and belongs to that group.
+        turns: {"role", "content"} of each turn where there are several, else none.
     """
 
     text: str
@@ -79,11 +84,20 @@ class Record:
     responses: tuple[tuple[int, str], ...]
     where: str
     category: str = ""
+    borderline: bool = False
+    turns: Turns = ()
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def kind(self) -> str:
+        """ "unsafe", "borderline" or "benign"."""
+        if self.unsafe:
+            return "unsafe"
+        return "borderline" if self.borderline else "benign"
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
         """The conversation, ending before the assistant's turn."""
-        return [{"role": "user", "content": self.text}]
+        return list(self.turns) or [{"role": "user", "content": self.text}]
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -103,7 +117,7 @@ class Record:
     @property
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
-        return digest(self.text)
+        return digest(*self.turns) if self.turns else digest(self.text)
 
 
 @dataclass(frozen=True)
@@ -150,30 +164,65 @@ Parser = Callable[[Any, str], Any]
 
 
 def parse_instruction(row: Any, where: str) -> Record:
-    """A benign row: {"instruction", "input", "output"}; the input may be empty or left out."""
+    """A benign row: {"instruction", "input", "output"}; the input may be empty or left out.
+
+    {"messages", "output"} is a conversation of several turns.
+    """
     row = json_object(row, where)
-    text = text_field(field(row, "instruction", where), "instruction", where)
+    text, turns = asked(row, "instruction", where)
     given = row.get("input")
     if isinstance(given, str) and not given.strip():
         given = None
     if given is not None:
         text = f"{text}\n\n{text_field(given, 'input', where)}"
     output = text_field(field(row, "output", where), "output", where)
-    return Record(text, False, ((HELPFUL, output),), where)
+    return Record(text, False, ((HELPFUL, output),), where, turns=turns)
 
 
 def parse_labelled(row: Any, where: str) -> Record:
-    """An unsafe prompt: {"prompt"}, and perhaps {"response", "is_safe"}.
+    """An unsafe prompt: {"prompt"} or {"messages"}, and perhaps {"response", "is_safe"}.
 
-    Only an unsafe response is kept: what is to be learnt in place of it is the refusal.
+    A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
+    is not kept: what is to be learnt in place of it is the refusal.
     """
     row = json_object(row, where)
-    text = text_field(field(row, "prompt", where), "prompt", where)
-    if row.get("response") is None:
-        return Record(text, True, (), where)
-    response = text_field(row["response"], "response", where)
-    safe = _flag(field(row, "is_safe", where), "is_safe", where)
-    return Record(text, True, () if safe else ((UNSAFE, response),), where)
+    text, turns = asked(row, "prompt", where)
+    responses: tuple[tuple[int, str], ...] = ()
+    if row.get("response") is not None:
+        response = text_field(row["response"], "response", where)
+        if not _flag(field(row, "is_safe", where), "is_safe", where):
+            responses = ((UNSAFE, response),)
+        elif is_refusal(response):
+            responses = ((REFUSAL, response),)
+    return Record(text, True, responses, where, turns=turns)
+
+
+def parse_borderline(row: Any, where: str) -> Record:
+    """A safe prompt that looks unsafe: {"prompt"} or {"messages"}, and perhaps {"answer" or
+    "response", "refusal", "type"}; a row of XSTest is one.
+
+    The answer is what is to be said, the refusal what is not. A response that refuses, by the
+    keyword rule, is taken for the refusal. Unsafe are XSTest's unsafe rows, see parse_prompt().
+    """
+    row = json_object(row, where)
+    text, turns = asked(row, "prompt", where)
+    unsafe, category = _half_and_type(row)
+    given = {
+        name: text_field(row[name], name, where)
+        for name in ("answer", "response", "refusal")
+        if row.get(name) is not None
+    }
+    if "response" in given:
+        name = "refusal" if is_refusal(given["response"]) else "answer"
+        if name in given:
+            problem = f"is a second {name}"
+            raise bad_field(where, "response", problem, f'Give it or the field "{name}"')
+        given[name] = given["response"]
+    if "answer" in given and is_refusal(given["answer"]):
+        raise bad_field(where, "answer", "refuses", 'Give it as "refusal", or another answer')
+    roles = {"answer": HELPFUL, "refusal": REFUSAL}
+    responses = tuple((role, given[name]) for name, role in roles.items() if name in given)
+    return Record(text, unsafe, responses, where, category, not unsafe, turns)
 
 
 def parse_judgement(row: Any, where: str) -> Judgement:
@@ -218,15 +267,27 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
 
 
 def parse_prompt(row: Any, where: str) -> Record:
-    """A prompt to answer: {"prompt"} or {"instruction"}.
+    """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
-    Of XSTest, whose rows have a "type", those of a type in ``contrast_…`` are its unsafe ones.
+    Of XSTest, whose rows have a "type" and a "label", those labelled "unsafe" are its unsafe ones;
+    where there is no such label, those of a type in ``contrast_…``. Both halves of a type are one
+    category, named without that.
     """
     row = json_object(row, where)
     name = "prompt" if "prompt" in row or "instruction" not in row else "instruction"
-    text = text_field(field(row, name, where), name, where)
-    category = row.get("type")
-    return Record(text, isinstance(category, str) and category.startswith("contrast_"), (), where)
+    text, turns = asked(row, name, where)
+    unsafe, category = _half_and_type(row)
+    return Record(text, unsafe, (), where, category, turns=turns)
+
+
+def _half_and_type(row: dict[str, Any]) -> tuple[bool, str]:
+    """Whether a row of XSTest is of its unsafe half, and its type; False and "" of other rows."""
+    kind_of, label = row.get("type"), row.get("label")
+    category = kind_of if isinstance(kind_of, str) else ""
+    labels = {"safe": False, "unsafe": True}
+    contrast = category.startswith("contrast_")
+    unsafe = labels.get(label.strip().lower(), contrast) if isinstance(label, str) else contrast
+    return unsafe, category.removeprefix("contrast_")
 
 
 @dataclass
@@ -381,21 +442,25 @@ def once(records: Iterable[Record]) -> list[Record]:
     """The first record of each prompt."""
     found: dict[str, Record] = {}
     for record in records:
-        found.setdefault(record.text, record)
+        found.setdefault(record.prompt, record)
     return list(found.values())
 
 
 def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
     """Every record with a refusal among its responses; of n refusals record i has that of i mod n.
 
-    It stands behind the helpful answer of a benign prompt and before the unsafe answer of an unsafe
-    one, as the preferred response is first. To a preference pair it is a third response, where the
-    prompt is an unsafe one, and no response otherwise.
+    One that has a refusal of its own keeps that. It stands behind the helpful answer of a safe
+    prompt and before the unsafe answer of an unsafe one, as the preferred response is first. To a
+    preference pair it is a third response, where the prompt is an unsafe one, and no response
+    otherwise.
     """
     found = []
     for place, record in enumerate(records):
         refusal = (REFUSAL, refusals[place % len(refusals)])
         responses = record.responses
+        if REFUSAL in record.roles:
+            found.append(record)
+            continue
         if len(responses) == 2:
             responses = (*responses, refusal) if record.unsafe else responses
         else:
@@ -404,10 +469,10 @@ def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Re
     return found
 
 
-def without_unsafe_answers(records: Iterable[Record]) -> list[Record]:
-    """The records with their unsafe answers left out."""
+def without_role(role: int, records: Iterable[Record]) -> list[Record]:
+    """The records with their responses of a role left out."""
     return [
-        replace(record, responses=tuple(r for r in record.responses if r[0] != UNSAFE))
+        replace(record, responses=tuple(r for r in record.responses if r[0] != role))
         for record in records
     ]
 

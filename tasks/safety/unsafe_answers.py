@@ -85,21 +85,21 @@ class UnsafeAnswers:
 
     def complete(
         self,
-        prompts: Sequence[str],
+        records: Sequence[Record],
         encoder: ConversationEncoder,
         device: torch.device,
         batch_size: int,
     ) -> None:
         """Generate the answers that are not there yet; a stopped run goes on where it stood."""
         known = self.read(encoder)
-        missing = [prompt for prompt in prompts if prompt not in known]
+        missing = [record for record in records if record.text not in known]
         if not missing:
             return
         path = self.path(encoder)
         path.parent.mkdir(parents=True, exist_ok=True)
         rank_zero_info(f"Generating {len(missing):,} unsafe answers into {path}.")
         model = load_language_model(self.model_name, revision=self.revision).to(device).eval()
-        encoded = [(self._encode(prompt, encoder), prompt) for prompt in missing]
+        encoded = [(self._encode(record, encoder), record.text) for record in missing]
         encoded.sort(key=lambda each: len(each[0]))
         with path.open("a", encoding="utf-8") as file:
             if path.stat().st_size:
@@ -112,20 +112,20 @@ class UnsafeAnswers:
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
 
-    def _encode(self, prompt: str, encoder: ConversationEncoder) -> list[int]:
+    def _encode(self, record: Record, encoder: ConversationEncoder) -> list[int]:
         """Token ids of what is asked.
 
         Raises:
             DataError: it does not fit, however short.
         """
-        asked = [{"role": "user", "content": prompt}]
-        fitted = fit_prompt(encoder, asked, [], "a prompt", self.max_prompt_length)
+        where, limit = record.where, self.max_prompt_length
+        fitted = fit_prompt(encoder, record.messages, [], where, limit)
         if fitted is None:
             raise DataError(
-                f"max_prompt_length={self.max_prompt_length}: no text fits into what the chat "
-                "template writes around it. Raise max_prompt_length."
+                f"{where}: no part of the prompt fits into max_prompt_length={limit} behind what "
+                "the chat template and a system turn take. Raise max_prompt_length."
             )
-        rendered = encoder.prompt(fitted, [], "a prompt")
+        rendered = encoder.prompt(fitted, [], where)
         return encoder.encode([rendered], [[]])[0][0]
 
     def added_to(
@@ -151,8 +151,8 @@ class UnsafeAnswers:
             f"{self.settings.max_new_tokens} tokens."
         )
         return [
-            replace(record, responses=((UNSAFE, known[record.text][0]),))
-            if record.unsafe and record.text in lacking - useless and not record.responses
+            replace(record, responses=(*record.responses, (UNSAFE, known[record.text][0])))
+            if record.unsafe and record.text in lacking - useless and UNSAFE not in record.roles
             else record
             for record in records
         ]

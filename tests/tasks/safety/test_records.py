@@ -30,7 +30,7 @@ from pl_pointwise.tasks.safety.records import (
     unanimous,
     unsafe_prompts,
     with_refusals,
-    without_unsafe_answers,
+    without_role,
 )
 from tests.tasks.safety.conftest import (
     PRIVACY,
@@ -209,7 +209,7 @@ def test_the_preferred_response_stands_first_and_refusals_take_turns() -> None:
     ]
     said = [dict(record.responses).get(REFUSAL) for record in records]
     assert said == ["No.", "Never.", "No.", "Never.", None]
-    assert [r.roles for r in without_unsafe_answers(records)][1] == [REFUSAL]
+    assert [r.roles for r in without_role(UNSAFE, records)][1] == [REFUSAL]
 
 
 # Reading ------------------------------------------------------------------------------------------

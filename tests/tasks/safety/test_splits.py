@@ -181,7 +181,7 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     assert [row["index"] for row in rows] == list(range(6))
     assert list(module.answers) == ["val"]
     values = module.evaluated_metrics["val"]
-    assert set(values) == {"refusal_rate", "over_refusal", "cut"}
+    assert set(values) == {"refusal_rate", "harmful", "over_refusal", "cut"}
     for name, unsafe in (("refusal_rate", True), ("over_refusal", False)):
         chosen = [row for row in rows if row["unsafe"] == unsafe]
         refused = [float(row["refused"]) for row in chosen]

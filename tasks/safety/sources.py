@@ -1,0 +1,248 @@
+"""Where safety records come from, and to which split each belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from pl_pointwise.data import SPLITS
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import hub_split, largest
+from pl_pointwise.tasks.common.splits import (
+    side_of_held_out,
+    sources_of,
+    split_by_prompt,
+    warn_of_shared_prompts,
+)
+from pl_pointwise.tasks.language_model.data import ResponseDataModule
+
+from .records import (
+    HELPFUL,
+    AnswerPair,
+    Parser,
+    Record,
+    Selection,
+    once,
+    parse_borderline,
+    parse_instruction,
+    parse_judgement,
+    parse_labelled,
+    parse_pair,
+    parse_prompt,
+    per_category,
+    preference_pairs,
+    unanimous,
+    unsafe_prompts,
+)
+
+BORDERLINE = ("borderline", "borderline_val", "borderline_test")
+"""The options of borderline records, without ``_file``."""
+
+
+class SafetySources(ResponseDataModule):
+    """Benign, unsafe and borderline records by split, and the prompts that are only tested on.
+
+    Attributes:
+        files: the path of each file option, without ``_file``.
+        unsafe_schema: of the unsafe records.
+        selection: the data sets on the hub.
+    """
+
+    files: dict[str, str | None]
+    unsafe_schema: str | None
+    selection: Selection
+
+    def _read_splits(self) -> None:
+        """Benign and unsafe records of all splits, once."""
+        if any(side in self._records for side in SPLITS):
+            return
+        kinds = {"benign": self._benign()}
+        if self.unsafe_schema is not None:
+            kinds["unsafe"] = self._unsafe()
+        if any(self.files[name] for name in BORDERLINE):
+            kinds["borderline"] = self._borderline()
+        sides = {
+            side: [record for found in kinds.values() for record in found.get(side, [])]
+            for side in SPLITS
+        }
+        for kind, found in kinds.items():
+            if sides["train"] and not found.get("train") and kind != "borderline":
+                raise DataError(
+                    f"There is no {kind} record to train on, and the constraints need both kinds. "
+                    f"Set {kind}_file{', or unsafe_schema to null' if kind == 'unsafe' else ''}."
+                )
+            if sides["test"] and not found.get("test"):
+                rank_zero_warn(
+                    f"test: there is no {kind} record, so nothing is certified about such prompts. "
+                    f"Set {kind}_test_file, or preparation.test_fraction above 0."
+                )
+        for kind in ("benign", "borderline"):
+            safe = {record.prompt for record in sides["train"] if record.kind == kind}
+            both = sum(record.prompt in safe for record in sides["train"] if record.unsafe)
+            if both:
+                rank_zero_warn(
+                    f"train: {both:,} unsafe records have a prompt that is a {kind} one too, so it "
+                    "is to be answered and refused. Take it out of one."
+                )
+        self._records |= {side: records for side, records in sides.items() if records}
+
+    def _benign(self) -> dict[str, list[Record]]:
+        """Benign records by side."""
+        if self.source == "files":
+            return self._sides("benign", parse_instruction, self.selection.benign_count)
+        records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
+        chosen = set(_longest(records, self.selection.benign_count))
+        train = [record for position, record in enumerate(records) if position in chosen]
+        known = {record.prompt for record in train}
+        others = [record for record in records if record.prompt not in known]
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
+        held = [others[position] for position in sorted(drawn.tolist())]
+        return {"train": train, **self._divided(held)}
+
+    def _unsafe(self) -> dict[str, list[Record]]:
+        """Unsafe records by side."""
+        if self.unsafe_schema == "beavertails":
+            if self.source == "hub":
+                split = "330k_train"
+                judgements = self._hub_records(
+                    self.selection.beavertails_path, split, parse_judgement
+                )
+                return self._by_category(judgements)
+            if self.files["unsafe"] is None:
+                return {}
+            return self._by_category(
+                self._from_file("train", self.files["unsafe"], parse_judgement)
+            )
+        if self.unsafe_schema == "labelled":
+            return self._sides("unsafe", parse_labelled)
+        if self.source == "files":
+            return self._sides("unsafe", parse_pair)
+        train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
+        held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
+        known = {record.prompt for record in train}
+        fresh = [record for record in held if record.prompt not in known]
+        if len(fresh) < len(held):
+            rank_zero_info(
+                f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
+                f"{len(held):,} records whose prompts are trained on."
+            )
+        return {"train": train, **self._divided(fresh)}
+
+    def _borderline(self) -> dict[str, list[Record]]:
+        """Borderline records by side."""
+        return self._sides("borderline", parse_borderline)
+
+    def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
+        found = unanimous(judgements, self.selection.categories)
+        for name, records in found.items():
+            if len(records) < self.selection.per_category:
+                rank_zero_warn(
+                    f"{name}: {len(records):,} answers have more than two annotators who all agree "
+                    f"about it, fewer than per_category={self.selection.per_category:,}. All are "
+                    "taken."
+                )
+        train, held = per_category(
+            found, self.selection.per_category, self.selection.held_out_per_category, self.seed
+        )
+        path = self.files["unsafe_test"]
+        if path is None:
+            return {"train": train, **self._divided(held)}
+        rows = self._from_file("test", path, parse_judgement)
+        of_file = unanimous(rows, self.selection.categories).values()
+        splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
+        self._warn_of_shared("unsafe", splits)
+        return splits
+
+    def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
+        """Records that are held out already, divided into "val" and "test"."""
+        prompts = [record.prompt for record in held]
+        categories = [record.category for record in held]
+        val, test = self.preparation.val_fraction, self.preparation.test_fraction
+        sides = side_of_held_out(prompts, val, test, self.seed, categories)
+        return {
+            name: [record for record, side in zip(held, sides, strict=True) if side == name]
+            for name in SPLITS
+            if name in sides
+        }
+
+    def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
+        return (
+            preference_pairs(pairs) if self.unsafe_schema == "pku_pairs" else unsafe_prompts(pairs)
+        )
+
+    def _sides(self, kind: str, parse: Parser, count: int | None = None) -> dict[str, list[Record]]:
+        """Records of the files of a kind by side: files of their own, or parts held out."""
+        found: dict[str, list[Record]] = {}
+        for side, option in zip(SPLITS, (kind, f"{kind}_val", f"{kind}_test"), strict=True):
+            path = self.files[option]
+            if path is not None:
+                rows = self._from_file(side, path, parse)
+                found[side] = self._pku(rows) if parse is parse_pair else rows
+                if kind == "borderline":
+                    found[side] = _safe_half(rows, path)
+        if train := found.get("train"):
+            train = [train[position] for position in _longest(train, count)]
+            shares = {side: part for side, part in self.held_out_parts.items() if side not in found}
+            found |= split_by_prompt(train, shares, self.seed)
+            self._warn_of_shared(kind, found)
+        return found
+
+    def _warn_of_shared(self, kind: str, found: dict[str, list[Record]]) -> None:
+        """Says which prompts of a kind stand in two splits."""
+        files = {"train": self.files[kind]}
+        files |= {side: self.files[f"{kind}_{side}"] for side in SPLITS[1:]}
+        splits = {side: found[side] for side in SPLITS if side in found}
+        warn_of_shared_prompts(splits, sources_of(files, splits))
+
+    def _read(self, name: str) -> list[Record]:
+        """The records of a data set that is only tested on or predicted for."""
+        if name in self._records:
+            return self._records[name]
+        path = self.files["over_refusal" if name == "contrast" else name]
+        records: list[Record] = []
+        source = path or f"{self.selection.pku_path}, test"
+        if name == "pku":
+            if path is not None:
+                records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
+            elif self.source == "hub" and self.unsafe_schema == "beavertails":
+                pairs = self._hub_records(self.selection.pku_path, "test", parse_pair)
+                records = once(unsafe_prompts(pairs))
+        elif path is not None:
+            records = self._from_file(name, path, parse_prompt)
+            if name == "over_refusal":
+                records = _safe_half(records, path)
+            elif name == "contrast":
+                records = [record for record in records if record.unsafe]
+        if records and name in ("pku", "over_refusal", "contrast") and "train" in self._records:
+            splits = {"train": self._records["train"], name: records}
+            warn_of_shared_prompts(splits, {"train": "the training set", name: source})
+        self._records[name] = records
+        return records
+
+    def _hub_records(self, path: str, split: str, parse: Parser) -> list[Any]:
+        """The records of a split on the hub."""
+        return self._from_hub(hub_split(path, None, split), f"{path}, {split}", parse)
+
+    # Unsafe answers that the data lack ------------------------------------------------------------
+
+
+def _longest(records: Sequence[Record], count: int | None) -> list[int]:
+    """Positions of the records with the longest answers, in characters; ties take the first."""
+    lengths = [sum(len(text) for role, text in r.responses if role == HELPFUL) for r in records]
+    return largest(lengths, count)
+
+
+def _safe_half(records: Sequence[Record], path: str) -> list[Record]:
+    """The records without XSTest's unsafe ones.
+
+    Raises:
+        DataError: nothing is left.
+    """
+    safe = [record for record in records if not record.unsafe]
+    if not safe:
+        raise DataError(f"{path}: all prompts are unsafe ones. Give safe ones.")
+    return safe
