@@ -185,8 +185,7 @@ def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) ->
         ({"prompt": "p", "messages": TURNS}, r'"messages" stands beside "prompt"'),
         ({"messages": TURNS[:3]}, r'"messages\[2\].role" is assistant.*End with a turn of the'),
         ({"messages": []}, r'"messages" is empty'),
-        ({"messages": TURNS[::-1]}, r'"messages\[3\].role" is "?system.*system turn first'),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "Give one of system, user, assistant"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "Give one of system, developer, user"),
         ({"messages": [{"role": "user", "content": " "}]}, r'"messages\[0\].content" is empty'),
     ],
 )
