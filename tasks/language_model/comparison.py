@@ -40,7 +40,7 @@ class InFloat32(TorchFunctionMode):
 
     def __enter__(self) -> InFloat32:
         self._saved.__enter__()
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
