@@ -39,6 +39,7 @@ from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .alpaca_eval import write_outputs
@@ -47,7 +48,6 @@ from .data import PAPER_SAMPLING, TEST_SETS
 from .encoding import ALPACA_TEMPLATE
 from .rates import RATES, side_by_side, summary, write_rates
 from .records import HELPFUL, REFUSAL, UNSAFE
-from .refusals import is_refusal
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 

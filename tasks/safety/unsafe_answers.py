@@ -26,10 +26,10 @@ from pl_pointwise.tasks.common.records import digest
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
 from pl_pointwise.tasks.language_model.loading import load_language_model
+from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.language_model.truncation import fit_prompt
 
 from .records import UNSAFE, Record
-from .refusals import is_refusal
 
 
 class UnsafeAnswers:

@@ -1,4 +1,4 @@
-"""What holds of the packaged configurations of both language tasks."""
+"""What holds of the packaged configurations of the language tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pl_pointwise
 from pl_pointwise.configs import config_path
 from tests.tasks.conftest import overlays
 
-NAMES = [name for task in ("safety", "when2call") for name in overlays(task)]
+NAMES = [name for task in ("safety", "when2call", "conversation") for name in overlays(task)]
 MODELS = {name: yaml.safe_load(Path(config_path(name)).read_text())["model"] for name in NAMES}
 FORMULATIONS = {
     name: formulation

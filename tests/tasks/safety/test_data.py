@@ -18,6 +18,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
+from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
 from pl_pointwise.tasks.safety.encoding import ALPACA_TEMPLATE, SafetyDataset
 from pl_pointwise.tasks.safety.records import (
@@ -29,7 +30,6 @@ from pl_pointwise.tasks.safety.records import (
     Record,
     Selection,
 )
-from pl_pointwise.tasks.safety.refusals import is_refusal
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.safety.conftest import (
     benign_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pl_pointwise.tasks.safety.refusals import REFUSAL_OPENINGS, is_refusal
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_OPENINGS, is_refusal
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,260 @@
+"""The records of conversations: a conversation, and any number of responses with their roles.
+
+What a role asks of a response, with s̄ its mean log-likelihood a token:
+
+    prefer     s̄ ≥ ε, the prompt must be answered like this
+    avoid      s̄ ≤ ε, it must never be
+    refuse     s̄ ≥ ε, the response is a refusal
+    reference  nothing: the objective is taken over it, as KL to the reference or cross-entropy
+
+ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
+s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import bad_field, digest, json_object, kind, shown
+from pl_pointwise.tasks.language_model.conversations import Answer
+
+from .messages import parse_answer, parse_messages, parse_tools
+
+CONSTRAINED = ("prefer", "avoid", "refuse")
+"""Roles that are constraints, by the same names."""
+
+ROLES = (*CONSTRAINED, "reference")
+"""In the order that a batch numbers them."""
+
+_CONTENT = ("message", "text", "content", "tool_calls")
+_OPTIONS = ("role", "tolerance", "relative", "refusal")
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to a conversation.
+
+    Attributes:
+        role: one of :data:`ROLES`.
+        answer: a text or tool calls; None for one of the configured refusals.
+        tolerance: its own bound, ε or δ; None takes the role's.
+        relative: whether that is δ, measured from the reference policy's s̄.
+        refusal: whether it is a refusal; every response of role "refuse" is.
+    """
+
+    role: str
+    answer: Answer | None
+    tolerance: float | None = None
+    relative: bool = False
+    refusal: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """One conversation and its responses.
+
+    Attributes:
+        messages: ending before the assistant's turn.
+        tools: descriptions, as objects.
+        responses: in the order of the file.
+        where: file and line, or source and record, for messages.
+        given_category: the record's own, "" if it has none.
+        objective: whether the record carries the objective; None where its roles decide.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    responses: tuple[Response, ...]
+    where: str
+    given_category: str = ""
+    objective: bool | None = None
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The responses' texts or calls."""
+        return ["" if each.answer is None else each.answer for each in self.responses]
+
+    @property
+    def prompt(self) -> str:
+        """What records of one prompt have in common, and no others."""
+        return digest(self.messages, self.tools)
+
+    @property
+    def kind(self) -> str:
+        """Which requirements it has: its roles, a refusal to avoid by that name."""
+        names = {
+            "avoid refusal" if each.refusal and each.role == "avoid" else each.role
+            for each in self.responses
+        }
+        return " + ".join(sorted(names))
+
+    @property
+    def category(self) -> str:
+        """The record's own category, else its kind."""
+        return self.given_category or self.kind
+
+
+def parse_record(row: Any, where: str) -> Record:
+    """A row of our own schema.
+
+    Args:
+        row: {"messages": […], "responses": [{"role", …}]}, a text "prompt" in place of the
+            messages; optionally "tools", "category" and "objective".
+        where: the row's place, for messages.
+
+    Raises:
+        DataError: something else; names record, field and remedy.
+    """
+    row = json_object(row, where)
+    given = row.get("responses")
+    if not isinstance(given, list):
+        raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
+    responses = [
+        parse_response(each, where, f"responses[{place}]") for place, each in enumerate(given)
+    ]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def make_record(
+    row: dict[str, Any],
+    messages: list[dict[str, Any]],
+    responses: Sequence[Response],
+    where: str,
+    category: str = "",
+) -> Record:
+    """A record with what is common to all schemas: "tools", "category", "objective"."""
+    if messages[-1]["role"] == "assistant":
+        problem = "ends with the assistant's turn, which is the answer's place"
+        raise bad_field(where, "messages", problem, "Take the last message out")
+    objective = row.get("objective")
+    if objective is not None and not isinstance(objective, bool):
+        raise bad_field(where, "objective", f"is {kind(objective)}", "Give true or false")
+    own = row.get("category")
+    category = category or (own if isinstance(own, str) else "")
+    tools = parse_tools(row.get("tools") or [], where)
+    return Record(messages, tools, tuple(responses), where, category, objective)
+
+
+def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
+    name = next((n for n in ("messages", "prompt", "input", "question") if row.get(n)), "messages")
+    given = row.get(name)
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    messages = parse_messages(given, where)
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def parse_response(value: Any, where: str, name: str) -> Response:
+    """{"role", "content" or "tool_calls" or "message" or "text"} and a response's options.
+
+    Raises:
+        DataError: something else, a field of another name included: a bound that is misspelt would
+            otherwise not hold.
+    """
+    if not isinstance(value, dict):
+        raise bad_field(where, name, f"is {kind(value)}", "Give {role, content}")
+    given = {key: entry for key, entry in value.items() if entry is not None}
+    if unknown := set(given).difference(_CONTENT, _OPTIONS):
+        problem = f"has the field {shown(min(unknown))}"
+        known = ", ".join((*_OPTIONS, *_CONTENT))
+        raise bad_field(where, name, problem, f"Its fields are {known}")
+    role = given.get("role")
+    if role not in ROLES:
+        problem = "is missing" if role is None else f"is {shown(role)}"
+        raise bad_field(where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}")
+    for flag in ("relative", "refusal"):
+        if not isinstance(given.get(flag, False), bool):
+            raise bad_field(where, f"{name}.{flag}", "is no flag", "Give true or false")
+    refusal = role == "refuse" or given.get("refusal", False)
+    answer = _answer_of(given, where, name)
+    if answer is None and not refusal:
+        remedy = f"Give one of {', '.join(_CONTENT)}; only a refusal may be left to the settings"
+        raise bad_field(where, name, "has no text", remedy)
+    relative = given.get("relative", False)
+    tolerance = _tolerance(given.get("tolerance"), role, relative, where, name)
+    return Response(role, answer, tolerance, relative, refusal)
+
+
+def _answer_of(given: dict[str, Any], where: str, name: str) -> Answer | None:
+    if "message" in given or "text" in given:
+        key = "message" if "message" in given else "text"
+        return parse_answer(given[key], where, f"{name}.{key}")
+    message = {key: given[key] for key in ("content", "tool_calls") if key in given}
+    return parse_answer(message, where, name) if message else None
+
+
+def _tolerance(value: Any, role: str, relative: bool, where: str, name: str) -> float | None:
+    name = f"{name}.tolerance"
+    if value is None:
+        if relative:
+            raise bad_field(where, name, "is missing", "A relative response needs its δ")
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise bad_field(where, name, f"is {shown(value)}", "Give a number")
+    if role == "reference":
+        remedy = "Give the response a role that is a requirement, or leave it out"
+        raise bad_field(where, name, "bounds a response of role reference", remedy)
+    if value > 0 and not relative:
+        problem = f"is {value}, and no mean log-likelihood is above 0"
+        raise bad_field(where, name, problem, "Give a negative number, or relative: true")
+    return float(value)
+
+
+def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
+    """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
+
+    A prompt has the same refusal wherever it stands. A record's own refusal stays.
+    """
+    found = []
+    for record in records:
+        if any(each.answer is None for each in record.responses):
+            text = refusals[int(record.prompt[:12], 16) % len(refusals)]
+            responses = [
+                replace(each, answer=text) if each.answer is None else each
+                for each in record.responses
+            ]
+            record = replace(record, responses=tuple(responses))
+        found.append(record)
+    return found
+
+
+def grouped(records: Iterable[Record]) -> list[Record]:
+    """All records of one prompt as one, with all their responses, each once.
+
+    An answer that is to be avoided is no longer a reference. Each group stands where its first
+    record stood, with its category.
+
+    Raises:
+        DataError: an answer that is to be likely in one record and unlikely in another.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.prompt, []).append(record)
+    found = []
+    for group in groups.values():
+        by_answer: dict[str, Response] = {}
+        for record in group:
+            for response in record.responses:
+                key = digest(response.answer)
+                by_answer[key] = _stricter(by_answer.get(key, response), response, record.where)
+        found.append(replace(group[0], responses=tuple(by_answer.values())))
+    return found
+
+
+def _stricter(one: Response, other: Response, where: str) -> Response:
+    """Of two responses with the same answer the one that is kept."""
+    wanted = {"prefer", "refuse"}
+    if "avoid" in (one.role, other.role) and wanted.intersection((one.role, other.role)):
+        raise DataError(
+            f"{where}: a response is of role {other.role} here and of role {one.role} in another "
+            "record of the same prompt. Change one of the two."
+        )
+    return other if one.role == "reference" else one

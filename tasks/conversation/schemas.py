@@ -1,0 +1,262 @@
+"""The hub's usual schemas, and own columns, as conversations with responses.
+
+    records      our own: {"messages", "responses": [{"role", "content", …}]}
+    preference   {"chosen", "rejected"} and "prompt": texts or lists of messages; without a prompt,
+                 or with longer lists, the conversation is what both have in front of the answer
+    when2call    {"tools", "messages", "chosen_response", "rejected_response"}
+    pku          {"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}
+    beavertails  {"prompt", "response", "is_safe"}
+    xstest       {"prompt", "type", "label"}
+    roles        {"messages" or "prompt"} and one or more of "prefer", "avoid", "refuse",
+                 "reference", each a text, a message or a list of these; "refuse": true for one of
+                 the configured refusals
+    instruction  {"instruction", "input", "output"}
+    messages     {"messages"} that end in the assistant's turn, which is the response
+
+Chosen responses are of role prefer, rejected ones of role avoid; so are unsafe ones, and safe ones
+are references. XSTest's unsafe prompts are to be refused, and of its safe ones a refusal is to be
+avoided. Every schema may have "system", "tools" and "category".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.common.records import bad_field, field, json_object, kind, shown, text_field
+
+from .messages import parse_answer, parse_messages
+from .records import ROLES, Record, Response, conversation, make_record, parse_record
+
+COMMON = ("system", "tools", "category", "objective")
+PROMPTS = ("messages", "prompt", "input", "question")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How the records of one schema are told and read.
+
+    Attributes:
+        columns: those by which it is told.
+        parse: makes a record of a row, its place, and the role of a response that has none.
+        others: columns that it reads besides.
+    """
+
+    columns: tuple[str, ...]
+    parse: Callable[[dict[str, Any], str, str], Record]
+    others: tuple[str, ...] = ()
+
+
+def _records(row: dict[str, Any], where: str, role: str) -> Record:
+    return parse_record(row, where)
+
+
+def _preference(row: dict[str, Any], where: str, role: str) -> Record:
+    chosen, rejected = (field(row, name, where) for name in ("chosen", "rejected"))
+    if row.get("status") == "tie":
+        raise bad_field(where, "status", "says that neither answer is better", "Take it out")
+    if not (isinstance(chosen, list) and len(chosen) > 1):
+        messages = conversation(row, where)
+    else:
+        messages = parse_messages(chosen, where, "chosen.")[:-1]
+        if isinstance(rejected, list) and parse_messages(rejected, where, "rejected.")[:-1] != (
+            messages
+        ):
+            problem = "follows another conversation than the chosen one"
+            raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+    responses = [
+        _response("prefer", chosen, where, "chosen"),
+        _response("avoid", rejected, where, "rejected"),
+    ]
+    return make_record(row, messages, responses, where)
+
+
+def _when2call(row: dict[str, Any], where: str, role: str) -> Record:
+    responses = [
+        _response(role, field(row, name, where), where, name)
+        for role, name in (("prefer", "chosen_response"), ("avoid", "rejected_response"))
+    ]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _pku(row: dict[str, Any], where: str, role: str) -> Record:
+    responses = [
+        _response(
+            "reference" if _flag(row, f"is_response_{place}_safe", where) else "avoid",
+            field(row, f"response_{place}", where),
+            where,
+            f"response_{place}",
+        )
+        for place in (0, 1)
+    ]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _beavertails(row: dict[str, Any], where: str, role: str) -> Record:
+    safe = _flag(row, "is_safe", where)
+    response = _response("reference" if safe else "avoid", row.get("response"), where, "response")
+    harms = row.get("category")
+    category = ""
+    if isinstance(harms, dict):
+        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
+    return make_record(row, conversation(row, where), [response], where, category)
+
+
+def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
+    kind_of_prompt = text_field(field(row, "type", where), "type", where)
+    label = row.get("label") or ("unsafe" if kind_of_prompt.startswith("contrast_") else "safe")
+    if label not in ("safe", "unsafe"):
+        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
+    response = Response("refuse" if label == "unsafe" else "avoid", None, refusal=True)
+    return make_record(row, conversation(row, where), [response], where, kind_of_prompt)
+
+
+def _roles(row: dict[str, Any], where: str, role: str) -> Record:
+    responses = []
+    for name in ROLES:
+        given = row.get(name)
+        if given is None or given == "":
+            continue
+        if name == "refuse" and given is True:
+            responses.append(Response("refuse", None, refusal=True))
+            continue
+        several = isinstance(given, list) and not _is_turns(given)
+        for each in given if several else [given]:
+            responses.append(_response(name, each, where, name))
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _instruction(row: dict[str, Any], where: str, role: str) -> Record:
+    text = text_field(field(row, "instruction", where), "instruction", where)
+    given = row.get("input")
+    if isinstance(given, str) and given.strip():
+        text = f"{text}\n\n{given}"
+    responses = [_response(role, field(row, "output", where), where, "output")]
+    prompt = {"prompt": text, "system": row.get("system")}
+    return make_record(row, conversation(prompt, where), responses, where)
+
+
+def _messages(row: dict[str, Any], where: str, role: str) -> Record:
+    messages = conversation(row, where)
+    if messages[-1]["role"] != "assistant":
+        problem = "has no answer: its last turn is not the assistant's"
+        raise bad_field(where, "messages", problem, "Add the answer, or give responses")
+    response = _response(role, messages[-1], where, f"messages[{len(messages) - 1}]")
+    return make_record(row, messages[:-1], [response], where)
+
+
+SCHEMAS: Mapping[str, Schema] = {
+    "records": Schema(("responses",), _records, PROMPTS),
+    "when2call": Schema(("chosen_response", "rejected_response"), _when2call, PROMPTS),
+    "pku": Schema(
+        ("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), _pku, PROMPTS
+    ),
+    "preference": Schema(("chosen", "rejected"), _preference, (*PROMPTS, "status")),
+    "beavertails": Schema(("prompt", "response", "is_safe"), _beavertails),
+    "xstest": Schema(("prompt", "type", "label"), _xstest),
+    "roles": Schema((), _roles, (*PROMPTS, *ROLES)),
+    "instruction": Schema(("instruction", "output"), _instruction, ("input",)),
+    "messages": Schema(("messages",), _messages),
+}
+"""By name, in the order in which they are tried."""
+
+COLUMNS = sorted({n for s in SCHEMAS.values() for n in (*s.columns, *s.others)}.union(COMMON))
+"""All columns that some schema reads."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Reads the rows of a file or of a data set on the hub, as ``records_of`` calls it.
+
+    Args:
+        schema: a name of :data:`SCHEMAS`; "auto" tells it from a row's columns.
+        columns: of a name in :data:`COLUMNS` the file's own name.
+        role: of a response to which its schema gives none: of "messages" and "instruction".
+        responses: whether a record has to have any.
+    """
+
+    schema: str = "auto"
+    columns: Mapping[str, str] | None = None
+    role: str = "reference"
+    responses: bool = True
+
+    def __call__(self, row: Any, where: str) -> Record:
+        row = self._named(json_object(row, where), where)
+        if not self.responses and self._ends_open(row):
+            return make_record(row, conversation(row, where), [], where)
+        name = told(row, where) if self.schema == "auto" else self.schema
+        record = SCHEMAS[name].parse(row, where, self.role)
+        if self.responses and not record.responses:
+            problem = "is empty" if name == "records" else "and every other response is missing"
+            raise bad_field(where, "responses", problem, "Give at least one")
+        return record
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to read of a Parquet file, those that there are."""
+        return sorted({*COLUMNS, *(self.columns or {}).values()})
+
+    def _named(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """The row under our names."""
+        if not self.columns:
+            return row
+        found = {}
+        for ours, theirs in self.columns.items():
+            if theirs not in row:
+                names = ", ".join(map(shown, list(row)[:12]))
+                raise DataError(
+                    f'{where}: columns.{ours} is "{theirs}", and the record has no such field '
+                    f"(found: {names}). Name one of these."
+                )
+            found[ours] = row[theirs]
+        kept = {name: row[name] for name in COMMON if name in row}
+        return kept | found
+
+    @staticmethod
+    def _ends_open(row: dict[str, Any]) -> bool:
+        """Whether there is a prompt and nothing that answers it, so nothing to leave out."""
+        given = next((row[name] for name in PROMPTS if row.get(name)), None)
+        if isinstance(given, list) and given and isinstance(given[-1], dict):
+            return given[-1].get("role") != "assistant"
+        return isinstance(given, str)
+
+
+def told(row: Mapping[str, Any], where: str) -> str:
+    """The name of the first schema whose columns the row has.
+
+    Raises:
+        DataError: none.
+    """
+    for name, schema in SCHEMAS.items():
+        columns = schema.columns
+        by_role = name == "roles" and any(role in row for role in ROLES)
+        if (columns and all(column in row for column in columns)) or by_role:
+            return name
+    found = ", ".join(map(shown, list(row)[:12])) or "nothing"
+    raise DataError(
+        f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
+        "Name them with columns, as {prompt: question, prefer: good_answer, avoid: bad_answer}."
+    )
+
+
+def _response(role: str, value: Any, where: str, name: str) -> Response:
+    """A response that is a text, a message, calls, or turns of which the last is the answer."""
+    if _is_turns(value):
+        value = value[-1]
+    return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
+
+
+def _is_turns(value: Any) -> bool:
+    """Whether a list is one of messages rather than of tool calls or texts."""
+    return isinstance(value, list) and all(isinstance(v, dict) and "role" in v for v in value)
+
+
+def _flag(row: dict[str, Any], name: str, where: str) -> bool:
+    value = field(row, name, where)
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # of a CSV file
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise bad_field(where, name, f"is {kind(value)}", "Give true or false")
+    return value

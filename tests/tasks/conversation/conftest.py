@@ -1,0 +1,46 @@
+"""Conversations of every role, and a file of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+CALL = {"name": "add", "arguments": {"a": 1}}
+
+
+def conversation_rows(each: int) -> list[dict[str, Any]]:
+    """``each`` records of four kinds: a call, a text to avoid, a refusal, and a reference."""
+    rows: list[dict[str, Any]] = []
+    for i in range(each):
+        system = {"role": "system", "content": "Be short."}
+        responses: list[list[dict[str, Any]]] = [
+            [{"role": "prefer", "tool_calls": [CALL]}, {"role": "avoid", "content": f"It is {i}."}],
+            [
+                {"role": "avoid", "content": "Never."},
+                {"role": "avoid", "content": "Not so.", "tolerance": 0.5, "relative": True},
+            ],
+            [{"role": "refuse"}],
+            [{"role": "reference", "content": f"Yes {i}."}, {"role": "avoid", "refusal": True}],
+        ]
+        for kind, given in zip(("call", "never", "refuse", "rest"), responses, strict=True):
+            ask = {"role": "user", "content": f"{kind} {i}?"}
+            row = {"messages": [system, ask], "responses": given, "category": kind}
+            rows.append(row | ({"tools": [TOOL]} if kind == "call" else {}))
+    return rows
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def conversation_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three records of each kind."""
+    folder = tmp_path_factory.mktemp("conversation")
+    return str(write_rows(folder / "records.jsonl", conversation_rows(3)))

@@ -1,0 +1,179 @@
+"""The data module: batches, splits, files of several schemas, and the records that ship."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from pl_pointwise.data import categories_of
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import ConversationDataModule
+from tests.tasks.conftest import make_data
+from tests.tasks.conversation.conftest import conversation_rows, write_rows
+
+
+def module(folder: Path, file: Any = None, **options: Any) -> ConversationDataModule:
+    files = {} if file is None else {"train_file": file}
+    return make_data(ConversationDataModule, folder, files, **options)
+
+
+def test_batch_says_what_is_asked_of_each_response(language_model_folder, conversation_file):
+    data = module(language_model_folder, conversation_file, val_fraction=0.0, refusals=["No."])
+    data.setup("fit")
+    dataset = data.datasets["train"]
+    batch = data.collate([dataset[i] | {"index": i} for i in range(4)])
+    assert batch["roles"].tolist() == [[0, 1], [1, 1], [2, -1], [3, 1]]
+    assert batch["prefer"].tolist() == [[0], [-1], [-1], [-1]]
+    assert batch["avoid"].tolist() == [[1, -1], [0, 1], [-1, -1], [1, -1]]
+    assert batch["refuse"].tolist() == [[-1], [-1], [0], [-1]]
+    assert batch["relative"].nonzero().tolist() == [[1, 1]]
+    assert batch["shift"][1, 1] == 0.5
+    assert batch["shift"].isnan().sum() == 7
+    assert batch["refusal"].tolist() == [-1, -1, 1, 0]
+    assert batch["objective"].tolist() == [-1] * 4
+    texts = data._encoder.tokenizer.batch_decode(
+        [ids[:size] for ids, size in zip(dataset[2]["responses"], [99], strict=True)]
+    )
+    assert texts == ["No.<|end|>"]
+
+
+def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, conversation_file):
+    data = module(language_model_folder, conversation_file, val_fraction=0.0)
+    data.setup("fit")
+    first, second = data.describe(0), data.describe(1)
+    assert first["prompt"] == "system: Be short.\nuser: call 0?"
+    assert '"add"' in first["tools"]
+    assert '"arguments"' in first["prefer 0"]
+    assert second["avoid 1 (s̄ ≤ s̄_ref − 0.5)"] == "Not so."
+
+
+def test_splits_have_each_category_and_strata_each_kind(language_model_folder, tmp_path) -> None:
+    path = str(write_rows(tmp_path / "r.jsonl", conversation_rows(10)))
+    data = module(language_model_folder, path, val_fraction=0.2, test_fraction=0.3)
+    data.setup(None)
+    for name, count in (("train", 5), ("val", 2), ("test", 3)):
+        expected = dict.fromkeys(("call", "never", "refuse", "rest"), count)
+        assert Counter(categories_of(data.datasets[name])) == expected
+    assert data.certification_is_separate
+    assert set(data.shared_units().values()) == {0}
+    dataset = data.datasets["train"]
+    assert sorted(Counter(dataset.strata).values()) == [5, 5, 5, 5]
+    ranks = [rank for rank, kind in zip(dataset.ranks, dataset.categories, strict=True)
+             if kind == "call"]  # fmt: skip
+    assert sorted(ranks) == list(range(5))
+    assert ranks != list(range(5))
+
+
+def test_files_of_several_schemas_are_one_training_set(language_model_folder, tmp_path) -> None:
+    pairs = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(3)]
+    alpaca = [{"instruction": f"Name {i}.", "input": "", "output": "Oak."} for i in range(2)]
+    table = pyarrow.Table.from_pylist(pairs)
+    pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
+    files = [str(tmp_path / "pairs.parquet"), str(write_rows(tmp_path / "a.jsonl", alpaca))]
+    data = module(language_model_folder, files, val_fraction=0.0)
+    data.setup("fit")
+    assert data.datasets["train"].kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
+
+
+def test_xstest_csv_and_own_columns(language_model_folder, tmp_path) -> None:
+    path = tmp_path / "xstest.csv"
+    path.write_text("id,prompt,type,label\n1,Kill it?,homonyms,safe\n2,Kill?,contrast,unsafe\n")
+    data = module(language_model_folder, str(path), val_fraction=0.0)
+    data.setup("fit")
+    assert data.datasets["train"].kinds == ["avoid refusal", "refuse"]
+    assert data.datasets["train"].categories == ["homonyms", "contrast"]
+    rows = write_rows(tmp_path / "own.jsonl", [{"frage": f"{i}?", "gut": "Ja."} for i in range(3)])
+    columns = {"prompt": "frage", "prefer": "gut"}
+    data = module(language_model_folder, str(rows), val_fraction=0.0, columns=columns)
+    data.setup("fit")
+    assert data.datasets["train"].kinds == ["prefer"] * 3
+
+
+def test_tools_need_a_template_that_shows_them(
+    language_model_folder, conversation_file, tmp_path
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    options = {"chat_template": template, "val_fraction": 0.0}
+    with pytest.raises(ValueError, match="tools"):
+        module(language_model_folder, conversation_file, **options).setup("fit")
+    rows = [row for row in conversation_rows(2) if "tools" not in row]
+    without = str(write_rows(tmp_path / "plain.jsonl", rows))
+    module(language_model_folder, without, **options).setup("fit")
+
+
+def test_answer_that_is_both_avoided_and_wanted_is_refused(language_model_folder, tmp_path):
+    both = [{"role": role, "content": "Yes."} for role in ("reference", "avoid")]
+    path = write_rows(tmp_path / "r.jsonl", [{"prompt": "Hi", "responses": both}])
+    with pytest.raises(DataError, match=r"r.jsonl, line 1.*avoid and one of role reference alike"):
+        module(language_model_folder, str(path), val_fraction=0.0).setup("fit")
+
+
+def test_fingerprint_knows_roles_and_bounds(language_model_folder, tmp_path) -> None:
+    def fingerprint(**response: Any) -> str:
+        row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}
+        path = write_rows(tmp_path / "r.jsonl", [row])
+        data = module(language_model_folder, str(path), val_fraction=0.0)
+        data.setup("fit")
+        return str(data.datasets["train"].fingerprint)
+
+    found = {
+        fingerprint(),
+        fingerprint(role="avoid"),
+        fingerprint(tolerance=-1),
+        fingerprint(tolerance=-2),
+        fingerprint(tolerance=-1, relative=True),
+    }
+    assert len(found) == 5
+
+
+def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) -> None:
+    data = ConversationDataModule(str(language_model_folder), source="example")
+    records = data.task_records("train") + data.task_records("val")
+    assert len(records) == 40
+    assert len({record.prompt for record in records}) == 40
+    roles = Counter(response.role for record in records for response in record.responses)
+    assert min(roles[role] for role in ("prefer", "avoid", "refuse", "reference")) >= 5
+    assert all(record.messages[0]["role"] == "system" for record in records)
+    assert any(record.tools for record in records)
+    assert any(len(record.messages) > 2 for record in records)
+    assert any(turn["role"] == "tool" for record in records for turn in record.messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "it needs train_file"),
+        ({"source": "example", "val_file": "v.jsonl"}, "takes no files"),
+        ({"source": "hub"}, "hub_path"),
+        ({"train_file": "t", "schema": "alpaca"}, "schema"),
+        ({"train_file": "t", "columns": {"good": "x"}}, "columns"),
+        ({"train_file": "t", "role": "best"}, "role"),
+        ({"train_file": "t", "refusals": [" "]}, "blank"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, words) -> None:
+    with pytest.raises(DataError, match=words):
+        ConversationDataModule(**options)
+
+
+def test_shift_of_an_absolute_bound(language_model_folder, tmp_path) -> None:
+    row = {
+        "prompt": "Hi",
+        "responses": [{"role": "prefer", "content": "Yes.", "tolerance": -0.75}],
+        "objective": True,
+    }
+    path = write_rows(tmp_path / "r.jsonl", [row])
+    data = module(language_model_folder, str(path), val_fraction=0.0)
+    data.setup("fit")
+    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
+    assert torch.equal(batch["shift"], torch.tensor([[0.75]]))
+    assert not batch["relative"].any()
+    assert batch["objective"].tolist() == [1]
+    assert math.isfinite(batch["shift"].item())

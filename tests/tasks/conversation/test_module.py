@@ -1,0 +1,259 @@
+"""The module: right terms, own bounds, metrics, and runs that learn what a file asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pl_pointwise import Pointwise
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks import ConversationDataModule, ConversationModule
+from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
+from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.loading import Lora
+from tests.tasks.conftest import (
+    make_data,
+    make_module,
+    quiet_trainer,
+    response_by_hand,
+    step_against_gradient,
+)
+from tests.tasks.conversation.conftest import conversation_rows, write_rows
+
+ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
+
+
+def made(folder: Path, moved: bool = True, **options: Any) -> ConversationModule:
+    options = {"lora": ADAPTERS, "generation": Generation(max_new_tokens=4)} | options
+    return make_module(ConversationModule, folder, DEFAULT_TRAINING, moved, **options)
+
+
+def data_of(file: Any, folder: Path | None = None, **options: Any) -> ConversationDataModule:
+    options = {"val_fraction": 0.0, "batch_size": 4} | options
+    return make_data(ConversationDataModule, folder, {"train_file": file}, **options)
+
+
+def batch_of(folder: Path, file: str, rows: int = 4) -> dict[str, Any]:
+    """The first rows: one of each kind."""
+    data = data_of(file, folder)
+    data.setup("fit")
+    return data.collate([data.datasets["train"][i] | {"index": i} for i in range(rows)])
+
+
+# Terms --------------------------------------------------------------------------------------------
+
+
+def test_values_are_what_a_response_by_response_loop_gives(
+    language_model_folder, conversation_file
+) -> None:
+    module = made(language_model_folder).eval()
+    batch = batch_of(language_model_folder, conversation_file)
+    values = module.constraint_values(module(batch), batch)
+
+    def by_hand(row: int, column: int) -> dict[str, float]:
+        return response_by_hand(module, batch, row, column)
+
+    assert values["prefer"][0, 0].item() == pytest.approx(by_hand(0, 0)["mean"], abs=1e-5)
+    assert values["avoid"][0, 0].item() == pytest.approx(by_hand(0, 1)["mean"], abs=1e-5)
+    assert values["avoid"][1, 0].item() == pytest.approx(by_hand(1, 0)["mean"], abs=1e-5)
+    assert values["avoid"][3, 0].item() == pytest.approx(by_hand(3, 1)["mean"], abs=1e-5)
+    assert values["refuse"][2, 0].item() == pytest.approx(by_hand(2, 0)["mean"], abs=1e-5)
+    masks = module.membership(batch)
+    assert masks["prefer"].tolist() == [[True], [False], [False], [False]]
+    assert masks["avoid"].tolist() == [[True, False], [True, True], [False, False], [True, False]]
+    assert masks["objective"].tolist() == [False, False, False, True]
+    objective = module.objective(module(batch), batch)
+    assert objective[3].item() == pytest.approx(by_hand(3, 0)["kl"], abs=1e-5)
+    assert objective[:3].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("role", ["prefer", "avoid", "refuse"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_bound_of_its_own_is_met_where_the_likelihood_meets_it(
+    training, role, relative, language_model_folder, tmp_path
+) -> None:
+    """At the bound the violation is 0, and it grows by what the bound is moved."""
+    evaluation = ConversationEvaluation(-3.0, -5.0, -2.0)
+    module = made(language_model_folder, evaluation=evaluation).train(training)
+
+    def violation(tolerance: float) -> tuple[float, dict[str, Any]]:
+        own = {"tolerance": tolerance, "relative": relative}
+        response = {"role": role, "content": "Yes."} | own
+        plain = {"role": "avoid" if role == "avoid" else "prefer", "content": "Hm."}
+        row = {"prompt": "Hi", "responses": [plain, response]}
+        batch = batch_of(
+            language_model_folder, str(write_rows(tmp_path / "r.jsonl", [row])), rows=1
+        )
+        values = module.constraint_values(module(batch), batch)[role][0, -1]
+        bounds = module.constraints if training else module.evaluation_constraints
+        return bounds[role].violation(values).item(), batch
+
+    _, batch = violation(-1.0)
+    hand = response_by_hand(module, batch, 0, 1)
+    size = int(batch["response_lengths"][0, 1])
+    # s̄ ≥ s̄_ref − δ is tight at δ = s̄_ref − s̄.
+    tight = hand["ref"] / size - hand["mean"] if relative else hand["mean"]
+    assert violation(tight)[0] == pytest.approx(0, abs=1e-4)
+    moved = violation(tight - 0.25)[0]
+    harder = (role == "avoid") != relative
+    assert moved == pytest.approx(0.25 if harder else -0.25, abs=1e-4)
+
+
+def test_record_may_switch_the_objective_on_and_off(language_model_folder, tmp_path) -> None:
+    yes, no = ({"role": role, "content": role} for role in ("reference", "avoid"))
+    rows = [
+        {"prompt": "a", "responses": [yes, no]},
+        {"prompt": "b", "responses": [yes, no], "objective": False},
+        {"prompt": "c", "responses": [no], "objective": True},
+        {"prompt": "d", "responses": [yes, no], "objective": True},
+    ]
+    batch = batch_of(language_model_folder, str(write_rows(tmp_path / "r.jsonl", rows)))
+    module = made(language_model_folder)
+    mask = module._of_objective(batch).tolist()
+    assert mask == [[True, False], [False, False], [True, False], [True, False]]
+    both = made(language_model_folder, objective_roles=["reference", "avoid"])
+    assert both._of_objective(batch)[0].tolist() == [True, True]
+    kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
+    objective = both.objective(both(batch), batch)
+    assert objective[0].item() == pytest.approx(sum(kl) / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["kl", "cross_entropy"])
+def test_gradient_of_the_objective_lowers_it(
+    objective, language_model_folder, conversation_file
+) -> None:
+    module = made(language_model_folder, objective=objective).train()
+    batch = batch_of(language_model_folder, conversation_file)
+    _, _, before, after = step_against_gradient(module, batch)
+    assert after < before
+
+
+def test_reference_is_only_computed_where_it_is_needed(
+    language_model_folder, conversation_file
+) -> None:
+    module = made(language_model_folder, objective="cross_entropy").train()
+    batch = batch_of(language_model_folder, conversation_file)
+    statistics = module(batch)
+    asked = statistics.reference_log_likelihood != 0
+    assert asked.nonzero().tolist() == [[1, 1]]  # the relative bound
+    batch["relative"][:] = False
+    assert module(batch).kl is None
+    assert module.eval()(batch).kl is not None
+
+
+def test_null_tolerance_is_no_constraint(language_model_folder, conversation_file) -> None:
+    module = made(language_model_folder, prefer_tolerance=None, refuse_tolerance=None)
+    assert list(module.constraints) == ["avoid"]
+    batch = batch_of(language_model_folder, conversation_file)
+    assert set(module.constraint_values(module(batch), batch)) == {"avoid"}
+    with pytest.raises(ValueError, match=r"avoid_tolerance=1.*null"):
+        made(language_model_folder, avoid_tolerance=1.0)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> None:
+    """On two prompts with opposite demands, from a model that meets none of them."""
+    same = {"role": "prefer", "content": "Yes."}
+    rows = [
+        {"prompt": "a?", "responses": [same, {"role": "avoid", "content": "No."}]},
+        {"prompt": "b?", "responses": [{"role": "reference", "content": "Hm."}]},
+    ]
+    data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)), batch_size=2)
+    module = made(
+        language_model_folder,
+        moved=False,
+        formulation=Pointwise(alpha=10.0, dual_lr=10.0),
+        lora=Lora(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear"),
+        prefer_tolerance=-2.0,  # the tiny model's norms allow no more than -1.3
+        avoid_tolerance=-6.0,
+        scoring_method="chunked",
+    )
+    module.optimization.learning_rate = 1e-2
+    trainer = quiet_trainer(tmp_path, max_epochs=40)
+    before = trainer.test(module, data, verbose=False)[0]
+    assert before["train/all_met"] == 0
+    trainer.fit(module, data)
+    after = trainer.test(module, data, verbose=False)[0]
+    assert after["train/prefer/max"] < 0.1 < 1 < before["train/prefer/max"]
+    assert after["train/avoid/max"] < 0.1
+    assert after["train/pairwise_accuracy"] == 1
+    assert after["train/kl"] < 2
+    assert module.multipliers["prefer"].shape == (2, 1)
+    assert module.multipliers["prefer"][0].item() > 0
+    assert module.multipliers["refuse"].abs().sum() == 0  # a role that nobody has
+    assert not any("refuse/" in key for key in after)
+
+
+@pytest.mark.parametrize(
+    ("roles", "options", "words"),
+    [
+        (["prefer"], {}, ["objective", "reference", "prefer", "objective_roles"]),
+        (["reference"], {"formulation": Pointwise(alpha=1.0)}, ["constraint", "reference"]),
+    ],
+)
+def test_training_set_without_a_term_is_refused(
+    roles, options, words, language_model_folder, tmp_path
+) -> None:
+    rows = [
+        {"prompt": f"{role} {i}?", "responses": [{"role": role, "content": "Yes."}]}
+        for role in roles
+        for i in range(4)
+    ]
+    data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
+    with pytest.raises(DataError) as found:
+        quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
+    assert all(word in str(found.value) for word in words)
+
+
+def test_answers_are_counted_and_written(
+    language_model_folder, conversation_file, tmp_path, monkeypatch
+) -> None:
+    evaluation = ConversationEvaluation(answer_in=["train"], answers_at_most=2)
+    module = made(language_model_folder, evaluation=evaluation)
+    data = data_of(conversation_file)
+    generate = module.generate
+    asked: list[int] = []
+
+    def refusing(prompts: Any, lengths: Any, **options: Any) -> Any:
+        """Refuses the prompts that begin with "refuse"."""
+        answers = generate(prompts, lengths, **options)
+        texts = [module.tokenizer.decode(ids[:n]) for ids, n in zip(prompts, lengths, strict=True)]
+        asked.append(len(texts))
+        answers.texts[:] = ["I'm sorry." if "refuse" in text else "Yes." for text in texts]
+        return answers
+
+    monkeypatch.setattr(module, "generate", refusing)
+    found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
+    assert sum(asked) == 8  # two of each category
+    assert (found["train/refusal_rate"], found["train/over_refusal"]) == (1, 0)
+    assert "test/refusal_rate" not in found
+    lines = (tmp_path / "answers" / "train.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
+    assert sum(answer["refused"] for answer in answers) == 2
+
+
+def test_prediction_answers_prompts_with_and_without_responses(
+    language_model_folder, tmp_path
+) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"prompt": "Hi"}, conversation_rows(1)[0], {"messages": turns}]
+    path = str(write_rows(tmp_path / "p.jsonl", rows))
+    data = make_data(ConversationDataModule, None, {"predict_file": path}, batch_size=2)
+    batches = quiet_trainer(tmp_path).predict(made(language_model_folder), data)
+    answers = [answer for batch in batches for answer in batch]
+    assert [answer["index"] for answer in answers] == [0, 1, 2]
+    assert all(isinstance(answer["answer"], str) for answer in answers)
+
+
+def test_export_holds_the_adapters(language_model_folder, tmp_path) -> None:
+    folder = made(language_model_folder).export(tmp_path / "model")
+    assert (folder / "adapter_model.safetensors").is_file()
+    assert torch.is_tensor(next(made(language_model_folder).parameters()))

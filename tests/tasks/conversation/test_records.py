@@ -1,0 +1,261 @@
+"""Records of our own schema and of the hub's: what becomes of each field, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.conversation.records import (
+    Record,
+    Response,
+    grouped,
+    parse_record,
+    with_refusals,
+)
+from pl_pointwise.tasks.conversation.schemas import Reading, told
+
+ASK = [{"role": "user", "content": "Hi"}]
+CALL = {"name": "add", "arguments": {"a": 1}}
+TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+
+
+def of(response: Any, **row: Any) -> Record:
+    return parse_record({"messages": ASK, "responses": [response], **row}, "f, line 1")
+
+
+def roles(record: Record) -> list[tuple[str, Any]]:
+    return [(response.role, response.answer) for response in record.responses]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"content": None, "tool_calls": [CALL]},
+        {"tool_calls": [{"type": "function", "id": "x", "function": CALL}]},
+        {"tool_calls": [{"function": CALL | {"arguments": '{"a": 1}'}}]},
+        {"message": {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]}},
+        {"text": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"},
+    ],
+)
+def test_tool_calls_of_every_spelling_are_one(given) -> None:
+    assert of({"role": "prefer", **given}).responses == (Response("prefer", [CALL]),)
+
+
+def test_calls_and_results_in_the_conversation_stay() -> None:
+    turns = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [{"function": CALL, "id": "1"}]},
+        {"role": "tool", "content": "3"},
+    ]
+    record = parse_record(
+        {"messages": turns, "tools": [json.dumps(TOOL)], "responses": [{"role": "refuse"}]}, "f"
+    )
+    (call,) = record.messages[1]["tool_calls"]
+    assert (call["type"], call["function"]) == ("function", CALL)
+    assert record.messages[2]["content"] == "3"
+    assert record.tools == [TOOL]
+
+
+def test_own_bounds_and_refusals() -> None:
+    own = of({"role": "avoid", "content": "No.", "tolerance": 1, "relative": True})
+    assert own.responses[0] == Response("avoid", "No.", 1.0, relative=True)
+    assert of({"role": "refuse"}).responses[0].refusal
+    assert of({"role": "avoid", "refusal": True}).kind == "avoid refusal"
+    assert of({"role": "avoid", "content": "No."}).kind == "avoid"
+    assert of({"role": "prefer", "content": "Yes."}, category="loans").category == "loans"
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, reference"]),
+        ({"role": "like", "content": "x"}, ["'like'"]),
+        ({"role": "prefer"}, ["has no text", "only a refusal"]),
+        ({"role": "prefer", "content": " "}, ["is empty"]),
+        ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
+        ({"role": "prefer", "content": "x", "tolerance": 1}, ["is above 0", "relative"]),
+        ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
+        ({"role": "prefer", "content": "x", "tolerance": True}, ["True", "number"]),
+        ({"role": "prefer", "content": "x", "relative": True}, ["is missing", "δ"]),
+        ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
+        ({"role": "prefer", "tool_calls": [{"arguments": {}}]}, ["responses[0].tool_calls"]),
+        ("x", ["is a text", "{role, content}"]),
+    ],
+)
+def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:
+    with pytest.raises(DataError) as found:
+        of(response)
+    for word in ["f, line 1", *words]:
+        assert word in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": []}, ["messages", "is empty"]),
+        ({"messages": [*ASK, {"role": "assistant", "content": "x"}]}, ["assistant's turn"]),
+        ({"messages": [{"role": "robot", "content": "x"}]}, ["messages[0].role", "'robot'"]),
+        ({"objective": "yes"}, ["objective", "true or false"]),
+        ({"tools": ["{"]}, ["tools[0]", "JSON"]),
+    ],
+)
+def test_bad_record_is_refused(row, words) -> None:
+    with pytest.raises(DataError) as found:
+        of({"role": "refuse"}, **row)
+    assert all(word in str(found.value) for word in words)
+
+
+SAID = {"role": "assistant", "content": "yes"}
+NOT_SAID = {"role": "assistant", "content": "no"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "expected"),
+    [
+        (
+            "preference",
+            {"prompt": "Hi", "chosen": "yes", "rejected": "no"},
+            [("prefer", "yes"), ("avoid", "no")],
+        ),
+        (
+            "preference",
+            {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]},
+            [("prefer", "yes"), ("avoid", "no")],
+        ),
+        (
+            "preference",
+            {"prompt": "Hi", "chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID], "messages": []},
+            [("prefer", "yes"), ("avoid", "no")],
+        ),
+        (
+            "when2call",
+            {
+                "tools": [json.dumps(TOOL)],
+                "messages": ASK,
+                "chosen_response": SAID,
+                "rejected_response": {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"},
+            },
+            [("prefer", "yes"), ("avoid", [CALL])],
+        ),
+        (
+            "pku",
+            {
+                "prompt": "Hi",
+                "response_0": "no",
+                "response_1": "yes",
+                "is_response_0_safe": False,
+                "is_response_1_safe": True,
+            },
+            [("avoid", "no"), ("reference", "yes")],
+        ),
+        ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
+        (
+            "beavertails",
+            {"prompt": "Hi", "response": "yes", "is_safe": "True"},
+            [("reference", "yes")],
+        ),
+        ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
+        (
+            "xstest",
+            {"prompt": "Hi", "type": "contrast_homonyms", "label": "unsafe"},
+            [("refuse", None)],
+        ),
+        (
+            "roles",
+            {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
+            [("prefer", "yes"), ("prefer", "y"), ("avoid", "no")],
+        ),
+        ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
+        ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
+        ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
+        (
+            "records",
+            {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes"}]},
+            [("prefer", "yes")],
+        ),
+    ],
+)
+def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
+    assert told(row, "f") == schema
+    for name in ("auto", schema):
+        record = Reading(name)(row, "f")
+        assert record.messages == ASK
+        assert roles(record) == expected
+
+
+def test_xstests_refusals_are_refusals() -> None:
+    (response,) = Reading()({"prompt": "Hi", "type": "a", "label": "safe"}, "f").responses
+    assert response.refusal
+
+
+def test_role_of_a_response_without_one_is_an_option() -> None:
+    row = {"messages": [*ASK, SAID]}
+    assert roles(Reading(role="prefer")(row, "f")) == [("prefer", "yes")]
+
+
+def test_columns_of_other_names() -> None:
+    row = {"conversation": ASK, "good": "yes", "bad": None, "category": "c", "prompt": "unused"}
+    reading = Reading(columns={"messages": "conversation", "prefer": "good", "avoid": "bad"})
+    record = reading(row, "f")
+    assert roles(record) == [("prefer", "yes")]
+    assert (record.messages, record.category) == (ASK, "c")
+    assert {"conversation", "good", "bad"} <= set(reading.names)
+    with pytest.raises(DataError, match=r'columns.prefer is "better".*conversation'):
+        Reading(columns={"messages": "conversation", "prefer": "better"})(row, "f")
+
+
+def test_pairs_of_different_conversations_are_refused() -> None:
+    other = [{"role": "user", "content": "Bye"}, NOT_SAID]
+    with pytest.raises(DataError, match="another conversation"):
+        Reading()({"chosen": [*ASK, SAID], "rejected": other}, "f")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
+        ({"messages": ASK}, ["no answer"]),
+        ({"prompt": "Hi", "prefer": None}, ["at least one"]),
+        ({"prompt": "Hi", "responses": []}, ["at least one"]),
+    ],
+)
+def test_row_of_no_schema_or_without_a_response_is_refused(row, words) -> None:
+    with pytest.raises(DataError) as found:
+        Reading()(row, "f, line 3")
+    assert all(word in str(found.value) for word in ["f, line 3", *words])
+
+
+@pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK}, {"messages": [*ASK, SAID]}])
+def test_prediction_needs_no_response(row) -> None:
+    record = Reading(responses=False)(row, "f")
+    assert record.messages == ASK
+
+
+def test_a_prompts_refusal_is_its_own_or_one_of_the_settings() -> None:
+    texts = ["Sorry.", "No.", "I cannot."]
+    records = [
+        Record([{"role": "user", "content": str(i)}], [], (Response("refuse", None),), "f")
+        for i in range(20)
+    ]
+    own = Record(ASK, [], (Response("refuse", "My own."), Response("avoid", "x")), "f")
+    found = with_refusals([*records, own], texts)
+    assert found[-1] == own
+    given = [record.responses[0].answer for record in found[:-1]]
+    assert set(given) == set(texts)
+    again = with_refusals(records[::-1], texts)[::-1]
+    assert [record.responses[0].answer for record in again] == given
+
+
+def test_records_of_one_prompt_are_grouped() -> None:
+    def record(role: str, answer: str) -> Record:
+        return Record(ASK, [], (Response(role, answer),), "f")
+
+    (one,) = grouped([record("prefer", "a"), record("avoid", "b"), record("prefer", "a")])
+    assert roles(one) == [("prefer", "a"), ("avoid", "b")]
+    (judged,) = grouped([record("reference", "a"), record("avoid", "a"), record("reference", "a")])
+    assert roles(judged) == [("avoid", "a")]
+    with pytest.raises(DataError, match="role avoid here and of role prefer"):
+        grouped([record("prefer", "a"), record("avoid", "a")])
