@@ -140,6 +140,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "bounds": {name: repr(each) for name, each in cli.model.evaluation_constraints.items()},
         "constrained": bool(cli.model.formulations),
         "objective": objective,
+        "truncation": getattr(cli.datamodule, "truncation", {}),
     }
 
 

@@ -26,9 +26,9 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
+from pl_pointwise.tasks.language_model.refusals import is_refusal
 
 from .messages import Turns, asked
-from .refusals import is_refusal
 
 ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
 """What a response is: the answer to a benign prompt, a refusal, an unsafe answer, or a safe one of

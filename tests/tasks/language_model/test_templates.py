@@ -13,7 +13,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model import generation
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.generation import Generation, generate_answers
-from pl_pointwise.tasks.safety.refusals import is_refusal
+from pl_pointwise.tasks.language_model.refusals import is_refusal
 from tests.tasks.conftest import build_model, build_tokenizer
 
 FOLDER = Path(__file__).parent / "templates"
