@@ -103,7 +103,7 @@ def parse_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
             raise bad_field(where, name, "has a call without a name", "Give {name, arguments}")
         arguments = call.get("arguments")
         arguments = {} if arguments is None else _from_text(arguments, name, where)
-        if not isinstance(arguments, dict) or problem_of(arguments):
+        if not isinstance(arguments, dict) or problem_of({call["name"]: arguments}):
             raise bad_field(where, name, "has arguments that are no object", "Give {name: value}")
         found.append({"name": call["name"], "arguments": arguments})
     return found

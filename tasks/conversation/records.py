@@ -19,7 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import bad_field, digest, json_object, kind, shown
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    json_object,
+    kind,
+    shown,
+    text_field,
+)
 from pl_pointwise.tasks.language_model.conversations import Answer
 
 from .messages import parse_answer, parse_messages, parse_tools
@@ -148,7 +155,7 @@ def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     messages = parse_messages(given, where)
     system = row.get("system")
     if isinstance(system, str) and system.strip():
-        messages.insert(0, {"role": "system", "content": system})
+        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
     return messages
 
 

@@ -132,7 +132,7 @@ def _instruction(row: dict[str, Any], where: str, role: str) -> Record:
     text = text_field(field(row, "instruction", where), "instruction", where)
     given = row.get("input")
     if isinstance(given, str) and given.strip():
-        text = f"{text}\n\n{given}"
+        text = f"{text}\n\n{text_field(given, 'input', where)}"
     responses = [_response(role, field(row, "output", where), where, "output")]
     prompt = {"prompt": text, "system": row.get("system")}
     return make_record(row, conversation(prompt, where), responses, where)
@@ -250,7 +250,8 @@ def _response(role: str, value: Any, where: str, name: str) -> Response:
 
 def _is_turns(value: Any) -> bool:
     """Whether a list is one of messages rather than of tool calls or texts."""
-    return isinstance(value, list) and all(isinstance(v, dict) and "role" in v for v in value)
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
 
 
 def _flag(row: dict[str, Any], name: str, where: str) -> bool:

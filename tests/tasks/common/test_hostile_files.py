@@ -30,13 +30,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks import RerankerDataModule, SafetyDataModule, When2CallDataModule
+from pl_pointwise.tasks import (
+    ConversationDataModule,
+    RerankerDataModule,
+    SafetyDataModule,
+    When2CallDataModule,
+)
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import rows_of
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
 from pl_pointwise.tasks.safety.records import Selection
+from tests.tasks.conversation.conftest import conversation_rows
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
 
@@ -74,6 +80,7 @@ ANSWER_PAIRS = [
     }
     for i in range(3)
 ]
+CHOSEN = [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no"} for i in range(3)]
 PROMPTS = [{"prompt": f"Kill process {i}", "type": "homonyms"} for i in range(3)]
 QUERIES = [
     {"query_id": i, "query": "how long", "passages": ["a river", "the sea"]} for i in range(3)
@@ -119,7 +126,14 @@ def safety(option: str, stage: str, rows: list[Any], schema: str | None = None) 
     return Loader(SafetyDataModule, option, stage, rows, options)
 
 
+def conversation(rows: list[Any]) -> Loader:
+    options = {"preparation": Preparation(val_fraction=0.0)}
+    return Loader(ConversationDataModule, "train_file", "fit", rows, options)
+
+
 LOADERS = {
+    "conversation": conversation(conversation_rows(1)),
+    "conversation, pairs": conversation(CHOSEN),
     "re-ranking": reranker("train_file", "fit", ms_marco_rows(3)),
     "re-ranking, prediction": reranker("predict_file", "predict", QUERIES),
     "when2call": when2call("train_file", "fit", PREFERENCES),
