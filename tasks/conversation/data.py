@@ -23,6 +23,7 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
     ResponseDataModule,
 )
+from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 
 from .encoding import ConversationDataset, role_number
 from .records import CONSTRAINED, ROLES, Record, Response, grouped, with_refusals
@@ -188,19 +189,16 @@ class ConversationDataModule(ResponseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, ConversationDataset)
         record = dataset.record(index)
-        turns = [
-            f"{turn['role']}: {turn['content'] or _text(turn.get('tool_calls'))}"
-            for turn in record.messages
-        ]
-        texts = {"record": record.where, "prompt": "\n".join(turns), "kind": record.kind}
+        turns = "\n".join(map(turn_text, record.messages))
+        texts = {"record": record.where, "prompt": turns, "kind": record.kind}
         if record.tools:
-            texts["tools"] = _text(record.tools)
+            texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
         seen: dict[str, int] = {}
         for response in record.responses:
             place = seen.setdefault(response.role, 0)
             seen[response.role] += 1
             bound = "" if response.tolerance is None else f" ({_bound(response)})"
-            texts[f"{response.role} {place}{bound}"] = _text(response.answer)
+            texts[f"{response.role} {place}{bound}"] = answer_text(response.answer)
         return texts
 
     # Data sets ------------------------------------------------------------------------------------
@@ -297,10 +295,6 @@ def _refusal_wanted(record: Record) -> int:
 
 def _numbers(values: Iterable[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.long)
-
-
-def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
 
 
 def _bound(response: Response) -> str:

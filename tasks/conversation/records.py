@@ -27,9 +27,12 @@ from pl_pointwise.tasks.common.records import (
     shown,
     text_field,
 )
-from pl_pointwise.tasks.language_model.conversations import Answer
-
-from .messages import parse_answer, parse_messages, parse_tools
+from pl_pointwise.tasks.language_model.messages import (
+    Answer,
+    parse_answer,
+    parse_messages,
+    parse_tools,
+)
 
 CONSTRAINED = ("prefer", "avoid", "refuse")
 """Roles that are constraints, by the same names."""
@@ -37,7 +40,7 @@ CONSTRAINED = ("prefer", "avoid", "refuse")
 ROLES = (*CONSTRAINED, "reference")
 """In the order that a batch numbers them."""
 
-_CONTENT = ("message", "text", "content", "tool_calls")
+_CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
 _OPTIONS = ("role", "tolerance", "relative", "refusal")
 
 
@@ -194,7 +197,8 @@ def _answer_of(given: dict[str, Any], where: str, name: str) -> Answer | None:
     if "message" in given or "text" in given:
         key = "message" if "message" in given else "text"
         return parse_answer(given[key], where, f"{name}.{key}")
-    message = {key: given[key] for key in ("content", "tool_calls") if key in given}
+    parts = ("content", "tool_calls", "reasoning_content")
+    message = {key: given[key] for key in parts if key in given}
     return parse_answer(message, where, name) if message else None
 
 

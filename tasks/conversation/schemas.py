@@ -26,8 +26,8 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import bad_field, field, json_object, kind, shown, text_field
+from pl_pointwise.tasks.language_model.messages import parse_answer, parse_messages
 
-from .messages import parse_answer, parse_messages
 from .records import ROLES, Record, Response, conversation, make_record, parse_record
 
 COMMON = ("system", "tools", "category", "objective")
