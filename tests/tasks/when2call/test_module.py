@@ -227,7 +227,7 @@ def test_the_scoring_methods_are_compared_once_a_fit(
     # A validation before it would compare values alone: the first step does so anew, gradients too.
     quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0).fit(module, data)
     assert len(calls) == 1
-    quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
+    quiet_trainer(tmp_path, max_epochs=1, num_sanity_val_steps=0).fit(module, data)
     assert len(calls) == 2
 
 
