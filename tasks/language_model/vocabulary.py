@@ -194,7 +194,7 @@ class _Project(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, products: torch.dtype) -> Tensor:
         trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
-        ctx.save_for_backward(weight, hidden if trained else None)
+        ctx.save_for_backward(weight, hidden if trained else None)  # type: ignore[arg-type]
         ctx.products, ctx.dtype = products, hidden.dtype  # type: ignore[attr-defined]
         return _multiply(hidden, weight.t(), products)
 
