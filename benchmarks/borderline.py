@@ -118,14 +118,9 @@ def files_of(arguments: argparse.Namespace, seed: int, folder: Path) -> dict[str
     }
 
 
-def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
-    """Trains one arm and measures it on what is unseen."""
-    started, folder = time.monotonic(), arguments.output / f"seed-{seed}" / arm
-    files = files_of(arguments, seed, folder)
-    if arm in ("untrained", "none"):
-        del files["borderline_file"]
-    seed_everything(seed)
-    module = SafetyModule(
+def build_module(arguments: argparse.Namespace, arm: str) -> SafetyModule:
+    """The module of one arm, the same in all but its constraints."""
+    return SafetyModule(
         Policy(
             str(arguments.model),
             lora=Lora(
@@ -143,6 +138,16 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
         comply_borderline_tolerance=arguments.tolerance if arm == "group" else None,
         evaluation=SafetyEvaluation(answer_in=list(UNSEEN)),
     )
+
+
+def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
+    """Trains one arm and measures it on what is unseen."""
+    started, folder = time.monotonic(), arguments.output / f"seed-{seed}" / arm
+    files = files_of(arguments, seed, folder)
+    if arm in ("untrained", "none"):
+        del files["borderline_file"]
+    seed_everything(seed)
+    module = build_module(arguments, arm)
     data = Data(
         source="files",
         unsafe_schema="labelled",
