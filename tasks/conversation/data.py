@@ -198,7 +198,8 @@ class ConversationDataModule(ResponseDataModule):
             place = seen.setdefault(response.role, 0)
             seen[response.role] += 1
             bound = "" if response.tolerance is None else f" ({_bound(response)})"
-            texts[f"{response.role} {place}{bound}"] = answer_text(response.answer)
+            text = "" if response.answer is None else answer_text(response.answer)
+            texts[f"{response.role} {place}{bound}"] = text
         return texts
 
     # Data sets ------------------------------------------------------------------------------------
