@@ -53,7 +53,11 @@ _OTHERS = (
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({_OTHERS})(\..*)?"),
-    ("py:.*", r"(.*\.)?(_\w+|[A-Z]|Settings|Tensor|Optimizer)"),  # private names, type variables
+    (
+        "py:.*",
+        r"(.*\.)?(_\w+|[A-Z]|Own|Settings|Tensor|Optimizer|DataFrame)",
+    ),  # private, type variables
+    ("py:.*", r"(dict\[str|.*Literal\[.*)"),  # halves of a type that a dataclass states as text
 ]
 
 # Markdown

@@ -65,9 +65,10 @@ def quantile_bound(
     below the quantile q only if k values are, and a value is below q with a probability of at most
     ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
 
+    A share of at least ``level`` of new inputs violates by at most it; it is ≤ 0 where
+    :func:`violation_bound` is ≤ 1 − level.
+
     values: (n,), one violation per sample.
-    Returns: so that a share of at least ``level`` of new inputs violates by at most it; it is ≤ 0
-        where :func:`violation_bound` is ≤ 1 − level.
 
     Raises:
         ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
@@ -323,6 +324,7 @@ def certify(
 
     values: (n,); of a vector-valued constraint :func:`worst_per_sample`, or
         ``module.evaluated[stage][constraint].worst()``.
+
     largest: which no violation can exceed, for :func:`tail_mean_bound`.
 
     Raises:

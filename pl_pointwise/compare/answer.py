@@ -24,7 +24,7 @@ from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import units_of
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
-from pl_pointwise.requirements.answer import Answer, Measured, answer
+from pl_pointwise.requirements.answer import Answer, MeasuredModel, answer
 from pl_pointwise.requirements.beforehand import check, held_out_loaders, samples_to_come
 from pl_pointwise.requirements.monitor import CERTIFICATE, config_for_new_records
 from pl_pointwise.requirements.samples import (
@@ -111,7 +111,7 @@ def give_answer(comparison: Comparison) -> Answer | None:
     return found
 
 
-def _measured(run: Run) -> Measured:
+def _measured(run: Run) -> MeasuredModel:
     result = run.result()
     assert result is not None
     objective = result["objective"]
@@ -123,7 +123,7 @@ def _measured(run: Run) -> Measured:
         if name.startswith("train/") and name.endswith("/violated")
     }
     samples = read_samples(run.folder / SAMPLES)
-    return Measured(run.title, samples, objective, result["constrained"], training)
+    return MeasuredModel(run.title, samples, objective, result["constrained"], training)
 
 
 def _check_alike(runs: Sequence[Run]) -> None:

@@ -25,7 +25,7 @@ WORTHWHILE = 4
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredModel:
     """A trained model as the files of its run have it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Finding:
 class Answer:
     """What came of the test; made by :func:`answer`."""
 
-    models: Sequence[Measured]
+    models: Sequence[MeasuredModel]
     subjects: Sequence[Subject]
     confidence: float
     selection: Selection
@@ -297,7 +297,7 @@ def _place(tested: Tested) -> int:
 
 
 def answer(
-    models: Sequence[Measured], requirements: Sequence[Requirement], confidence: float = 0.95
+    models: Sequence[MeasuredModel], requirements: Sequence[Requirement], confidence: float = 0.95
 ) -> Answer:
     """Returns which model meets all requirements, with its certificate.
 

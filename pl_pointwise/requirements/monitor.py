@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from pandas import DataFrame
-from scipy.stats import ks_2samp
+from scipy import stats
 
 from pl_pointwise.cli import PointwiseCLI
 
@@ -179,7 +179,7 @@ def _drift(before: DataFrame, new: DataFrame) -> float:
     """The p-value of Kolmogorov and Smirnov's two-sample test, of one value a unit."""
     values = [table.groupby("unit")["value"].max().to_numpy() for table in (before, new)]
     finite = [np.nan_to_num(each, nan=np.inf) for each in values]
-    return float(ks_2samp(*finite).pvalue)
+    return float(stats.ks_2samp(*finite).pvalue)
 
 
 def config_for_new_records(config: dict[str, Any]) -> dict[str, Any]:

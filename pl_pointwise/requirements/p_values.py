@@ -33,6 +33,7 @@ def p_value(
     Binomial for losses of 0 and 1, else by betting.
 
     confidence: at which it will be used; it sets how boldly the gambler bets.
+
     zero_one: whether it is the binomial one, with losses in between counted as 1. It must not be
         chosen by a look at these losses: of two valid tests, the one that the sample suggests is
         not quite valid (at 5 %, 5.4 % was seen of losses that are sometimes all 0 or 1).

@@ -50,7 +50,7 @@ class Tested:
     place: int | None
     """In the sequence, from 0; None for one that another beats in p-value and objective."""
     certified: frozenset[str]
-    """The procedures (of :data:`PROCEDURES`) that certify it."""
+    """The procedures (of ``PROCEDURES``) that certify it."""
 
 
 @dataclass(frozen=True)

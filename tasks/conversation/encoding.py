@@ -18,7 +18,7 @@ class ConversationDataset(EncodedResponses[Record]):
     """Prompts and responses as token ids, with what is asked of each response.
 
     Sample i is {"prompt": (P,), "responses": R arrays (T,), "columns": the most responses of a
-    sample, "record": the :class:`~.records.Record`, "widths": the most responses of each role,
+    sample, "record": the record, "widths": the most responses of each role,
     "rank": its place among the samples of its kind in an order that has nothing to do with the
     file's}.
 
