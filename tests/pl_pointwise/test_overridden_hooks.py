@@ -175,4 +175,5 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type, h
     if hook == "on_fit_start":
         assert _own_parts(child, "own_hooks")[hook] == ["_prepare_fit"]
     if task is SafetyModule and hook == "on_train_start":
-        assert _own_parts(child, "own_hooks")[hook] == ["_start_training", "_check_training_set"]
+        own = ["_start_training", "_fill_cache", "_check_training_set"]
+        assert _own_parts(child, "own_hooks")[hook] == own
