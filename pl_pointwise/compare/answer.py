@@ -11,6 +11,7 @@ The output folder then holds, beside the tables of the selection split,
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +37,11 @@ from pl_pointwise.requirements.samples import (
     write_samples,
 )
 
-from .runner import HIDDEN, datasets_of, quieten
+from .runner import HIDDEN, bounds_of, datasets_of, quieten
 from .runs import CHECKPOINT, SAMPLES, Comparison, Run
 from .tables import Table
+
+log = logging.getLogger(__name__)
 
 ONE_PROCESS = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
 ONE_PROCESS += ["--trainer.strategy", "auto", "--trainer.logger", "false"]
@@ -53,11 +56,11 @@ AGREEMENT = 1e-3
 def check_before(comparison: Comparison) -> None:
     """Refuses a requirement that cannot come to a certificate, before anything is trained.
 
-    Loads the first method's model and data, and makes no forward pass.
+    Loads the first method's data, builds every method's model, and makes no forward pass.
 
     Raises:
-        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; or the
-            certification samples were used for another choice.
+        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; methods judged
+            by different bounds; or certification samples that were used for another choice.
     """
     requirements = [Requirement.parse(text) for text in comparison.requirements]
     quieten()
@@ -70,6 +73,34 @@ def check_before(comparison: Comparison) -> None:
     trained = units_of(datasets["train"]) if "train" in datasets else None
     check(samples, [hash_of(unit) for unit in trained or ()], requirements, comparison.confidence)
     _check_unused(comparison, samples)
+    _check_bounds(comparison, bounds_of(cli.model))
+
+
+def _check_bounds(comparison: Comparison, expected: dict[str, str]) -> None:
+    """
+    Raises:
+        RequirementError: a method would be judged by other bounds than the first.
+    """
+    one_each = {run.method: run for run in reversed(comparison.runs)}
+    for run in reversed(one_each.values()):
+        if run.finished or run.method == comparison.runs[0].method:
+            continue  # Known: from its result, or expected.
+        try:
+            found = bounds_of(PointwiseCLI([*run.arguments, *ONE_PROCESS], run=False).model)
+        except Exception:
+            log.debug("%s", run.title, exc_info=True)  # Its run will say what is wrong with it.
+            continue
+        if found != expected:
+            raise _other_bounds(comparison.runs[0], run, expected, found)
+
+
+def _other_bounds(
+    one: Run, other: Run, expected: dict[str, str], found: dict[str, str]
+) -> RequirementError:
+    return RequirementError(
+        f"{one.title} and {other.title} are judged by different bounds, {expected} and {found}. "
+        "Give all methods the same evaluation tolerance; the one they are trained with may differ."
+    )
 
 
 def give_answer(comparison: Comparison) -> Answer | None:
@@ -136,11 +167,7 @@ def _check_alike(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         result = run.result() or {}
         if result["bounds"] != first["bounds"]:
-            raise RequirementError(
-                f"{runs[0].title} and {run.title} were judged by different bounds, "
-                f"{first['bounds']} and {result['bounds']}. Give all methods the same evaluation "
-                "tolerance; the one they are trained with may differ."
-            )
+            raise _other_bounds(runs[0], run, first["bounds"], result["bounds"])
         if set(read_samples(run.folder / SAMPLES)["unit"]) != units:
             raise RequirementError(
                 f"{runs[0].title} and {run.title} were judged on different samples. What is held "

@@ -43,6 +43,7 @@ from transformers.utils.logging import disable_progress_bar
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
+from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements.samples import CERTIFICATION, SPLITS, samples_of, write_samples
 
 from .runs import ARRAYS, CHECKPOINT, SAMPLES, Comparison, Run
@@ -137,7 +138,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             if metric.higher_is_better is not None
         },
         "certificates": {name: _certificate(found) for name, found in certificates.items()},
-        "bounds": {name: repr(each) for name, each in cli.model.evaluation_constraints.items()},
+        "bounds": bounds_of(cli.model),
         "constrained": bool(cli.model.formulations),
         "objective": objective,
         "truncation": getattr(cli.datamodule, "truncation", {}),
@@ -165,6 +166,11 @@ def evaluate(cli: PointwiseCLI, certified: bool) -> tuple[dict[str, float], dict
     if certified:
         found = {n: v for n, v in found.items() if n.partition("/")[0] not in HIDDEN}
     return found, objective
+
+
+def bounds_of(module: PointwiseModule) -> dict[str, str]:
+    """What a module's violations are measured by, as text: the same for all that are compared."""
+    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
 
 
 def datasets_of(cli: PointwiseCLI) -> dict[str, Any]:

@@ -138,7 +138,8 @@ def check(folder: str | Path, samples: DataFrame) -> list[Check]:
     certificate = json.loads((inside / "certificate.json").read_text())
     before = read_samples(inside / "samples.parquet")
     samples = samples.assign(split=CERTIFICATION)
-    delta = (1 - certificate["confidence"]) / len(certificate["requirements"])
+    # Each is asked twice: whether it is broken, and whether the samples differ.
+    delta = (1 - certificate["confidence"]) / (2 * len(certificate["requirements"]))
     return [_check(entry, before, samples, delta) for entry in certificate["requirements"]]
 
 
@@ -151,9 +152,8 @@ def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: floa
             f"{requirement.text!r}: none of the new records is about it. Give records that carry "
             f"{subject.quantity}."
         )
-    fewer = 1 - delta / 2
-    kind = bool(entry["zero_one"])
-    low, high = 1 - upper_bound(1 - losses, fewer, kind), upper_bound(losses, fewer, kind)
+    kind, sure = bool(entry["zero_one"]), 1 - delta
+    low, high = 1 - upper_bound(1 - losses, sure, kind), upper_bound(losses, sure, kind)
     then, now = (values_of(table, subject, CERTIFICATION) for table in (before, new))
     drift = _drift(then, now)
     if _broken(losses, requirement.at_most, delta, kind):

@@ -14,14 +14,11 @@ s̄ ≥ s̄_ref − δ or s̄ ≤ s̄_ref − δ. The reference π_ref is the sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
@@ -29,6 +26,11 @@ from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.tasks.language_model.answering import (
+    add_answers,
+    answered_sets,
+    write_answers,
+)
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -270,7 +272,7 @@ class ConversationModule(LanguageModelModule):
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
         self._add_met(metrics["all_met"], outputs, batch, real)
-        if stage in self._answered_sets():
+        if stage in answered_sets(self.trainer, self.evaluation.answer_in):
             self._answer(metrics, batch, stage)
 
     def _add_met(
@@ -289,13 +291,6 @@ class ConversationModule(LanguageModelModule):
         if asked.any():
             metric.update(batch["index"].to(real.device)[asked], (~missed)[asked].float())
 
-    def _answered_sets(self) -> list[str]:
-        """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
-        wanted = self.evaluation.answer_in
-        if self.trainer.state.fn == TrainerFn.VALIDATING:
-            return ["val"] if "test" in wanted else []
-        return list(wanted) if self.trainer.testing else []
-
     def _answer(self, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str) -> None:
         """Answers the prompts of a batch that are among the first of their category."""
         if not metrics["cut"].update_called:  # Fresh metrics: another pass.
@@ -311,13 +306,13 @@ class ConversationModule(LanguageModelModule):
             return
         new = self._answers_to(batch, asked)
         self.answers[stage] += new
-        _add(metrics["cut"], new, "cut")
+        add_answers(metrics["cut"], new, [answer["cut"] for answer in new])
         for name, flag in (("refusal_rate", 1), ("over_refusal", 0)):
             of_it = [
                 answer for answer, (row, _) in zip(new, asked, strict=True) if wanted[row] == flag
             ]
             if of_it:
-                _add(metrics[name], of_it, "refused")
+                add_answers(metrics[name], of_it, [answer["refused"] for answer in of_it])
 
     def _answers_to(
         self, batch: Mapping[str, Any], rows: Sequence[tuple[int, int]]
@@ -335,20 +330,10 @@ class ConversationModule(LanguageModelModule):
 
         Below the trainer's default_root_dir, an object an answer: index, answer, refused, cut.
         """
-        for stage in self._answered_sets():
-            if stage not in metrics:
-                continue
-            answers = self.answers.get(stage, []) if metrics[stage]["cut"].update_called else []
-            if self.trainer.world_size > 1:
-                gathered: list[Any] = [None] * self.trainer.world_size
-                torch.distributed.all_gather_object(gathered, answers)
-                answers = [answer for of_rank in gathered for answer in of_rank]
-            if self.trainer.is_global_zero:
-                path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                answers = sorted(answers, key=lambda answer: answer["index"])
-                lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
-                path.write_text("".join(lines), encoding="utf-8")
+        for stage in answered_sets(self.trainer, self.evaluation.answer_in):
+            if stage in metrics:
+                answers = self.answers.get(stage, []) if metrics[stage]["cut"].update_called else []
+                write_answers(self.trainer, stage, answers, self.generation.max_new_tokens)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
@@ -356,12 +341,6 @@ class ConversationModule(LanguageModelModule):
         """{index, answer, refused, cut} of each prompt; filling samples give none."""
         rows = real_samples(batch)
         return self._answers_to(batch, rows) if rows else []
-
-
-def _add(metric: Metric, answers: Sequence[Mapping[str, Any]], name: str) -> None:
-    """Adds what holds of each answer to a mean over samples."""
-    index = torch.tensor([answer["index"] for answer in answers], device=metric.device)
-    metric.update(index, torch.tensor([float(answer[name]) for answer in answers]).to(index.device))
 
 
 def _carries_objective(record: Record, roles: Sequence[str]) -> bool:

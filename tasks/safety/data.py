@@ -38,8 +38,11 @@ from .records import (
     with_refusals,
     without_role,
 )
-from .sources import SafetySources
+from .sources import BORDERLINE, SafetySources
 from .unsafe_answers import UnsafeAnswers
+
+WITH_ANY_SOURCE = (*BORDERLINE, "over_refusal", "alpaca_eval", "predict")
+"""Options of files, without ``_file``, that go with the hub too."""
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
@@ -212,9 +215,7 @@ class SafetyDataModule(SafetySources):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
-        if not refusals or not all(text.strip() for text in refusals):
-            raise DataError("refusals: give at least one text, and none that is blank.")
+        _check_answers(unsafe_answers, refusals)
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
@@ -223,8 +224,6 @@ class SafetyDataModule(SafetySources):
             "unsafe_val": unsafe_val_file,
             "unsafe_test": unsafe_test_file,
             "pku": pku_file,
-        }
-        anywhere = {
             "borderline": borderline_file,
             "borderline_val": borderline_val_file,
             "borderline_test": borderline_test_file,
@@ -232,10 +231,10 @@ class SafetyDataModule(SafetySources):
             "alpaca_eval": alpaca_eval_file,
             "predict": predict_file,
         }
-        _check_files(source, unsafe_schema, files, any(anywhere.values()))
+        _check_files(source, unsafe_schema, files)
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
-        self.files = files | anywhere
+        self.files = files
         self.refusals, self.own_refusals = list(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
         self.generation, self.answers_folder = generation, answers_folder
@@ -332,15 +331,19 @@ class SafetyDataModule(SafetySources):
         )
 
 
-def _check_files(
-    source: str, schema: str | None, files: Mapping[str, str | None], anywhere: bool
-) -> None:
-    """anywhere: whether there is a file that goes with any source."""
+def _check_answers(unsafe_answers: str, refusals: Sequence[str]) -> None:
+    one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
+    if not refusals or not all(text.strip() for text in refusals):
+        raise DataError("refusals: give at least one text, and none that is blank.")
+
+
+def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:
     one_of("unsafe_schema", schema, (*get_args(UnsafeSchema), None), DataError)
-    given = [f"{name}_file" for name, path in files.items() if path]
-    if source == "hub" and given:
-        raise DataError(f"source=hub: it takes no {', '.join(given)}. Set source to files.")
+    given = [name for name, path in files.items() if path]
+    instead = [f"{name}_file" for name in given if name not in WITH_ANY_SOURCE]
+    if source == "hub" and instead:
+        raise DataError(f"source=hub: it takes no {', '.join(instead)}. Set source to files.")
     if source == "hub" and schema == "labelled":
         raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-    if source == "files" and not given and not anywhere:
+    if source == "files" and not given:
         raise DataError("source=files: it needs benign_file and unsafe_file.")

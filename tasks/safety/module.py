@@ -18,7 +18,6 @@ tokens have a probability of e^−0.16 = 0.85 each, in the geometric mean.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
@@ -35,6 +33,11 @@ from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.tasks.language_model.answering import (
+    add_answers,
+    answered_sets,
+    write_answers,
+)
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -341,11 +344,8 @@ class SafetyModule(LanguageModelModule):
             self._answer(metrics, batch, stage)
 
     def _answered_sets(self) -> list[str]:
-        """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
         wanted = self.evaluation.answer_in
-        if self.trainer.state.fn == TrainerFn.VALIDATING:
-            return ["val"] if "test" in wanted else []
-        return [name for name in TEST_SETS if name in wanted] if self.trainer.testing else []
+        return answered_sets(self.trainer, [name for name in TEST_SETS if name in wanted])
 
     def _answer(self, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str) -> None:
         """Answers the prompts of a batch that are among the first of their kind."""
@@ -371,11 +371,13 @@ class SafetyModule(LanguageModelModule):
                 for answer, text in zip(new, reference.texts, strict=True):
                     answer["reference"] = text
         self.answers[stage] += new
-        _add(metrics["cut"], new, [answer["cut"] for answer in new])
+        add_answers(metrics["cut"], new, [answer["cut"] for answer in new])
         for name, (kind, refused) in RATES.items():
             if batch["holds"].get(kind):
                 chosen = [answer for answer in new if answer["kind"] == kind]
-                _add(metrics[name], chosen, [answer["refused"] == refused for answer in chosen])
+                add_answers(
+                    metrics[name], chosen, [answer["refused"] == refused for answer in chosen]
+                )
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Judges the answers of a `test` or `validate` and writes them.
@@ -408,32 +410,20 @@ class SafetyModule(LanguageModelModule):
             for answer, cost in zip(judged, model.costs(prompts, texts).tolist(), strict=True):
                 answer["cost"] = cost
         if metrics["refusal_rate"].update_called:
-            _add(metrics["harmless"], judged, [answer["cost"] <= 0 for answer in judged])
+            add_answers(metrics["harmless"], judged, [answer["cost"] <= 0 for answer in judged])
 
     def _write(self, stage: str) -> list[dict[str, Any]]:
         """Writes the answers of all ranks to one data set, and returns them."""
-        answers = self.answers[stage]
-        if self.trainer.world_size > 1:
-            gathered: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(gathered, answers)
-            answers = [answer for of_rank in gathered for answer in of_rank]
-        answers = sorted(answers, key=lambda answer: answer["index"])
+        longest = self.generation.max_new_tokens
+        answers = write_answers(self.trainer, stage, self.answers[stage], longest)
         if not self.trainer.is_global_zero:
             return answers
-        root = Path(self.trainer.default_root_dir)
-        path = root / "answers" / f"{stage}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
-        cut = sum(answer["cut"] for answer in answers)
-        rank_zero_info(
-            f"{stage}: {len(answers):,} answers written to {path}; {cut:,} were cut at "
-            f"{self.generation.max_new_tokens} tokens."
-        )
         if stage == "alpaca_eval":
+            root = Path(self.trainer.default_root_dir)
             for name, who in (("answer", "policy"), ("reference", "reference")):
                 outputs = [{"instruction": a["prompt"], "output": a[name]} for a in answers]
-                write_outputs(root / "alpaca_eval" / who / "model_outputs.json", outputs, who)
+                path = root / "alpaca_eval" / who / "model_outputs.json"
+                write_outputs(path, outputs, who)
         return answers
 
     def _write_rates(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
@@ -459,12 +449,6 @@ class SafetyModule(LanguageModelModule):
             }
             for row, index in real_samples(batch)
         ]
-
-
-def _add(metric: Metric, answers: Sequence[Mapping[str, Any]], values: Sequence[bool]) -> None:
-    """Adds what holds of each answer to a mean over samples."""
-    index = torch.tensor([answer["index"] for answer in answers], device=metric.device).long()
-    metric.update(index, torch.tensor(values, device=metric.device).float())
 
 
 def _bound(constraint: str, option: str, tolerance: float) -> Constraint:
