@@ -15,6 +15,7 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -130,12 +131,12 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     try:
         try:
             if lora.target_modules == ATTENTION:
-                options["target_modules"] = attention_layers(model)
+                options["target_modules"] = _attention_targets(model, lora)
             adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
         except ValueError as error:
             if lora.target_modules is not None or "target_modules" not in str(error):
                 raise
-            if not (found := attention_layers(model)):
+            if not (found := _attention_targets(model, lora)):
                 raise
             endings = sorted({path.rpartition(".")[2] for path in found})
             rank_zero_info(
@@ -185,6 +186,22 @@ def attention_layers(model: PreTrainedModel) -> list[str]:
     ]
 
 
+def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """The paths of attention_layers that the other options leave.
+
+    PEFT applies layers_to_transform to the endings of names, but not to whole paths.
+    """
+    paths = attention_layers(model)
+    if lora.layers_to_transform is None:
+        return paths
+    by_ending = LoraConfig(
+        target_modules=[path.rpartition(".")[2] for path in paths],
+        layers_to_transform=lora.layers_to_transform,
+        layers_pattern=lora.layers_pattern,
+    )
+    return [path for path in paths if check_target_module_exists(by_ending, path)]
+
+
 def _target_problem(model: PreTrainedModel, lora: Lora, message: str) -> str | None:
     """What is wrong with the targets, None if PEFT refused something else."""
     kind = model.config.model_type
@@ -193,8 +210,9 @@ def _target_problem(model: PreTrainedModel, lora: Lora, message: str) -> str | N
             f'PEFT has no default LoRA targets for the architecture "{kind}", and it has no '
             "attention to adapt"
         )
-    elif lora.target_modules == ATTENTION and not attention_layers(model):
-        problem = f'no attention in this "{kind}" model'
+    elif lora.target_modules == ATTENTION and not _attention_targets(model, lora):
+        where = "" if lora.layers_to_transform is None else f" at {lora.layers_to_transform}"
+        problem = f'no attention{where} in this "{kind}" model'
     elif lora.target_modules is not None and "not found" in message:
         problem = f'no LoRA target {lora.target_modules} in this "{kind}" model'
     else:

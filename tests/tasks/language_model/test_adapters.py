@@ -161,6 +161,8 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
     assert adapted.scaling["default"] == 2
     assert adapted.lora_B["default"].bias is not None
     assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
+    with pytest.raises(ValueError, match=r"no attention at \[9\]"):
+        add_lora(make_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
 
 
 def test_experts_are_adapted_by_their_parameters_and_merged() -> None:

@@ -302,13 +302,17 @@ def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
     limit=st.integers(20, 400),
 )
 def test_limits_hold_whatever_the_text(question, limit) -> None:
-    record = Record([{"role": "user", "content": question}], [TOOL], ["yes", [CALL]], [3, 1], "x")
+    def record(text: str) -> Record:
+        return Record([{"role": "user", "content": text}], [TOOL], ["yes", [CALL]], [3, 1], "x")
+
     limits: dict[str, Any] = {"max_prompt_length": limit, "max_length": limit + 100}
-    if limit < 143:  # tools, and one letter of the question
+    texts = [record(question), record(question[-1])]  # as it is, and as much as can be cut
+    whole = ResponseDataset(texts, ENCODER, max_prompt_length=1000, max_length=1000)
+    if min(len(row["prompt"]) for row in whole) > limit:
         with pytest.raises(DataError, match="never cut"):
-            ResponseDataset([record], ENCODER, too_long="cut", **limits)
+            ResponseDataset([record(question)], ENCODER, too_long="cut", **limits)
         return
-    row = ResponseDataset([record], ENCODER, too_long="cut", **limits)[0]
+    row = ResponseDataset([record(question)], ENCODER, too_long="cut", **limits)[0]
     assert len(row["prompt"]) <= limit
     decoded = [ENCODER.tokenizer.decode(ids) for ids in row["responses"]]
     assert decoded[0] == "yes<|end|>"
