@@ -63,7 +63,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--random", choices=SHAPES, help="these shapes, the folder's tokenizer")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--batch-size", type=int, default=4)
-    options.add_argument("--max-prompt", type=int, default=1024, help="tokens; cut from the left")
+    options.add_argument("--max-prompt", type=int, default=1024, help="longer ones are left out")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--contestants", nargs="+")
     options.add_argument("--only", help=argparse.SUPPRESS)

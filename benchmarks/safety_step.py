@@ -72,7 +72,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             benign_file=str(files["benign"]),
             unsafe_file=str(files["unsafe"]),
             selection=Selection(benign_count=None),
-            preparation=Preparation(max_prompt_length=arguments.max_prompt, val_fraction=0.0),
+            preparation=Preparation(
+                max_prompt_length=arguments.max_prompt, too_long="skip", val_fraction=0.0
+            ),
             batch_size=arguments.batch_size,
         )
         trainer = lightning_trainer(Path(folder), clock, max_epochs=2 if cached else 1)

@@ -45,10 +45,16 @@ def main() -> None:
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Median seconds a step, the floor of the timed steps' mean, and memory."""
+    from transformers import AutoTokenizer
+
     clock = Clock()
-    rows = spread_over(
-        read_rows(arguments.records), arguments.batch_size * (arguments.steps + UNTIMED)
-    )
+    tokenizer = AutoTokenizer.from_pretrained(arguments.folder)
+    rows = [
+        row
+        for row in read_rows(arguments.records)
+        if len(prompt_ids(row, tokenizer)) <= arguments.max_prompt
+    ]
+    rows = spread_over(rows, arguments.batch_size * (arguments.steps + UNTIMED))
     with tempfile.TemporaryDirectory() as folder:
         side = run_trl if name.startswith("trl") else run_ours
         memory, sizes = side(name, arguments, rows, Path(folder), clock)
@@ -58,6 +64,17 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     return {**found, "floor_seconds": round(floor / steps, 4), "samples": arguments.batch_size}
 
 
+def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
+    """The prompt of a record, tools included."""
+    ids: list[int] = tokenizer.apply_chat_template(
+        row["messages"],
+        tools=[json.loads(tool) for tool in row["tools"]] or None,
+        add_generation_prompt=True,
+        return_dict=True,
+    )["input_ids"]
+    return ids
+
+
 def run_trl(
     name: str,
     arguments: argparse.Namespace,
@@ -65,7 +82,7 @@ def run_trl(
     folder: Path,
     clock: Clock,
 ) -> tuple[Memory, list[tuple[int, list[int]]]]:
-    """TRL's trainer on prompt, chosen and rejected as texts, rendered and cut as ours are."""
+    """TRL's trainer on prompt, chosen and rejected as texts, rendered as ours are."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -76,12 +93,7 @@ def run_trl(
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder)
     examples, sizes = [], []
     for row in rows:
-        ids = tokenizer.apply_chat_template(
-            row["messages"],
-            tools=[json.loads(tool) for tool in row["tools"]] or None,
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"][-arguments.max_prompt :]
+        ids = prompt_ids(row, tokenizer)
         sides = {side: row[f"{side}_response"]["content"] for side in ("chosen", "rejected")}
         examples.append({"prompt": tokenizer.decode(ids), **sides})
         sizes.append((len(ids), [len(tokenizer(text)["input_ids"]) + 1 for text in sides.values()]))

@@ -37,9 +37,7 @@ def main() -> None:
     parser.add_argument("--cache", action="store_true", help="the reference's hidden states kept")
     parser.add_argument("--steps", type=int, default=8, help="timed, after one that is not")
     parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument(
-        "--max-prompt", type=int, default=1024, help="prompts are cut from the left"
-    )
+    parser.add_argument("--max-prompt", type=int, default=1024, help="longer ones are left out")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--precision", choices=("bf16-mixed", "32"), default="bf16-mixed")
     parser.add_argument("--threads", type=int, default=2)
@@ -65,7 +63,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     name = str(arguments.model)
     tokenizer = load_tokenizer(name, tools=True)
     model = load_language_model(name, lora=Lora(), dtype=arguments.dtype).to(device).train()
-    samples = [_tokenize(row, tokenizer, arguments.max_prompt) for row in _rows(arguments.records)]
+    rows = [_tokenize(row, tokenizer) for row in _rows(arguments.records)]
+    samples = [row for row in rows if len(row[0]) <= arguments.max_prompt]
     random.Random(0).shuffle(samples)
 
     cache = None
@@ -130,14 +129,14 @@ def _rows(records: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines() if line]
 
 
-def _tokenize(row: dict, tokenizer, max_prompt: int) -> tuple[list[int], list[list[int]]]:
+def _tokenize(row: dict, tokenizer) -> tuple[list[int], list[list[int]]]:
     """Prompt, and chosen and rejected response with the end token."""
     prompt = tokenizer.apply_chat_template(
         row["messages"],
         tools=[json.loads(tool) for tool in row["tools"]] or None,
         add_generation_prompt=True,
         return_dict=True,
-    )["input_ids"][-max_prompt:]
+    )["input_ids"]
     responses = [
         [
             *tokenizer(row[side]["content"], add_special_tokens=False)["input_ids"],

@@ -85,11 +85,13 @@ def msmarco(folder: Path) -> list[Grouped]:
     return [(row["query"], row) for file in files for row in _lines(file)]
 
 
-def when2call(folder: Path, longest_answer: int) -> list[Grouped]:
+def when2call(folder: Path, longest_prompt: int, longest_answer: int) -> list[Grouped]:
     """When2Call's preference records and its questions, by prompt; one record an answer pair.
 
-    Of a question the right answer is the chosen one and each other is rejected. Pairs with an
-    answer of more than ``longest_answer`` characters are left out.
+    Of a question the right answer is the chosen one and each other is rejected. Tools are written
+    without their descriptions, as a prompt is what a step on two cores costs. Prompts of more than
+    ``longest_prompt`` characters, tools included, are left out, and pairs with an answer of more
+    than ``longest_answer``.
     """
     rows = [*_lines(folder / "when2call" / "train_pref.jsonl")]
     for row in _lines(folder / "when2call" / "test_mcq.jsonl"):
@@ -106,12 +108,25 @@ def when2call(folder: Path, longest_answer: int) -> list[Grouped]:
                         "rejected_category": wrong,
                     }
                 )
-    return [
-        (json.dumps([row["tools"], row["messages"]]), row)
-        for row in rows
-        if max(len(row[f"{each}_response"]["content"]) for each in ("chosen", "rejected"))
-        <= longest_answer
-    ]
+    found = []
+    for row in rows:
+        tools = [json.dumps(_without_descriptions(json.loads(tool))) for tool in row["tools"]]
+        prompt = json.dumps([tools, row["messages"]])
+        answers = [row[f"{each}_response"]["content"] for each in ("chosen", "rejected")]
+        if len(prompt) <= longest_prompt and max(map(len, answers)) <= longest_answer:
+            found.append((prompt, row | {"tools": tools}))
+    return found
+
+
+def _without_descriptions(value: Any) -> Any:
+    if isinstance(value, dict):
+        # A parameter of that name has a schema, a mapping; a description is a text.
+        return {
+            name: _without_descriptions(each)
+            for name, each in value.items()
+            if name != "description" or isinstance(each, dict)
+        }
+    return [_without_descriptions(each) for each in value] if isinstance(value, list) else value
 
 
 def _said(text: str) -> dict[str, str]:

@@ -159,7 +159,11 @@ class Study:
             "msmarco": ("queries", lambda: splits.msmarco(self._data("msmarco"))),
             "when2call": (
                 "pairs",
-                lambda: splits.when2call(self._data("when2call"), described["longest_answer"]),
+                lambda: splits.when2call(
+                    self._data("when2call"),
+                    described["longest_prompt"],
+                    described["longest_answer"],
+                ),
             ),
             "benign": (
                 "benign",
