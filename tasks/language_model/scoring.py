@@ -27,21 +27,19 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from pl_pointwise.tasks.common.agreement import evaluation_mode
-from pl_pointwise.tasks.common.sizes import recurring
-
-from .batch import Pairs
-from .comparison import (
+from pl_pointwise.tasks.common.agreement import (
     compared_weights,
+    evaluation_mode,
     exact_products,
     gradient_problem,
     moved,
     precision,
-    probe_of,
     rounding,
-    shortened,
-    value_problem,
 )
+from pl_pointwise.tasks.common.sizes import recurring
+
+from .batch import Pairs
+from .comparison import probe_of, shortened, value_problem
 from .frozen import frozen_reference
 from .reference import (
     ReferenceCache,

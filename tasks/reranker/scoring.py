@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pl_pointwise.tasks.common.agreement import disagreement, evaluation_mode, rounding_bound
+from pl_pointwise.tasks.common.agreement import (
+    compared_weights,
+    disagreement,
+    evaluation_mode,
+    exact_products,
+    gradient_problem,
+    precision,
+    rounding,
+)
 from pl_pointwise.tasks.common.packing import (
     Packing,
     first_position,
@@ -77,9 +85,9 @@ def packed_scores(
     return _by_group(model, inputs, lengths, present, order.split(sizes.tolist()), pack=True)
 
 
-SCORING_METHODS: dict[
-    ScoringMethod, Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor, Tensor], Tensor]
-] = {
+Way = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor, Tensor], Tensor]
+
+SCORING_METHODS: dict[ScoringMethod, Way] = {
     "packed": packed_scores,
     "grouped": grouped_scores,
 }
@@ -119,8 +127,8 @@ def choose_scoring_method(
     """Whether a packed row gives what padded groups give; if not, the log says why.
 
     The shortest, the middle and the longest pair of a batch are compared, the last one also cut in
-    half, so that one pair alone can tell whether sequences see each other. In evaluation mode,
-    without gradients, in float32 where the weights are.
+    half, so that one pair alone can tell whether sequences see each other: their scores and, where
+    gradients are wanted now, those of the weights. In evaluation mode and in float32.
     """
     device = inputs["input_ids"].device
     if device.type != "cpu":
@@ -131,12 +139,27 @@ def choose_scoring_method(
     those = lengths[probe]
     those[3] = (those[3] // 2).clamp(min=1)
     everything = torch.arange(len(probe))
-    exact = torch.autocast(device.type, enabled=False)
-    with evaluation_mode(model), torch.no_grad(), exact:
-        expected = grouped_scores(model, some, those, everything)
+    weights = compared_weights(model) if torch.is_grad_enabled() else []
+
+    def computed(way: Way) -> tuple[Tensor, list[Tensor]]:
+        """Scores, and the gradients of a sum of them in which each has a weight of its own."""
+        found = way(model, some, those, everything)
+        scale = torch.linspace(0.5, 1.5, len(found), device=device)
+        if not weights:
+            return found, []
+        gradients = torch.autograd.grad(
+            (found * scale).sum(), weights, allow_unused=True, materialize_grads=True
+        )
+        return found.detach(), list(gradients)
+
+    with evaluation_mode(model), exact_products(), precision(True):
+        expected, gradients = computed(grouped_scores)
         try:
-            found = packed_scores(model, some, those, everything)
-            problem = disagreement("scores", found, expected, rounding_bound(model.parameters()))
+            found, others = computed(packed_scores)
+            bound = rounding(model, True)
+            problem = disagreement("score of a pair", found, expected, bound)
+            if problem is None:
+                problem = gradient_problem(others, gradients, 30 * bound)
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
     if problem is None:
