@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -194,6 +195,7 @@ def gradient_problem(fast: Sequence[Tensor], plain: Sequence[Tensor], bound: flo
     return None
 
 
-def precision(exact: bool) -> Any:
+def precision(model: nn.Module, exact: bool) -> Any:
     """The context of the comparison: in float32, or in the model's own precision."""
-    return InFloat32() if exact else nullcontext()
+    low = any(weight.dtype in LOW for weight in chain(model.parameters(), model.buffers()))
+    return InFloat32() if exact and low else nullcontext()

@@ -168,7 +168,7 @@ class ResponseScorer:
         """The fastest method that gives what the plain one gives."""
         weights = compared_weights(self.model) if exact else []
         differentiate = weights if torch.is_grad_enabled() else []
-        with moved(weights), precision(exact):
+        with moved(weights), precision(self.model, exact):
             with torch.no_grad():
                 plain = self._plain_singly(Pairs.of(probe))
             gradients = self._gradients(probe, differentiate, singly=True)

@@ -152,7 +152,7 @@ def choose_scoring_method(
         )
         return found.detach(), list(gradients)
 
-    with evaluation_mode(model), exact_products(), precision(True):
+    with evaluation_mode(model), exact_products(), precision(model, True):
         expected, gradients = computed(grouped_scores)
         try:
             found, others = computed(packed_scores)
