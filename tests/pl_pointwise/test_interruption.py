@@ -27,7 +27,7 @@ from tests.programs.launch import run_program
 
 def interrupt(folder: Path, kills: int, timeout: float) -> dict[str, int]:
     """Runs tests/pl_pointwise/interrupted.py and gives what it counted."""
-    run_program("tests.programs.interrupted", [str(folder), str(kills), "0"], timeout)
+    run_program("tests.programs.interrupted", [str(folder), str(kills), "0"], folder, timeout)
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["failures"], "\n".join(report["failures"])
     counts: dict[str, int] = report["counts"]

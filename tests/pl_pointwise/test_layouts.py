@@ -32,7 +32,7 @@ def every_rank_of_every_layout(
     """What every run gave on every rank, by number of ranks."""
     folder = tmp_path_factory.mktemp("layouts")
     several = [ranks for ranks in PIECES if ranks > 1]
-    run_program("tests.programs.layouts", [str(folder), *map(str, several)])
+    run_program("tests.programs.layouts", [str(folder), *map(str, several)], folder)
     found = {
         ranks: [
             torch.load(folder / f"{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)

@@ -31,6 +31,7 @@ from pl_pointwise.metrics import (
     violation_statistics,
 )
 from tests.pl_pointwise.toy import Toy
+from tests.programs.launch import preloaded
 
 KEYS = ["mean", "max", "violated", "cvar95"]
 POINTS = [-3.0, 0.0, 2.0]
@@ -252,7 +253,10 @@ def violations_on_a_rank(rank: int, directory: str) -> None:
 
 
 def test_two_ranks_equal_one_also_when_one_is_empty(tmp_path: Path) -> None:
-    mp.spawn(violations_on_a_rank, args=(str(tmp_path),), nprocs=2)
+    preloaded()
+    mp.start_processes(
+        violations_on_a_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver"
+    )
     for case, *found in zip(
         RANKS, *(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True
     ):

@@ -41,7 +41,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="ranks", scope="module")
 def results_of_two_ranks(folder: Path) -> list[dict[str, Any]]:
-    run_program("tests.programs.sharded", [str(folder)])
+    run_program("tests.programs.sharded", [str(folder)], folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

@@ -26,6 +26,7 @@ from pl_pointwise.tasks.reranker.metrics import (
     reciprocal_rank,
     score_spread,
 )
+from tests.programs.launch import preloaded
 
 
 def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[str, float]:
@@ -208,11 +209,10 @@ def _one_rank(rank: int, port: int, results: Any) -> None:
 
 
 def test_two_ranks_of_unequal_size_give_the_mean_over_all_queries(unused_port: int) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
+    with preloaded().Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(  # type: ignore[attr-defined]
-            _one_rank, (unused_port, results), nprocs=2
+        torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
+            _one_rank, (unused_port, results), nprocs=2, start_method="forkserver"
         )
         on_ranks = dict(results)
     generator = torch.Generator().manual_seed(0)
