@@ -51,6 +51,7 @@ def test_packaged_comparison_runs(name, tiny, conversation_file, tmp_path, capsy
     arguments += ["--data.init_args.train_file", conversation_file]
     output = tmp_path / "results"
     arguments = ["--config", "conversation", "--methods", f"conversation/{name}", *arguments]
+    arguments += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
     main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -67,6 +67,7 @@ def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
 def test_packaged_comparison_makes_a_table(name, tiny, tmp_path) -> None:
     output = tmp_path / "out"
     rows = ["--rows", f"reranker/{name}", "--output", str(output)]
+    tiny += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
     main(["compare", "--config", "reranker", *rows, *tiny])
     lines = list(csv.DictReader((output / "comparison.csv").open()))
     methods = yaml.safe_load((FOLDER / f"compare/{name}.yaml").read_text())

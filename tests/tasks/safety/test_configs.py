@@ -91,6 +91,7 @@ def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
         "--model.init_args.training.optimization.warmup_ratio",
         "0",
     ]  # else one step is of no size
+    arguments += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
     main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))

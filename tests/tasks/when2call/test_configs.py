@@ -72,6 +72,7 @@ def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None
         arguments = arguments[:place] + arguments[place + 2 :]
     output = tmp_path / "results"
     arguments = ["--config", "when2call", *overlay, "--rows", f"when2call/{name}", *arguments]
+    arguments += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
     main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
     with (output / "comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
