@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,6 +47,16 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
     templates = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("pl_pointwise/**/*.jinja")]
     assert len(templates) == 2
     assert set(templates) <= set(names)
+
+
+def test_a_package_index_takes_its_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = Metadata.from_email(packed.read(name), validate=True)
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description.startswith("# pl-pointwise")
+    assert metadata.license_expression == "Apache-2.0"
+    assert "Programming Language :: Python :: 3.10" in metadata.classifiers
 
 
 def test_wheel_outside_the_repository_runs(wheel: Path, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What a package index, a conda channel and a citation are told is what the project says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+if sys.version_info < (3, 11):
+    pytest.skip("tomllib comes with Python 3.11", allow_module_level=True)
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONDA_NAMES = {
+    "huggingface-hub": "huggingface_hub",
+    "jsonargparse[signatures]": "jsonargparse-signatures",
+    "matplotlib": "matplotlib-base",
+    "torch": "pytorch",
+}
+
+
+@pytest.fixture(name="links")
+def module_of_links() -> ModuleType:
+    spec = spec_from_file_location("package_readme", ROOT / "docs/package_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
+    recipe = yaml.safe_load((ROOT / "docs/conda/recipe.yaml").read_text())
+    wanted = {f"python {PROJECT['requires-python']}"}
+    for line in PROJECT["dependencies"]:
+        name, bound = re.fullmatch(r"([^>]+)(>=.+)", line).groups()
+        wanted.add(f"{CONDA_NAMES.get(name, name)} {bound}")
+    assert set(recipe["requirements"]["run"]) == wanted
+    assert recipe["context"]["version"] == PROJECT["version"]
+    (entry,) = recipe["build"]["python"]["entry_points"]
+    assert entry == f"pl-pointwise = {PROJECT['scripts']['pl-pointwise']}"
+    assert recipe["about"]["license"] == PROJECT["license"]
+
+
+def test_the_citation_has_the_packages_version_and_licence() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_every_link_of_the_packages_page_is_whole_and_leads_to_a_file(links: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text()
+    root = "https://example.org/owner/project"
+    found = links.with_whole_links(text, root, "v1")
+    targets = re.findall(r"\]\(([^)\s]+)\)", found)
+    assert len(targets) > 20
+    for target in targets:
+        assert target.startswith("https://")
+        if target.startswith(root):
+            kind, _, path = target.removeprefix(f"{root}/").split("/", 2)
+            assert kind == ("raw" if path.endswith(".png") else "blob")
+            assert (ROOT / path.partition("#")[0]).is_file()
