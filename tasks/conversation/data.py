@@ -23,7 +23,7 @@ from pl_pointwise.tasks.language_model.data import (
     conversation_texts,
 )
 from pl_pointwise.tasks.language_model.messages import answer_text
-from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, check_refusals
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .encoding import ConversationDataset, role_number
 from .records import CONSTRAINED, ROLES, Record, Response, grouped, with_refusals
@@ -138,7 +138,6 @@ class ConversationDataModule(ResponseDataModule):
         one_of("role", role, ROLES, DataError)
         for name in columns or {}:
             one_of("columns", name, COLUMNS, DataError)
-        check_refusals(refusals)
         train = [train_file] if isinstance(train_file, str) else list(train_file or [])
         labelled = bool(train or val_file or test_file)
         if source != "files" and labelled:
@@ -154,7 +153,7 @@ class ConversationDataModule(ResponseDataModule):
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
-        self.group, self.refusals = group, list(refusals)
+        self.group, self.refusals = group, validate_refusals(refusals)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 

@@ -33,10 +33,12 @@ def is_refusal(text: str) -> bool:
     return final_answer(text).lstrip().lower().replace("’", "'").startswith(REFUSAL_OPENINGS)
 
 
-def check_refusals(refusals: Sequence[str]) -> None:
-    """
+def validate_refusals(refusals: Sequence[str]) -> list[str]:
+    """Returns the texts that a model is to refuse with.
+
     Raises:
         DataError: no text to refuse with, or a blank one.
     """
     if not refusals or not all(text.strip() for text in refusals):
         raise DataError("refusals: give at least one text, and none that is blank.")
+    return list(refusals)

@@ -19,7 +19,7 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
 )
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, check_refusals
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
@@ -214,7 +214,6 @@ class SafetyDataModule(SafetySources):
             seed=seed,
         )
         one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
-        check_refusals(refusals)
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
@@ -234,7 +233,7 @@ class SafetyDataModule(SafetySources):
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
         self.files = files
-        self.refusals, self.own_refusals = list(refusals), own_refusals
+        self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
         self.generation, self.answers_folder = generation, answers_folder
 
