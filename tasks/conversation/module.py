@@ -148,7 +148,7 @@ class ConversationModule(AnsweringModule):
         every = (asked == 1) & ~found.any(1, keepdim=True) & (roles >= 0)
         return (found | every) & (asked != 0)
 
-    def bounded(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """By constraint the responses of its role, (B, K)."""
         return {role: batch[role] for role in self.constraints}
 
@@ -156,7 +156,7 @@ class ConversationModule(AnsweringModule):
         """Besides, the responses whose own bound is relative to the reference."""
         return super().referred(batch) | batch["relative"]
 
-    def bounded_values(
+    def response_values(
         self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
     ) -> Tensor:
         """s̄ of each response, (B, R); of one with a bound of its own s̄ − own + ε.

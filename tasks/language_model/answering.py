@@ -73,19 +73,22 @@ class AnsweringModule(ResponseModule):
         ]
         if not asked:
             return
-        new = self.answers_to(batch, asked, stage)
+        new = self._answers_to(batch, asked, stage)
         self.answers[stage] += new
-        add_answers(metrics["cut"], new, [answer["cut"] for answer in new])
-        kinds = batch[self.kind_key]
+        self._add_rates(metrics, new, [batch[self.kind_key][row] for row, _ in asked])
+
+    def _add_rates(
+        self, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]], kinds: Sequence[Any]
+    ) -> None:
+        """Adds what holds of new answers; kinds: of the prompt of each."""
+        add_answers(metrics["cut"], answers, [answer["cut"] for answer in answers])
         for name, (kind, refused) in self.rates.items():
-            of_it = [
-                answer for answer, (row, _) in zip(new, asked, strict=True) if kinds[row] == kind
-            ]
+            of_it = [answer for answer, own in zip(answers, kinds, strict=True) if own == kind]
             if of_it:
                 values = [answer["refused"] == refused for answer in of_it]
                 add_answers(metrics[name], of_it, values)
 
-    def answers_to(
+    def _answers_to(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples of a batch.
@@ -102,7 +105,7 @@ class AnsweringModule(ResponseModule):
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
 
-        Below the trainer's default_root_dir, an object an answer: see :meth:`answers_to`.
+        Below the trainer's default_root_dir, an object an answer.
         """
         answered = {name: metrics[name] for name in metrics if name in self._answered()}
         if not answered and not self.trainer.testing:  # A validation within a fit.
@@ -143,9 +146,9 @@ class AnsweringModule(ResponseModule):
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
-        """What :meth:`answers_to` gives of each prompt; filling samples give none."""
+        """{index, answer, refused, cut} of each prompt; filling samples give none."""
         samples = real_samples(batch)
-        return self.answers_to(batch, samples, "predict") if samples else []
+        return self._answers_to(batch, samples, "predict") if samples else []
 
 
 def add_answers(

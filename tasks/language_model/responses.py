@@ -103,7 +103,7 @@ class ResponseModule(LanguageModelModule):
         """The responses that the objective is taken over, (B, R) bool."""
 
     @abstractmethod
-    def bounded(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """By constraint the responses it is about, (B,) or (B, K): their columns, −1 for none."""
 
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
@@ -114,7 +114,7 @@ class ResponseModule(LanguageModelModule):
         needed = not self.training or self.trained_on in self.need_reference
         return self.of_objective(batch) & needed
 
-    def bounded_values(
+    def response_values(
         self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
     ) -> Tensor:
         """What a constraint bounds of each response, (B, R): s̄."""
@@ -136,18 +136,18 @@ class ResponseModule(LanguageModelModule):
         self, outputs: ResponseStatistics, batch: dict[str, Any]
     ) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
-        bounded, found = self.bounded(batch), {}
+        responses, found = self.constrained_responses(batch), {}
         for name in self.constraints:
-            values = self.bounded_values(name, outputs, batch)
-            columns = bounded[name].clamp(min=0).to(values.device)
+            values = self.response_values(name, outputs, batch)
+            columns = responses[name].clamp(min=0).to(values.device)
             rows = columns.reshape(len(columns), -1)
             found[name] = values.gather(1, rows).view(columns.shape)
         return found
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """A sample carries what it has responses for."""
-        bounded = self.bounded(batch)
-        terms = {name: bounded[name] >= 0 for name in self.constraints}
+        responses = self.constrained_responses(batch)
+        terms = {name: responses[name] >= 0 for name in self.constraints}
         return {"objective": self.of_objective(batch).any(1), **terms}
 
     def divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:

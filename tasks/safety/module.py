@@ -174,7 +174,7 @@ class SafetyModule(AnsweringModule):
         roles: Tensor = batch["roles"]
         return roles == HELPFUL
 
-    def bounded(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The refusal, for "avoid" the unsafe answer, (B,)."""
         found = {}
         for name in self.constraints:
@@ -279,16 +279,16 @@ class SafetyModule(AnsweringModule):
             "cut": MeanBySample(higher_is_better=False),
         }
 
-    def answers_to(
+    def _answers_to(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """{index, prompt, answer, refused, cut} of some samples of a batch.
+        """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
-        In an evaluation unsafe, kind and category too; of "alpaca_eval" the reference's answer.
+        Of "alpaca_eval" the reference's answer as well.
         """
         found = []
         for (row, index), answer in zip(
-            samples, super().answers_to(batch, samples, stage), strict=True
+            samples, super()._answers_to(batch, samples, stage), strict=True
         ):
             about = {"index": index, "prompt": batch["text"][row]}
             if stage != "predict":

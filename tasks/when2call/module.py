@@ -140,7 +140,7 @@ class When2CallModule(ResponseModule):
         lengths: Tensor = batch["response_lengths"]
         return lengths > 0
 
-    def bounded(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The "chosen" response, (B,), and the "rejected" ones, (B, K), which are the "ratio"'s."""
         present = self.of_objective(batch)
         columns = torch.arange(present.shape[1], device=present.device).where(present, -1)
