@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import hub_split, records_of, rows_of
-from pl_pointwise.tasks.common.splits import sources_of, split_by_prompt, warn_of_shared_prompts
 from pl_pointwise.tasks.language_model.batch import collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -22,8 +20,10 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
     ResponseDataModule,
+    conversation_texts,
 )
-from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.messages import answer_text
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .encoding import ConversationDataset, role_number
 from .records import CONSTRAINED, ROLES, Record, Response, grouped, with_refusals
@@ -31,8 +31,6 @@ from .schemas import COLUMNS, SCHEMAS, Reading
 
 EXAMPLE = Path(__file__).parent / "example.jsonl"
 """Forty records that ship with the package."""
-
-REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
 
 ABSENT = -1
 
@@ -140,8 +138,6 @@ class ConversationDataModule(ResponseDataModule):
         one_of("role", role, ROLES, DataError)
         for name in columns or {}:
             one_of("columns", name, COLUMNS, DataError)
-        if not refusals or not all(text.strip() for text in refusals):
-            raise DataError("refusals: give at least one text, and none that is blank.")
         train = [train_file] if isinstance(train_file, str) else list(train_file or [])
         labelled = bool(train or val_file or test_file)
         if source != "files" and labelled:
@@ -157,7 +153,7 @@ class ConversationDataModule(ResponseDataModule):
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
-        self.group, self.refusals = group, list(refusals)
+        self.group, self.refusals = group, validate_refusals(refusals)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -189,10 +185,7 @@ class ConversationDataModule(ResponseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, ConversationDataset)
         record = dataset.record(index)
-        turns = "\n".join(map(turn_text, record.messages))
-        texts = {"record": record.where, "prompt": turns, "kind": record.kind}
-        if record.tools:
-            texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
+        texts = {**conversation_texts(record), "kind": record.kind}
         seen: dict[str, int] = {}
         for response in record.responses:
             place = seen.setdefault(response.role, 0)
@@ -247,14 +240,8 @@ class ConversationDataModule(ResponseDataModule):
             paths = {"train": self.train_files}
             paths |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
             read |= {side: self._from_files(side, of) for side, of in paths.items() if of}
-        shares = {side: part for side, part in self.held_out_parts.items() if side not in read}
-        if "train" in read:
-            read |= split_by_prompt(read["train"], shares, self.seed)
-        read = {side: read[side] for side in SPLITS if side in read}
-        if self.source == "files":
-            train = ", ".join(self.train_files)
-            warn_of_shared_prompts(read, sources_of({"train": train, **self.files}, read))
-        self._records |= read
+        train = ", ".join(self.train_files)
+        self._records |= self._split(read, {"train": train, **self.files})
 
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
         reading = self.reading

@@ -45,7 +45,8 @@ class ConversationDataset(EncodedResponses[Record]):
     def widths(self) -> dict[str, int]:
         """By role that is a constraint the most responses of a sample; 1 where there are none."""
         return {
-            role: max(1, *(_count(record, role) for record in self.records)) for role in CONSTRAINED
+            role: max(1, *(record.roles.count(role) for record in self.records))
+            for role in CONSTRAINED
         }
 
     @cached_property
@@ -91,10 +92,6 @@ class ConversationDataset(EncodedResponses[Record]):
             "widths": self.widths,
             "rank": self.ranks[position],
         }
-
-
-def _count(record: Record, role: str) -> int:
-    return sum(response.role == role for response in record.responses)
 
 
 def role_number(role: str) -> int:

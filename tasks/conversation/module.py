@@ -26,15 +26,9 @@ from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.tasks.language_model.answering import (
-    add_answers,
-    answered_sets,
-    write_answers,
-)
+from pl_pointwise.tasks.language_model.answering import AnsweringModule
 from pl_pointwise.tasks.language_model.loading import Lora
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .encoding import ConversationDataset, role_number
@@ -42,6 +36,9 @@ from .records import CONSTRAINED, ROLES, Record
 
 TEST_SETS = ("test", "train")
 """The data sets that ``test`` runs on."""
+
+RATES = {"refusal_rate": (1, True), "over_refusal": (0, True)}
+"""By metric: whether its prompts are to be refused, and whether it counts answers that refuse."""
 
 DEFAULT_TRAINING = Training(
     optimization=Optimization(learning_rate=2e-4, weight_decay=0.0, schedule="cosine"),
@@ -79,7 +76,7 @@ DEFAULT_EVALUATION = ConversationEvaluation()
 ONLY_REFERENCE = ("reference",)
 
 
-class ConversationModule(LanguageModelModule):
+class ConversationModule(AnsweringModule):
     """A causal language model with LoRA, held to what a file of conversations asks.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template. To
@@ -108,13 +105,16 @@ class ConversationModule(LanguageModelModule):
     """
 
     host_keys = (
-        *LanguageModelModule.host_keys,
-        *("roles", "relative", "objective", "refusal", "rank"),
+        *AnsweringModule.host_keys,
+        *("relative", "objective", "refusal", "rank"),
         *CONSTRAINED,
     )
     own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
+    upper_bounds = ("avoid",)
+    rates = RATES
+    kind_key, rank_key = "refusal", "rank"
 
     def __init__(
         self,
@@ -132,71 +132,15 @@ class ConversationModule(LanguageModelModule):
         for role in objective_roles:
             one_of("objective_roles", role, ROLES)
         evaluation = from_plain(ConversationEvaluation, evaluation)
-        given = {"prefer": prefer_tolerance, "avoid": avoid_tolerance, "refuse": refuse_tolerance}
-        own = {name: tolerance for name, tolerance in given.items() if tolerance is not None}
-        super().__init__(
-            formulation=formulation,
-            constraints={name: _bound(name, f"{name}_tolerance", own[name]) for name in own},
-            evaluation_constraints={
-                name: _bound(name, f"evaluation.{name}_tolerance", tolerance)
-                for name in own
-                if (tolerance := getattr(evaluation, f"{name}_tolerance")) is not None
-            },
-            training=training,
-        )
-        self.trained_on = objective
+        own = {"prefer": prefer_tolerance, "avoid": avoid_tolerance, "refuse": refuse_tolerance}
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.objective_roles = list(objective_roles)
-        self.evaluation = evaluation
-        self.answers: dict[str, list[dict[str, Any]]] = {}
-        self.load_policy(policy)
+        self.answers = {}
 
-    # The three methods of a task ------------------------------------------------------------------
+    # The terms ------------------------------------------------------------------------------------
 
-    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
-        """Statistics of every response; with the reference where objective or a bound need it.
-
-        Evaluation always has it for the objective's responses, as every method's KL is reported.
-        """
-        wanted = batch["relative"].clone()
-        if not self.training or self.trained_on == "kl":
-            wanted |= self._of_objective(batch)
-        return self.score(batch, wanted)
-
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
-        """The mean over the objective's responses of the KL a token, or of −s̄, (B,)."""
-        if self.trained_on == "cross_entropy":
-            return self._over_objective(-outputs.mean_log_likelihood, batch)
-        return self._divergence(outputs, batch)
-
-    def constraint_values(
-        self, outputs: ResponseStatistics, batch: dict[str, Any]
-    ) -> dict[str, Tensor]:
-        """s̄ of the responses of each role, (B, K); one with a bound of its own is shifted.
-
-        The value is then s̄ − own + ε, which meets the role's ε where s̄ meets its own; of a
-        relative one s̄ − s̄_ref + δ + ε.
-        """
-        means, shift = outputs.mean_log_likelihood, batch["shift"].to(outputs.log_likelihood)
-        reference = outputs.reference_mean_log_likelihood
-        origin = torch.zeros_like(means)
-        if reference is not None:
-            origin = torch.where(batch["relative"].to(means.device), reference, 0.0)
-        bounds = self.constraints if self.training else self.evaluation_constraints
-        found = {}
-        for role in self.constraints:
-            columns = batch[role].clamp(min=0).to(means.device)
-            own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[role])
-            values = torch.where(shift.isnan(), means, own)
-            found[role] = values.gather(1, columns)
-        return found
-
-    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """A sample carries a constraint for each response of its role."""
-        terms = {role: batch[role] >= 0 for role in self.constraints}
-        return {"objective": self._of_objective(batch).any(1), **terms}
-
-    def _of_objective(self, batch: Mapping[str, Any]) -> Tensor:
-        """The responses the objective is taken over, (B, R) bool."""
+    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
+        """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
         roles, asked = batch["roles"], batch["objective"][:, None]
         found = torch.zeros_like(roles, dtype=torch.bool)
         for role in self.objective_roles:
@@ -204,26 +148,36 @@ class ConversationModule(LanguageModelModule):
         every = (asked == 1) & ~found.any(1, keepdim=True) & (roles >= 0)
         return (found | every) & (asked != 0)
 
-    def _over_objective(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """The mean of a record's values over the objective's responses, 0 of none: (B, R) → (B,).
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """By constraint the responses of its role, (B, K)."""
+        return {role: batch[role] for role in self.constraints}
 
-        Connected to the weights also in a batch whose samples all leave the objective out.
+    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+        """Besides, the responses whose own bound is relative to the reference."""
+        return super().referred(batch) | batch["relative"]
+
+    def response_values(
+        self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
+    ) -> Tensor:
+        """s̄ of each response, (B, R); of one with a bound of its own s̄ − own + ε.
+
+        That meets the role's ε where s̄ meets its own; of a relative one it is s̄ − s̄_ref + δ + ε.
         """
-        mask = self._of_objective(batch).to(values.device)
-        return torch.where(mask, values, 0.0).sum(1) / mask.sum(1).clamp(min=1)
-
-    def _divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
-        nothing = outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0.0)
-        kl = nothing if outputs.kl is None else outputs.kl
-        return self._over_objective(kl, batch)
+        means, shift = outputs.mean_log_likelihood, batch["shift"].to(outputs.log_likelihood)
+        reference = outputs.reference_mean_log_likelihood
+        origin = torch.zeros_like(means)
+        if reference is not None:
+            origin = torch.where(batch["relative"].to(means.device), reference, 0.0)
+        bounds = self.constraints if self.training else self.evaluation_constraints
+        own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[name])
+        return torch.where(shift.isnan(), means, own)
 
     def _check_training_set(self) -> None:
         """Refuses a training set in which nobody carries the objective or any constraint."""
-        dataset = getattr(getattr(self.trainer, "train_dataloader", None), "dataset", None)
-        samples = getattr(dataset, "rows", None)
+        samples = self.training_samples
         if not isinstance(samples, ConversationDataset):
             return
-        roles = {response.role for record in samples.records for response in record.responses}
+        roles = {role for record in samples.records for role in record.roles}
         if not any(_carries_objective(record, self.objective_roles) for record in samples.records):
             raise DataError(
                 f"No training record carries the objective: there is no response of role "
@@ -258,13 +212,8 @@ class ConversationModule(LanguageModelModule):
         real: Tensor,
         stage: str,
     ) -> None:
-        """Adds a batch, and answers to its prompts where they are asked for.
-
-        real: bool (B,), False for samples that only fill the batch.
-        """
-        carries = self._of_objective(batch).any(1).to(real.device) & real
-        if carries.any():
-            metrics["kl"].update(self._divergence(outputs, batch)[carries])
+        """Besides, the order of preferred and avoided responses, and what is met."""
+        super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         means, roles = outputs.mean_log_likelihood, batch["roles"].to(real.device)
         preferred, avoided = (roles == role_number(role) for role in ("prefer", "avoid"))
         pairs = preferred[:, :, None] & avoided[:, None, :] & real[:, None, None]
@@ -272,8 +221,6 @@ class ConversationModule(LanguageModelModule):
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
         self._add_met(metrics["all_met"], outputs, batch, real)
-        if stage in answered_sets(self.trainer, self.evaluation.answer_in):
-            self._answer(metrics, batch, stage)
 
     def _add_met(
         self, metric: Metric, outputs: ResponseStatistics, batch: dict[str, Any], real: Tensor
@@ -291,77 +238,12 @@ class ConversationModule(LanguageModelModule):
         if asked.any():
             metric.update(batch["index"].to(real.device)[asked], (~missed)[asked].float())
 
-    def _answer(self, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str) -> None:
-        """Answers the prompts of a batch that are among the first of their category."""
-        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
-            self.answers[stage] = []
-        limit = self.evaluation.answers_at_most
-        ranks, wanted = batch["rank"].tolist(), batch["refusal"].tolist()
-        asked = [
-            (row, index)
-            for row, index in real_samples(batch)
-            if limit is None or ranks[row] < limit
-        ]
-        if not asked:
-            return
-        new = self._answers_to(batch, asked)
-        self.answers[stage] += new
-        add_answers(metrics["cut"], new, [answer["cut"] for answer in new])
-        for name, flag in (("refusal_rate", 1), ("over_refusal", 0)):
-            of_it = [
-                answer for answer, (row, _) in zip(new, asked, strict=True) if wanted[row] == flag
-            ]
-            if of_it:
-                add_answers(metrics[name], of_it, [answer["refused"] for answer in of_it])
-
-    def _answers_to(
-        self, batch: Mapping[str, Any], rows: Sequence[tuple[int, int]]
-    ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of some rows, given with the index of each."""
-        places = [row for row, _ in rows]
-        answers = self.generate(batch["prompt_ids"][places], batch["prompt_lengths"][places])
-        return [
-            {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for (_, index), text, cut in zip(rows, answers.texts, answers.cut, strict=True)
-        ]
-
-    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
-        """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
-
-        Below the trainer's default_root_dir, an object an answer: index, answer, refused, cut.
-        """
-        for stage in answered_sets(self.trainer, self.evaluation.answer_in):
-            if stage in metrics:
-                answers = self.answers.get(stage, []) if metrics[stage]["cut"].update_called else []
-                write_answers(self.trainer, stage, answers, self.generation.max_new_tokens)
-
-    def predict_step(
-        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
-    ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of each prompt; filling samples give none."""
-        rows = real_samples(batch)
-        return self._answers_to(batch, rows) if rows else []
-
 
 def _carries_objective(record: Record, roles: Sequence[str]) -> bool:
     """Whether a record carries the objective, as in a batch."""
     if record.objective is not None:
         return record.objective
-    return any(response.role in roles for response in record.responses)
-
-
-def _bound(role: str, option: str, tolerance: float) -> Constraint:
-    """The constraint of a role on a mean log-likelihood.
-
-    Raises:
-        ValueError: a tolerance above 0.
-    """
-    if tolerance > 0:
-        raise ValueError(
-            f"{option}={tolerance}: it bounds a mean log-likelihood a token, which is never above "
-            f"0. Give a negative number, or null for no constraint on responses of role {role}."
-        )
-    return Constraint(at_most=tolerance) if role == "avoid" else Constraint(at_least=tolerance)
+    return any(role in roles for role in record.roles)
 
 
 def _tolerance_of(constraint: Constraint) -> float:

@@ -89,6 +89,11 @@ class Record:
         return ["" if each.answer is None else each.answer for each in self.responses]
 
     @property
+    def roles(self) -> list[str]:
+        """What each response is."""
+        return [each.role for each in self.responses]
+
+    @property
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
         return digest(self.messages, self.tools)

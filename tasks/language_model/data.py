@@ -1,4 +1,4 @@
-"""A data module of prompts and responses: what both language tasks share.
+"""A data module of prompts and responses: what the language tasks share.
 
 Options, stages, the splits, and tokenising. Where records come from and
 what a batch holds is the task's.
@@ -6,22 +6,30 @@ what a batch holds is the task's.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
+from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
-from pl_pointwise.tasks.common.splits import check_fractions
+from pl_pointwise.tasks.common.splits import (
+    Prompted,
+    check_fractions,
+    sources_of,
+    split_by_prompt,
+    warn_of_shared_prompts,
+)
 
 from .conversations import ConversationEncoder
-from .encoded import EncodedResponses
+from .encoded import Conversation, EncodedResponses
 from .loading import load_tokenizer
+from .messages import turn_text
 from .positions import positions_of
 from .truncation import TooLong
 
@@ -30,6 +38,8 @@ Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, .
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
+
+P = TypeVar("P", bound=Prompted)
 
 
 @dataclass
@@ -257,10 +267,22 @@ class ResponseDataModule(PointwiseDataModule):
                 f"likelihood depends on the batch it is in. Set preparation.max_length={short}."
             )
 
-    @property
-    def held_out_parts(self) -> dict[str, float]:
-        """The parts of the training records to hold out, by split."""
-        return {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
+    def _split(
+        self, read: Mapping[str, list[P]], files: Mapping[str, str | None]
+    ) -> dict[str, list[P]]:
+        """All splits: those that were read, and those that are held out of the training records.
+
+        Says which prompts stand in two of them. files: that of each split, for messages.
+        """
+        found = dict(read)
+        if read.get("train"):
+            fractions = self.preparation.val_fraction, self.preparation.test_fraction
+            shares = dict(zip(SPLITS[1:], fractions, strict=True))
+            shares = {split: share for split, share in shares.items() if split not in read}
+            found |= split_by_prompt(read["train"], shares, self.seed)
+        found = {split: found[split] for split in SPLITS if split in found}
+        warn_of_shared_prompts(found, sources_of(files, found))
+        return found
 
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
@@ -299,3 +321,12 @@ class ResponseDataModule(PointwiseDataModule):
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model
+
+
+def conversation_texts(record: Conversation) -> dict[str, str]:
+    """Where a record is from, its turns, and its tools if it has some, for reports."""
+    turns = "\n".join(map(turn_text, record.messages))
+    texts = {"record": record.where, "prompt": turns}
+    if record.tools:
+        texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
+    return texts

@@ -7,7 +7,14 @@ that rates can be compared; read it as a rate of refusals *in these words*.
 
 from __future__ import annotations
 
-from pl_pointwise.tasks.language_model.reasoning import final_answer
+from collections.abc import Sequence
+
+from pl_pointwise.errors import DataError
+
+from .reasoning import final_answer
+
+REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
+"""What a model is taught to say where nothing else is given."""
 
 REFUSAL_OPENINGS = (
     "i'm sorry",
@@ -24,3 +31,14 @@ def is_refusal(text: str) -> bool:
     White space in front, case, and which apostrophe is written (' or ’) do not matter.
     """
     return final_answer(text).lstrip().lower().replace("’", "'").startswith(REFUSAL_OPENINGS)
+
+
+def validate_refusals(refusals: Sequence[str]) -> list[str]:
+    """Returns the texts that a model is to refuse with.
+
+    Raises:
+        DataError: no text to refuse with, or a blank one.
+    """
+    if not refusals or not all(text.strip() for text in refusals):
+        raise DataError("refusals: give at least one text, and none that is blank.")
+    return list(refusals)

@@ -19,6 +19,7 @@ from pl_pointwise.tasks.language_model.data import (
     Preparation,
 )
 from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
@@ -48,8 +49,6 @@ UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
 """The data sets that ``test`` runs on, as far as there are any."""
-
-REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
 
 PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
 
@@ -104,7 +103,6 @@ class SafetyDataModule(SafetySources):
         text     B texts       what the user says
         kind     B texts       "benign", "unsafe" or "borderline"
         category B texts       BeaverTails' category, XSTest's type, or the kind
-        holds    {str: bool}   which kinds the whole data set has
 
     Responses are [answer, refusal] of a benign prompt, and of a borderline one that has an answer;
     [refusal] of an unsafe one, with
@@ -215,7 +213,7 @@ class SafetyDataModule(SafetySources):
             num_workers=num_workers,
             seed=seed,
         )
-        _check_answers(unsafe_answers, refusals)
+        one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
@@ -235,7 +233,7 @@ class SafetyDataModule(SafetySources):
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
         self.files = files
-        self.refusals, self.own_refusals = list(refusals), own_refusals
+        self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
         self.generation, self.answers_folder = generation, answers_folder
 
@@ -266,7 +264,6 @@ class SafetyDataModule(SafetySources):
                 for name in ("unsafe", "borderline", "preceding")
             },
             **{name: [row[name] for row in rows] for name in ("text", "kind", "category")},
-            "holds": rows[0]["holds"],
         }
 
     def describe(self, index: int) -> dict[str, str]:
@@ -329,12 +326,6 @@ class SafetyDataModule(SafetySources):
             self.generation,
             self.preparation.max_prompt_length,
         )
-
-
-def _check_answers(unsafe_answers: str, refusals: Sequence[str]) -> None:
-    one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
-    if not refusals or not all(text.strip() for text in refusals):
-        raise DataError("refusals: give at least one text, and none that is blank.")
 
 
 def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:

@@ -35,7 +35,7 @@ class SafetyDataset(EncodedResponses[Record]):
     Sample i is {"prompt": (P,), "responses": R arrays (T,), "roles": what each response is,
     "columns": the most responses of a sample, "unsafe" and "borderline": bool, "text": what the
     user says, "kind": one of :data:`KINDS`, "category": see ``categories``, "preceding": how many
-    samples of the same kind stand before, "holds": which kinds the data set has}.
+    samples of the same kind stand before}.
 
     Arguments and errors are those of
     :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
@@ -87,5 +87,4 @@ class SafetyDataset(EncodedResponses[Record]):
             "kind": record.kind,
             "category": self.categories[position],
             "preceding": self.preceding[position],
-            "holds": self.holds,
         }

@@ -14,7 +14,6 @@ from pl_pointwise.tasks.common.records import hub_split, largest
 from pl_pointwise.tasks.common.splits import (
     side_of_held_out,
     sources_of,
-    split_by_prompt,
     warn_of_shared_prompts,
 )
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
@@ -63,7 +62,7 @@ class SafetySources(ResponseDataModule):
         if self.unsafe_schema is not None:
             kinds["unsafe"] = self._unsafe()
         if any(self.files[name] for name in BORDERLINE):
-            kinds["borderline"] = self._borderline()
+            kinds["borderline"] = self._sides("borderline", parse_borderline)
         sides = {
             side: [record for found in kinds.values() for record in found.get(side, [])]
             for side in SPLITS
@@ -132,10 +131,6 @@ class SafetySources(ResponseDataModule):
             )
         return {"train": train, **self._divided(fresh)}
 
-    def _borderline(self) -> dict[str, list[Record]]:
-        """Borderline records by side."""
-        return self._sides("borderline", parse_borderline)
-
     def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
         found = unanimous(judgements, self.selection.categories)
         for name, records in found.items():
@@ -154,7 +149,7 @@ class SafetySources(ResponseDataModule):
         rows = self._from_file("test", path, parse_judgement)
         of_file = unanimous(rows, self.selection.categories).values()
         splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
-        self._warn_of_shared("unsafe", splits)
+        warn_of_shared_prompts(splits, sources_of(self._paths("unsafe"), splits))
         return splits
 
     def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
@@ -177,26 +172,21 @@ class SafetySources(ResponseDataModule):
     def _sides(self, kind: str, parse: Parser, count: int | None = None) -> dict[str, list[Record]]:
         """Records of the files of a kind by side: files of their own, or parts held out."""
         found: dict[str, list[Record]] = {}
-        for side, option in zip(SPLITS, (kind, f"{kind}_val", f"{kind}_test"), strict=True):
-            path = self.files[option]
+        paths = self._paths(kind)
+        for side, path in paths.items():
             if path is not None:
                 rows = self._from_file(side, path, parse)
                 found[side] = self._pku(rows) if parse is parse_pair else rows
                 if kind == "borderline":
                     found[side] = _safe_half(rows, path)
         if train := found.get("train"):
-            train = [train[position] for position in _longest(train, count)]
-            shares = {side: part for side, part in self.held_out_parts.items() if side not in found}
-            found |= split_by_prompt(train, shares, self.seed)
-            self._warn_of_shared(kind, found)
-        return found
+            found["train"] = [train[position] for position in _longest(train, count)]
+        return self._split(found, paths)
 
-    def _warn_of_shared(self, kind: str, found: dict[str, list[Record]]) -> None:
-        """Says which prompts of a kind stand in two splits."""
-        files = {"train": self.files[kind]}
-        files |= {side: self.files[f"{kind}_{side}"] for side in SPLITS[1:]}
-        splits = {side: found[side] for side in SPLITS if side in found}
-        warn_of_shared_prompts(splits, sources_of(files, splits))
+    def _paths(self, kind: str) -> dict[str, str | None]:
+        """By side the file of a kind."""
+        options = (kind, *(f"{kind}_{side}" for side in SPLITS[1:]))
+        return {side: self.files[name] for side, name in zip(SPLITS, options, strict=True)}
 
     def _read(self, name: str) -> list[Record]:
         """The records of a data set that is only tested on or predicted for."""
@@ -226,8 +216,6 @@ class SafetySources(ResponseDataModule):
     def _hub_records(self, path: str, split: str, parse: Parser) -> list[Any]:
         """The records of a split on the hub."""
         return self._from_hub(hub_split(path, None, split), f"{path}, {split}", parse)
-
-    # Unsafe answers that the data lack ------------------------------------------------------------
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:

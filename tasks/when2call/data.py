@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +10,6 @@ import torch
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import hub_split
-from pl_pointwise.tasks.common.splits import sources_of, split_by_prompt, warn_of_shared_prompts
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -19,8 +17,9 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
     ResponseDataModule,
+    conversation_texts,
 )
-from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .encoding import Kind, ResponseDataset
 from .records import (
@@ -180,10 +179,7 @@ class When2CallDataModule(ResponseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, ResponseDataset)
         record = dataset.record(index)
-        turns = [turn_text(message) for message in record.messages]
-        texts = {"record": record.where, "prompt": "\n".join(turns)}
-        if record.tools:
-            texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
+        texts = conversation_texts(record)
         for place, (answer, choice) in enumerate(zip(record.answers, record.choices, strict=True)):
             name = f"rejected {place}" if place else "chosen"
             if choice != UNKNOWN:
@@ -214,17 +210,13 @@ class When2CallDataModule(ResponseDataModule):
         return options.get(stage, "val_file, or preparation.val_fraction above 0")
 
     def _read(self, name: str) -> dict[str, list[Record]]:
-        """The records of ``name`` and of whatever has to be read along with it."""
-        if name == "predict":
-            path = self.files[name]
-            return {} if path is None else {name: self._from_file(name, path, parse_question)}
-        if name == "mcq":
-            if self.source == "hub":
-                if self.schema != "when2call":
-                    return {}
-                return {name: self._hub_records(name, parse_choice)}
-            path = self.files[name]
-            return {} if path is None else {name: self._from_file(name, path, parse_choice)}
+        """The records of ``name``, and with those of one split those of all."""
+        if name not in SPLITS:
+            alone = parse_question if name == "predict" else parse_choice
+            if path := self.files[name]:
+                return {name: self._from_file(name, path, alone)}
+            on_hub = name == "mcq" and self.source == "hub" and self.schema == "when2call"
+            return {name: self._hub_records(name, alone)} if on_hub else {}
         parse = parse_preference if self.schema == "when2call" else parse_pair
         if self.source == "hub":
             read = {"train": self._hub_records("train", parse)}
@@ -233,12 +225,7 @@ class When2CallDataModule(ResponseDataModule):
             read = {
                 side: self._from_file(side, path, parse) for side, path in paths.items() if path
             }
-        shares = {side: part for side, part in self.held_out_parts.items() if side not in read}
-        if "train" in read:
-            read |= split_by_prompt(read["train"], shares, self.seed)
-        read = {side: read[side] for side in SPLITS if side in read}
-        if self.source == "files":
-            warn_of_shared_prompts(read, sources_of(self.files, read))
+        read = self._split(read, self.files)
         if self.group_rejected:
             read = {side: grouped(records) for side, records in read.items()}
         return read

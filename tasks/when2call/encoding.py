@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.truncation import TooLong
 
 from .records import Record
 
@@ -22,20 +21,12 @@ class ResponseDataset(EncodedResponses[Record]):
     counts, "has_tools": bool, "columns": the most responses of a row}, with "gold", the category
     of response 0, in a data set of choices.
 
+    The other arguments, and errors, are those of
+    :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
+
     Args:
-        records: in the order of the data set.
-        encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their oldest turns.
-        max_length: the most tokens of a prompt, so shortened, and a response together.
-        too_long: what to do with a prompt that is too long without them too.
-        name: of the data set, for messages.
         kind: "preference": response 0 is chosen, the others rejected; "choice": response 0 is the
             right choice among categories; "question": there may be responses to choose from.
-        skip_invalid: leave out a record that cannot be used, and say how many; see
-            :class:`~pl_pointwise.tasks.language_model.encoded.EncodedResponses`.
-
-    Raises:
-        DataError: such a record, or none at all.
     """
 
     def __init__(
@@ -43,23 +34,11 @@ class ResponseDataset(EncodedResponses[Record]):
         records: Sequence[Record],
         encoder: ConversationEncoder,
         *,
-        max_prompt_length: int,
-        max_length: int,
-        name: str = "data",
         kind: Kind = "preference",
-        too_long: TooLong = "error",
-        skip_invalid: bool | None = None,
+        **limits: Any,
     ) -> None:
         self.kind = kind
-        super().__init__(
-            records,
-            encoder,
-            max_prompt_length=max_prompt_length,
-            max_length=max_length,
-            name=name,
-            too_long=too_long,
-            skip_invalid=skip_invalid,
-        )
+        super().__init__(records, encoder, **limits)
 
     @property
     def categories(self) -> list[str] | None:

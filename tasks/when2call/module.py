@@ -16,18 +16,21 @@ chosen one and the others are rejected, so violations are measured there as well
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from pl_pointwise import Constraint, Formulation, Optimization, Training
+from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
 from pl_pointwise.tasks.language_model.loading import Lora
-from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
+from pl_pointwise.tasks.language_model.module import real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.responses import ResponseModule
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .metrics import (
@@ -43,7 +46,6 @@ from .objectives import (
     Objective,
     PreferenceLosses,
     log_ratios,
-    mean_divergence,
     preference_loss,
 )
 from .records import CATEGORIES
@@ -78,7 +80,7 @@ class When2CallEvaluation:
 DEFAULT_EVALUATION = When2CallEvaluation()
 
 
-class When2CallModule(LanguageModelModule):
+class When2CallModule(ResponseModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
@@ -103,15 +105,13 @@ class When2CallModule(LanguageModelModule):
             schedule, no warm-up and no weight decay.
     """
 
-    host_keys = (
-        *LanguageModelModule.host_keys,
-        "choices",
-        "characters",
-        "has_tools",
-        "gold",
-    )
+    host_keys = (*ResponseModule.host_keys, "choices", "characters", "has_tools", "gold")
 
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
+    upper_bounds = ("rejected",)
+    of_any_sign = ("ratio",)
+    need_reference = NEED_REFERENCE
+    trained_on: Objective
 
     def __init__(
         self,
@@ -129,38 +129,28 @@ class When2CallModule(LanguageModelModule):
         one_of("constrain", constrain, ("likelihood", "ratio"))
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
-        own = {
-            "chosen": chosen_tolerance,
-            "rejected": rejected_tolerance,
-            "ratio": ratio_tolerance,
-        }
-        names = ("chosen", "rejected") if constrain == "likelihood" else ("ratio",)
-        super().__init__(
-            formulation=formulation,
-            constraints={name: _bound(name, own[name]) for name in names},
-            evaluation_constraints={
-                name: _bound(name, tolerance)
-                for name in names
-                if (tolerance := getattr(evaluation, f"{name}_tolerance")) is not None
-            },
-            training=training,
-        )
-        self.trained_on: Objective = objective
+        own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
+        if constrain == "ratio":
+            own = {"ratio": ratio_tolerance}
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
-        self.evaluation = evaluation
-        self.load_policy(policy)
 
-    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
-        """Statistics of every response; with the reference where the objective needs it.
+    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
+        """All responses, (B, R) bool."""
+        lengths: Tensor = batch["response_lengths"]
+        return lengths > 0
 
-        Evaluation always has the reference, as every method's KL is reported.
-        """
-        return self.score(batch, not self.training or self.trained_on in NEED_REFERENCE)
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The "chosen" response, (B,), and the "rejected" ones, (B, K), which are the "ratio"'s."""
+        present = self.of_objective(batch)
+        columns = torch.arange(present.shape[1], device=present.device).where(present, -1)
+        chosen, rejected = columns[:, 0], columns[:, 1:]
+        return {"chosen": chosen, "rejected": rejected, "ratio": rejected}
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
         if self.trained_on == "kl":
-            return mean_divergence(outputs)
+            return super().objective(outputs, batch)
         return preference_loss(self.trained_on, outputs, self.losses)
 
     def constraint_values(
@@ -169,15 +159,7 @@ class When2CallModule(LanguageModelModule):
         """s̄ of the "chosen" response (B,) and of the "rejected" ones (B, K), or the "ratio"."""
         if "ratio" in self.constraints:
             return {"ratio": log_ratios(outputs)}
-        means = outputs.mean_log_likelihood
-        return {"chosen": means[:, 0], "rejected": means[:, 1:]}
-
-    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Every sample carries the objective, and a constraint for each response it has."""
-        present = batch["response_lengths"] > 0
-        if "ratio" in self.constraints:
-            return {"ratio": present[:, :1] & present[:, 1:]}
-        return {"chosen": present[:, 0], "rejected": present[:, 1:]}
+        return super().constraint_values(outputs, batch)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
@@ -199,8 +181,8 @@ class When2CallModule(LanguageModelModule):
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
         metrics["pairwise_accuracy"].update((log_ratios(outputs) > 0)[pairs].float())
-        if outputs.kl is not None and outputs.reference_log_likelihood is not None:
-            metrics["kl"].update(mean_divergence(outputs)[real])
+        self.add_divergence(metrics["kl"], outputs, batch, real)
+        if outputs.reference_log_likelihood is not None:
             moved = outputs.log_likelihood - outputs.reference_log_likelihood
             metrics["ratio_accuracy"].update((moved[:, :1] > moved[:, 1:])[pairs].float())
         if "gold" not in batch:
@@ -223,8 +205,7 @@ class When2CallModule(LanguageModelModule):
         the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
         whether it stops only at the length limit.
         """
-        lengths = batch["response_lengths"]
-        candidates = (lengths > 0).any(1)
+        candidates = self.of_objective(batch).any(1)
         predictions: dict[int, dict[str, Any]] = {}
         rows = dict(real_samples(batch))
         if candidates.any():
@@ -243,8 +224,7 @@ class When2CallModule(LanguageModelModule):
                     }
         alone = [row for row in rows if not candidates[row]]
         if alone:
-            prompts, sizes = batch["prompt_ids"], batch["prompt_lengths"]
-            answers = self.generate(prompts[alone], sizes[alone])
+            answers = self.generate(batch["prompt_ids"][alone], batch["prompt_lengths"][alone])
             for row, answer, cut in zip(alone, answers.texts, answers.cut, strict=True):
                 predictions[row] = {"answer": answer, "cut": cut}
         return [{"index": index, **predictions[row]} for row, index in rows.items()]
@@ -258,10 +238,3 @@ class When2CallModule(LanguageModelModule):
         return choice_scores(
             outputs.log_likelihood, outputs.lengths, characters, choices, normalisation
         )
-
-
-def _bound(constraint: str, tolerance: float) -> Constraint:
-    """The constraint of a name: rejected responses have an upper bound, the others a lower one."""
-    if constraint == "rejected":
-        return Constraint(at_most=tolerance)
-    return Constraint(at_least=tolerance)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from pl_pointwise.tasks.language_model.preference_losses import (
@@ -18,6 +17,7 @@ from pl_pointwise.tasks.language_model.preference_losses import (
     dpo_loss,
     simpo_loss,
 )
+from pl_pointwise.tasks.language_model.responses import mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
@@ -47,17 +47,6 @@ class PreferenceLosses:
     cpo_likelihood_weight: float = 1.0
     cal_dpo_beta: float = 0.1
     cal_dpo_calibration_weight: float = 1.0
-
-
-def mean_over(values: Tensor, present: Tensor) -> Tensor:
-    """The mean of each row over the columns that are present; 0 of none. (B, R), (B, R) → (B,)."""
-    return torch.where(present, values, 0).sum(1) / present.sum(1).clamp(min=1)
-
-
-def mean_divergence(statistics: ResponseStatistics) -> Tensor:
-    """KL(π_θ ‖ π_ref) a token, of each response, averaged over a sample's responses, (B,)."""
-    assert statistics.kl is not None
-    return mean_over(statistics.kl, statistics.present)
 
 
 def preference_loss(

@@ -120,10 +120,10 @@ def test_record_may_switch_the_objective_on_and_off(language_model_folder, tmp_p
     ]
     batch = batch_of(language_model_folder, str(write_rows(tmp_path / "r.jsonl", rows)))
     module = made(language_model_folder)
-    mask = module._of_objective(batch).tolist()
+    mask = module.of_objective(batch).tolist()
     assert mask == [[True, False], [False, False], [True, False], [True, False]]
     both = made(language_model_folder, objective_roles=["reference", "avoid"])
-    assert both._of_objective(batch)[0].tolist() == [True, True]
+    assert both.of_objective(batch)[0].tolist() == [True, True]
     kl = [response_by_hand(module, batch, 0, column)["kl"] for column in (0, 1)]
     objective = both.objective(both(batch), batch)
     assert objective[0].item() == pytest.approx(sum(kl) / 2, abs=1e-5)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pl_pointwise.tasks.safety.records import CATEGORIES
+from pl_pointwise.tasks import SafetyDataModule
+from pl_pointwise.tasks.safety.records import CATEGORIES, PAPER_CATEGORIES
+from tests.tasks.conftest import make_data
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
 THEFT = "financial_crime,property_crime,theft"
@@ -84,6 +86,37 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
+
+
+def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
+    """Safety data of files."""
+    options = {"unsafe_schema": "labelled"} | options
+    return make_data(SafetyDataModule, folder, files, **options)
+
+
+def hub_folder(root: Path) -> dict[str, str]:
+    """Small data sets in the layouts of those on the hub."""
+    folders = {name: root / name for name in ("alpaca", "beavertails", "pku")}
+    for folder in folders.values():
+        folder.mkdir()
+    write_rows(folders["alpaca"] / "train.jsonl", benign_rows(30))
+    rows = []
+    for place, name in enumerate(PAPER_CATEGORIES):
+        for i in range(12):
+            rows += judgement_rows(f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2))
+        rows += judgement_rows(f"{name} once?", "Do.", [[name]])
+    write_rows(folders["beavertails"] / "train.jsonl", rows)
+    write_rows(folders["pku"] / "train.jsonl", pair_rows(12))
+    write_rows(folders["pku"] / "test.jsonl", pair_rows(16)[8:])  # four are trained on
+    layouts = {
+        "alpaca": "  - split: train\n    path: train.jsonl\n",
+        "beavertails": "  - split: 330k_train\n    path: train.jsonl\n",
+        "pku": "  - split: train\n    path: train.jsonl\n  - split: test\n    path: test.jsonl\n",
+    }
+    for name, splits in layouts.items():
+        header = f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
+        (folders[name] / "README.md").write_text(header)
+    return {f"{name}_path": str(folder) for name, folder in folders.items()}
 
 
 @pytest.fixture(scope="session")

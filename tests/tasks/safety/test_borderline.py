@@ -90,7 +90,7 @@ def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
     assert batch["unsafe"].tolist() == [False, True, False]
     assert batch["borderline"].tolist() == [False, False, True]
     assert batch["preceding"].tolist() == [0, 0, 0]
-    assert batch["holds"]["borderline"]
+    assert sides["train"].holds["borderline"]
 
 
 def test_every_batch_has_the_third_kind_in_proportion(language_model_folder, files) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow.json
 import pyarrow.parquet
@@ -24,16 +23,17 @@ from pl_pointwise.tasks.safety.encoding import ALPACA_TEMPLATE, SafetyDataset
 from pl_pointwise.tasks.safety.records import (
     CATEGORIES,
     HELPFUL,
-    PAPER_CATEGORIES,
     REFUSAL,
     UNSAFE,
     Record,
     Selection,
 )
-from tests.tasks.conftest import build_tokenizer, make_data
+from tests.tasks.conftest import build_tokenizer
 from tests.tasks.safety.conftest import (
     benign_rows,
+    hub_folder,
     judgement_rows,
+    module,
     pair_rows,
     unsafe_rows,
     write_rows,
@@ -42,38 +42,8 @@ from tests.tasks.safety.conftest import (
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
-def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
-    options = {"unsafe_schema": "labelled"} | options
-    return make_data(SafetyDataModule, folder, files, **options)
-
-
 def roles_of(data: SafetyDataModule, name: str) -> list[list[int]]:
     return [record.roles for record in data.datasets[name].records]
-
-
-def hub_folder(root: Path) -> dict[str, str]:
-    """Small data sets in the layouts of those on the hub."""
-    folders = {name: root / name for name in ("alpaca", "beavertails", "pku")}
-    for folder in folders.values():
-        folder.mkdir()
-    write_rows(folders["alpaca"] / "train.jsonl", benign_rows(30))
-    rows = []
-    for place, name in enumerate(PAPER_CATEGORIES):
-        for i in range(12):
-            rows += judgement_rows(f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2))
-        rows += judgement_rows(f"{name} once?", "Do.", [[name]])
-    write_rows(folders["beavertails"] / "train.jsonl", rows)
-    write_rows(folders["pku"] / "train.jsonl", pair_rows(12))
-    write_rows(folders["pku"] / "test.jsonl", pair_rows(16)[8:])  # four are trained on
-    layouts = {
-        "alpaca": "  - split: train\n    path: train.jsonl\n",
-        "beavertails": "  - split: 330k_train\n    path: train.jsonl\n",
-        "pku": "  - split: train\n    path: train.jsonl\n  - split: test\n    path: test.jsonl\n",
-    }
-    for name, splits in layouts.items():
-        header = f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
-        (folders[name] / "README.md").write_text(header)
-    return {f"{name}_path": str(folder) for name, folder in folders.items()}
 
 
 # Sources ------------------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     batch["index"] = torch.tensor(rows)
     batch["roles"] = torch.tensor(ROLES)[list(rows), : batch["response_lengths"].shape[1]]
     batch["unsafe"] = torch.tensor([row > 0 for row in rows])
-    batch["holds"] = {"unsafe": True, "benign": True, "answers": True}
     return batch
 
 

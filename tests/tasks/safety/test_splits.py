@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +13,18 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.records import PAPER_CATEGORIES, Selection
-from tests.tasks.conftest import make_data, quiet_trainer
+from tests.tasks.conftest import quiet_trainer
 from tests.tasks.safety.conftest import (
     VIOLENCE,
     benign_rows,
+    hub_folder,
     judgement_rows,
+    module,
     pair_rows,
     unsafe_rows,
     write_rows,
 )
-from tests.tasks.safety.test_data import hub_folder
 from tests.tasks.safety.test_module import data_of, made
-
-
-def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
-    return make_data(SafetyDataModule, folder, files, **{"unsafe_schema": "labelled"} | options)
 
 
 def sizes(data: SafetyDataModule) -> dict[str, dict[bool, int]]:
