@@ -39,6 +39,7 @@ from tests.pl_pointwise.toy import (
     FORMULATIONS,
     INTERVALS,
     At,
+    Judged,
     Seen,
     Steep,
     Toy,
@@ -128,6 +129,16 @@ for kind in ("average augmented", "tilted", "cvar augmented", "by name"):
     rows = ToyRows(UNEVEN, seed=2, partial=True)
     training(f"{kind}, intervals", FORMULATIONS[kind], rows, INTERVALS, **options)
     training(f"{kind}, three steps", FORMULATIONS[kind], rows, primal_steps=3)
+
+
+for kind in ("average augmented", "tilted augmented", "pointwise", "relaxed linear"):
+    for options in ({}, {"micro_batch_size": 2, "order": "dual_first"}):
+
+        def run_judged(world: World, kind: Any = kind, options: Any = options) -> Any:
+            module = Judged(FORMULATIONS[kind], partial=True, **options)
+            return world.train(module, ToyRows(UNEVEN, seed=2, partial=True))
+
+        SCENARIOS[f"{kind}, judged, {sorted(options)}"] = run_judged
 
 
 @scenario
