@@ -36,6 +36,12 @@ from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_s
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.strict import (
+    CALL_RATES,
+    Strict,
+    call_report,
+    text_of_response,
+)
 
 from .encoding import ConversationDataset, role_number
 from .records import CONSTRAINED, ROLES, Record
@@ -97,6 +103,7 @@ class ConversationModule(LanguageModelModule):
         objective_roles: the responses the objective is taken over, the mean of a record's. A record
             that says ``"objective": true`` and has none of these takes all of its responses.
         evaluation: tolerances of the evaluation, and which prompts are answered.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default AdamW at 2e-4 with a cosine schedule, gradients
             clipped at 1.
 
@@ -126,6 +133,7 @@ class ConversationModule(LanguageModelModule):
         objective: Literal["kl", "cross_entropy"] = "kl",
         objective_roles: Sequence[str] = ONLY_REFERENCE,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
+        judged_by: Strict | None = None,
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         one_of("objective", objective, ("kl", "cross_entropy"))
@@ -148,6 +156,7 @@ class ConversationModule(LanguageModelModule):
         self.objective_roles = list(objective_roles)
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
+        self.judge_by(judged_by)
         self.load_policy(policy)
 
     # The three methods of a task ------------------------------------------------------------------
@@ -194,6 +203,10 @@ class ConversationModule(LanguageModelModule):
         """A sample carries a constraint for each response of its role."""
         terms = {role: batch[role] >= 0 for role in self.constraints}
         return {"objective": self._of_objective(batch).any(1), **terms}
+
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Which responses are of each role, (B, K); −1: none."""
+        return {role: batch[role] for role in self.constraints}
 
     def _of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses the objective is taken over, (B, R) bool."""
@@ -247,6 +260,9 @@ class ConversationModule(LanguageModelModule):
             "all_met": MeanBySample(higher_is_better=True),
             "refusal_rate": MeanBySample(higher_is_better=True),
             "over_refusal": MeanBySample(higher_is_better=False),
+            "valid_calls": MeanBySample(higher_is_better=True),
+            "existing_tool": MeanBySample(higher_is_better=True),
+            "right_tool": MeanBySample(higher_is_better=True),
             "cut": MeanBySample(higher_is_better=False),
         }
 
@@ -282,7 +298,8 @@ class ConversationModule(LanguageModelModule):
         missed = torch.zeros_like(real)
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
-        for role, values in self.constraint_values(outputs, batch).items():
+        surrogates = self.constraint_values(outputs, batch)
+        for role, values in self.judged_values(outputs, batch, surrogates).items():
             mask = masks[role].to(real.device)
             violated = self.evaluation_constraints[role].violation(values) > 0
             missed |= (violated & mask).any(1)
@@ -313,22 +330,34 @@ class ConversationModule(LanguageModelModule):
             ]
             if of_it:
                 add_answers(metrics[name], of_it, [answer["refused"] for answer in of_it])
+        called = [answer for answer in new if "valid_call" in answer]
+        for name, key in CALL_RATES.items():
+            if called:
+                add_answers(metrics[name], called, [answer[key] for answer in called])
 
     def _answers_to(
         self, batch: Mapping[str, Any], rows: Sequence[tuple[int, int]]
     ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of some rows, given with the index of each."""
+        """{index, answer, refused, cut} of some rows, given with the index of each.
+
+        And {valid_call, existing_tool, right_tool} where a preferred response calls tools.
+        """
         places = [row for row, _ in rows]
         answers = self.generate(batch["prompt_ids"][places], batch["prompt_lengths"][places])
-        return [
-            {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for (_, index), text, cut in zip(rows, answers.texts, answers.cut, strict=True)
-        ]
+        found = []
+        for (row, index), text, cut in zip(rows, answers.texts, answers.cut, strict=True):
+            columns = (batch["roles"][row] == role_number("prefer")).nonzero()[:, 0].tolist()
+            preferred = [text_of_response(self.encoder, batch, row, c) for c in columns]
+            report = call_report(text, preferred, batch["records"][row])
+            told = {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
+            found.append(told | report)
+        return found
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
 
-        Below the trainer's default_root_dir, an object an answer: index, answer, refused, cut.
+        Below the trainer's default_root_dir, an object an answer: index, answer, refused, cut, and
+        where a tool is to be called valid_call, existing_tool and right_tool.
         """
         for stage in answered_sets(self.trainer, self.evaluation.answer_in):
             if stage in metrics:
@@ -338,7 +367,7 @@ class ConversationModule(LanguageModelModule):
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of each prompt; filling samples give none."""
+        """{index, answer, refused, cut, …} of each prompt; filling samples give none."""
         rows = real_samples(batch)
         return self._answers_to(batch, rows) if rows else []
 

@@ -44,6 +44,7 @@ from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.strict import Strict
 
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
@@ -127,6 +128,7 @@ class SafetyModule(LanguageModelModule):
         safe_dpo_margin: Δ of Safe-DPO, asked for of a safe response against an unsafe one.
         safe_dpo_beta: β of Safe-DPO; Δ stands outside it.
         evaluation: tolerances of the evaluation, and which prompts are answered and judged.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
 
@@ -157,6 +159,7 @@ class SafetyModule(LanguageModelModule):
         safe_dpo_margin: float = 5.0,
         safe_dpo_beta: float = 0.1,
         evaluation: SafetyEvaluation = DEFAULT_EVALUATION,
+        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
@@ -187,6 +190,7 @@ class SafetyModule(LanguageModelModule):
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
+        self.judge_by(judged_by)
         self.load_policy(policy)
 
     # The three methods of a task ------------------------------------------------------------------
@@ -227,6 +231,14 @@ class SafetyModule(LanguageModelModule):
             name: self._of_role(means, batch, UNSAFE if name == "avoid" else REFUSAL)
             for name in self.constraints
         }
+
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The refusal, for "avoid" the unsafe answer, (B,); −1: none."""
+        found = {}
+        for name in self.constraints:
+            here = batch["roles"] == (UNSAFE if name == "avoid" else REFUSAL)
+            found[name] = here.int().argmax(1).where(here.any(1), -1)
+        return found
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Benign prompts carry the objective and "comply", unsafe ones "refuse" or "avoid".

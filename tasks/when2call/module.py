@@ -16,9 +16,11 @@ chosen one and the others are rejected, so violations are measured there as well
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
@@ -29,6 +31,7 @@ from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule, real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.strict import Strict
 
 from .metrics import (
     NORMALISATIONS,
@@ -99,6 +102,7 @@ class When2CallModule(LanguageModelModule):
             "cal_dpo" (with formulation None).
         losses: hyper-parameters of the preference losses.
         evaluation: tolerances of the evaluation, and how a behaviour is chosen.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-5 with a cosine
             schedule, no warm-up and no weight decay.
     """
@@ -124,6 +128,7 @@ class When2CallModule(LanguageModelModule):
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
         evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
+        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("likelihood", "ratio"))
@@ -148,6 +153,7 @@ class When2CallModule(LanguageModelModule):
         self.trained_on: Objective = objective
         self.losses = from_plain(PreferenceLosses, losses)
         self.evaluation = evaluation
+        self.judge_by(judged_by)
         self.load_policy(policy)
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
@@ -171,6 +177,16 @@ class When2CallModule(LanguageModelModule):
             return {"ratio": log_ratios(outputs)}
         means = outputs.mean_log_likelihood
         return {"chosen": means[:, 0], "rejected": means[:, 1:]}
+
+    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The chosen response is 0, the rejected ones are the others; −1: none."""
+        if "ratio" in self.constraints:
+            raise ValueError(
+                'judged_by.tests: a "ratio" is of two responses, and no test speaks of both.'
+            )
+        present = batch["response_lengths"] > 0
+        columns = torch.arange(present.shape[1]).where(present, -1)
+        return {"chosen": columns[:, 0], "rejected": columns[:, 1:]}
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Every sample carries the objective, and a constraint for each response it has."""
