@@ -2,10 +2,10 @@
 
     python benchmarks/strict.py MODEL RECORDS [RECORDS …] --output RESULTS
 
-MODEL is the folder of a causal language model whose chat template shows tools (MiniMind2-Small's
-does), RECORDS files of nvidia/When2Call: its preference records, its multiple-choice records, or
-both. Records of one prompt are one sample; kept are those with tools whose prompt and longest
-response have at most ``--max-tokens``. By seed, a half of the prompts of each behaviour is unseen.
+MODEL is the folder of a causal language model that chats (MiniMind2-Small), RECORDS files of
+nvidia/When2Call: its preference records, its multiple-choice records, or both. Records of one
+prompt are one sample; kept are those with tools whose prompt and longest response have at most
+``--max-tokens``. By seed, a half of the prompts of each behaviour is unseen.
 
 Four arms, of the same data, model and steps: "untrained"; "plain", cross-entropy on the right
 answers; "likelihood", KL under pointwise constraints, s̄ ≥ ε of the right and s̄ ≤ ε of the wrong
@@ -54,6 +54,20 @@ from pl_pointwise.tasks.when2call.records import (
 )
 
 ARMS = ("untrained", "plain", "likelihood", "strict")
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\nTools:' }}
+{%- for tool in tools %}{% set tool = tool.function or tool %}
+{%- set schema = tool.parameters or {} %}{{ '\\n' + tool.name + '(' }}
+{%- for name in schema.properties or {} %}{{ ', ' if not loop.first }}{{ name }}
+{{- '' if name in (schema.required or []) else '?' }}{%- endfor %}
+{{- '): ' + (tool.description or '')[:60] }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{% set call = call.function or call %}
+{{- '<tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
+{{- '}</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""MiniMind's with the tools in a line each: their schemas alone have 1,000 tokens of its small
+vocabulary, and few prompts would be left. The test of a call reads the schemas."""
 COLUMNS = {
     "existing tool": "test/existing_tool",
     "valid call": "test/valid_calls",
@@ -66,7 +80,8 @@ COLUMNS = {
 
 def read_records(paths: list[Path], arguments: argparse.Namespace) -> list[Record]:
     """The records that fit, one a prompt and right answer."""
-    encoder = ConversationEncoder(load_tokenizer(str(arguments.model)), tools=True)
+    tokenizer = load_tokenizer(str(arguments.model), chat_template=TEMPLATE)
+    encoder = ConversationEncoder(tokenizer, tools=True)
     parsed = []
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -114,6 +129,7 @@ def build_module(arguments: argparse.Namespace, arm: str) -> ConversationModule:
     return ConversationModule(
         Policy(
             str(arguments.model),
+            chat_template=TEMPLATE,
             lora=Lora(
                 r=16,
                 lora_alpha=32,
@@ -215,12 +231,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="what was run is kept here")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--prefer-tolerance", type=float, default=-0.5)
     parser.add_argument("--avoid-tolerance", type=float, default=-4.0)
     parser.add_argument("--max-tokens", type=int, default=512, help="of prompt and response")
-    parser.add_argument("--max-new-tokens", type=int, default=80, help="of a generated answer")
+    parser.add_argument("--max-new-tokens", type=int, default=112, help="of a generated answer")
     parser.add_argument("--at-most", type=int, default=24, help="prompts of a behaviour and side")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

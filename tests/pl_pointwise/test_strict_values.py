@@ -145,7 +145,7 @@ def test_what_is_reported_is_strict(tmp_path: Path) -> None:
     violation = passed(module({"x": rows.x}).detach()) + 0.3
     surrogate = module({"x": rows.x}).detach() + 0.3
     share = float((violation > 0).double().mean())
-    assert share != float((surrogate > 0).double().mean())
+    assert float(surrogate.max()) > float(violation.max()) + 1
     logged = {key: float(value) for key, value in runner.callback_metrics.items()}
     assert logged["running/fit/violated"] == logged["val/fit/violated"] == pytest.approx(share)
     assert logged["running/fit/max"] == pytest.approx(float(violation.max()))
