@@ -1,5 +1,6 @@
 """Lightning callbacks around the method. They observe; none moves weights or multipliers."""
 
+from .answer_samples import AnswerSamples
 from .dual_monitor import DualMonitor
 from .export import ModelExport
 from .feasible_checkpoint import FeasibleCheckpoint
@@ -10,6 +11,7 @@ from .termination import SaveOnTermination
 from .violation_curves import ViolationCurves
 
 __all__ = [
+    "AnswerSamples",
     "DualMonitor",
     "FeasibleCheckpoint",
     "HardestSamples",

@@ -335,7 +335,7 @@ def values_have_gradient(module: PointwiseModule, batch: Any) -> bool:
         return True
     with replayed_random_state(module.device), _kept_buffers(module):
         for micro in module._micro_batches(batch):
-            terms = module._terms(micro)
+            terms = module._terms(micro, strict=False)
             for values in _differentiable([terms.objective, *terms.violations.values()]):
                 slopes = torch.linspace(0.5, 1.5, values.numel(), device=values.device)
                 total = (values * slopes.to(values.dtype).view(values.shape)).sum()

@@ -89,14 +89,12 @@ def batch_statistic(
     return BatchStatistic(formulation, anchor, mean + torch.where(left_out > 0, missing, 0))
 
 
-def slope_of(statistic: BatchStatistic, multiplier: Tensor, *, dual_first: bool) -> Slope:
-    """∂ψ/∂mean at λ, or at the λ that the dual step takes it to."""
+def slope_of(statistic: BatchStatistic, multiplier: Tensor) -> Slope:
+    """∂ψ/∂mean at λ."""
     formulation, multiplier = statistic.formulation, multiplier.to(statistic.mean)
     with torch.enable_grad():
         mean = statistic.mean.detach().requires_grad_()
         value = statistic.anchor + formulation.outer(mean)
-        if dual_first:
-            multiplier = formulation.ascend(value.detach(), multiplier)
         (slope,) = torch.autograd.grad(formulation.lagrangian(value, multiplier).sum(), mean)
     return Slope(statistic.anchor, slope)
 

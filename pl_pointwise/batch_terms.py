@@ -77,14 +77,19 @@ class BatchTerms:
 
         reduce: where the other ranks hold samples of the step too.
         """
-        return {
-            name: slope_of(
-                self._statistic(name, _parts(name, terms), counts[name], device, reduce),
-                self.multiplier(name),
-                dual_first=self.dual_first,
-            )
-            for name in self.formulations
-        }
+        found = {}
+        for name, formulation in self.formulations.items():
+            shared = counts[name], device, reduce
+            statistic = self._statistic(name, _parts(name, terms), *shared)
+            multiplier = self.multiplier(name).to(statistic.mean)
+            if self.dual_first:
+                judged = statistic
+                if any(part.strict for part in terms):
+                    parts = [(part.judged(name), part.masks[name]) for part in terms]
+                    judged = self._statistic(name, parts, *shared)
+                multiplier = formulation.ascend(judged.value, multiplier)
+            found[name] = slope_of(statistic, multiplier)
+        return found
 
     def loss(
         self, terms: Terms, slopes: Mapping[str, Slope], counts: Mapping[str, Tensor]
@@ -98,18 +103,26 @@ class BatchTerms:
             total = total + (torch.where(mask, psi, 0) * normalised).sum()
         return total
 
-    def visit(self, name: str, measured: Measured) -> tuple[Tensor, float]:
-        """The statistic of a step (sides,), on the CPU, and its ψ; steps the threshold."""
+    def visit(self, name: str, measured: Measured) -> tuple[list[Tensor], float]:
+        """The statistic of a step (sides,), on the CPU, and ψ of it; steps the threshold.
+
+        Where the module judges strictly: that of the strict violations, then the one that the
+        weights followed, whose ψ it is.
+        """
         formulation, count = self.formulations[name], measured.counts[name]
-        parts = [(measured.violations[name], measured.masks[name])]
+        parts = [(measured.surrogate(name), measured.masks[name])]
         value = self._statistic(name, parts, count, torch.device("cpu")).value
+        values = [value]
+        if measured.surrogates:
+            judged = [(measured.violations[name], measured.masks[name])]
+            values.insert(0, self._statistic(name, judged, count, torch.device("cpu")).value)
         psi = float(formulation.lagrangian(value, self.multiplier(name)).sum())
         if formulation.anchor == "threshold":
             stepped = stepped_threshold(
                 formulation, parts, self.sides[name], count, self.threshold(name)
             )
             self.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
-        return value, psi
+        return values, psi
 
     def _statistic(
         self,

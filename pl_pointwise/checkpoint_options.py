@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -41,7 +42,12 @@ def usable(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[
     parameters = inspect.signature(kind).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     kept, problems = dict[str, Any](), list[str]()
+    hints = _hints(kind)
     for name, value in stored.items():
+        if _takes_function(hints.get(name)) and any("." in text for text in _texts(value)):
+            # The parser would import it. Where it was written honestly no function is in it.
+            problems.append(f"{name} (it names a function, and none is imported for a checkpoint)")
+            continue
         if name not in parameters and not takes_all:
             problems.append(f"{name} (no option of {kind.__name__} now)")
             continue
@@ -52,6 +58,36 @@ def usable(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[
         else:
             kept[name] = value
     return kept, problems
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a class's arguments, and of those that it hands on to its base classes."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__):
+        try:
+            found |= get_type_hints(each.__init__)
+        except Exception:  # A name that is there for type checkers alone.
+            found |= each.__init__.__annotations__
+    return found
+
+
+def _takes_function(hint: Any) -> bool:
+    """Whether a type is, or has in it, a function, which a file gives by its import path."""
+    if isinstance(hint, str):
+        return "Callable" in hint
+    if get_origin(hint) is Callable or hint is Callable:
+        return True
+    nested = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
+    return any(_takes_function(each) for each in nested)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        nested = value.values() if isinstance(value, Mapping) else value
+        yield from (text for each in nested for text in _texts(each))
 
 
 class CheckpointConfig:

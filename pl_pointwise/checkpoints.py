@@ -338,7 +338,8 @@ def _require_window(window: Any, samples: int) -> None:
     """
     Raises:
         TrainingError: not a list of (epoch, {constraint: visits}), where visits are a statistic, or
-            the rows of four tensors, the first of which says of which samples.
+            the rows of four tensors, the first of which says of which samples; of strict values
+            one more of either.
     """
     sequence = (list, tuple)
     if not isinstance(window, list):
@@ -347,12 +348,12 @@ def _require_window(window: Any, samples: int) -> None:
         if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
             raise damaged("'window'")
         for visits in entry[1].values():
-            if not isinstance(visits, sequence) or len(visits) not in (1, 4):
+            if not isinstance(visits, sequence) or len(visits) not in (1, 2, 4, 5):
                 raise damaged("'window'")
             if not all(isinstance(part, Tensor) for part in visits):
                 raise damaged("'window'")
             index = visits[0]
-            if len(visits) == 4 and (
+            if len(visits) > 2 and (
                 index.dtype != torch.long
                 or any(len(part) != len(index) for part in visits)
                 or not ((index >= 0) & (index < samples)).all()

@@ -5,12 +5,16 @@ Nothing is learned here. Which hooks it hangs on is in manual_optimization.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from .checkpoints import replayed_random_state
 from .evaluation import Evaluation, SampleValues, SampleViolations, stages_of
+from .step import validate_strict
 from .step_log import log_of_all_ranks
 
 if TYPE_CHECKING:
@@ -38,6 +42,58 @@ class Evaluated(LightningModule):
         super().__init__()
         self._evaluations: dict[str, Evaluation] = {}
         self._forget_evaluations()
+
+    def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
+        """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
+
+        For what has no gradient, such as a test that a generated answer passes or not: given for
+        all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
+        With v the strict violation and ṽ the surrogate's,
+
+        - the weights follow ṽ: the gradient of ψ(ṽ, λ), and the first α of "auto";
+        - the multipliers follow v: λ ← (λ + η ∂ψ/∂λ(v, λ))₊, of a statistic of the batch that of v;
+          so do α's growth and all that is reported, in training, ``validate`` and ``test``.
+
+        That is the proxy Lagrangian of Cotter et al. (2019). Slack and relaxation belong to the
+        requirement, so the dual step finds both anew at v: of
+        :class:`~pl_pointwise.formulations.Relaxed` u*(v, λ) is what is reported, λ comes to rest at
+        c′(v), and at the linear cost it stays within β. The weights have a u*(ṽ, λ) of their own.
+        With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
+        than the strict test; with α also towards ṽ ≤ 0. A :class:`~pl_pointwise.formulations.CVaR`
+        is refused: its threshold is a quantile of ṽ, and v has another.
+
+        What is left out is its own strict value: a constraint, in this batch or always. Where a
+        test costs too much for every visit of a sample, give its last strict value again, or the
+        surrogate. Called without gradients, behind ``constraint_values``; what it draws changes
+        nothing, and modes and buffers it must leave as they are.
+        """
+        return {}
+
+    @property
+    def judges_strictly(self) -> bool:
+        """Whether :meth:`strict_values` is asked; the same for all steps of a fit."""
+        return type(self).strict_values is not Evaluated.strict_values
+
+    def judged_values(
+        self, outputs: Any, batch: Any, values: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """By constraint what multipliers and reports go by: strict values, else ``values``.
+
+        Raises:
+            ValueError, DataError: strict values of another name or shape; of a CVaR.
+        """
+        if not self.judges_strictly:
+            return values
+        with torch.no_grad(), replayed_random_state(self.device):
+            strict = validate_strict(self.strict_values(outputs, batch), values)
+        for name in strict:
+            if getattr(self._module.formulations.get(name), "anchor", None) == "threshold":
+                raise ValueError(
+                    f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
+                    "weights follow, and strict values have another. Take Average, Tilted or "
+                    "Pointwise, or leave it out."
+                )
+        return {name: strict.get(name, value.detach()) for name, value in values.items()}
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]

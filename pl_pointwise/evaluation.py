@@ -212,6 +212,7 @@ class Evaluation:
             objective = validate_values(objective, OBJECTIVE, count, vector=False)
             self.objective.update(micro.index, objective[:, None], mask[:, None])
             values = module._constraint_values(outputs, piece, count)
+            values = module.judged_values(outputs, piece, values)
             for name, constraint in self.constraints.items():
                 found = violations_and_mask(constraint, values[name], micro.masks[name], name)
                 self.violations[name].update(micro.index, *found)

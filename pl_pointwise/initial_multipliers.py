@@ -171,7 +171,7 @@ def _pass(
                     terms = module._terms(micro)
                     index.append(micro.index)
                     for name, (violations, masks) in found.items():
-                        violations.append(terms.violations[name].cpu())
+                        violations.append(terms.judged(name).cpu())
                         masks.append(terms.masks[name].cpu())
     finally:
         for part, mode in modes.items():

@@ -45,7 +45,7 @@ from .step import (
     spread,
     unpack,
     validate_values,
-    violations_and_mask,
+    violations_of,
     weights,
 )
 from .step_log import log_step
@@ -98,6 +98,7 @@ class PointwiseModule(ManualOptimization):
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations, evaluated, evaluated_metrics, certificate: :class:`~.evaluated.Evaluated`'s.
         measured: what the last training step measured, of all ranks; None before the first.
+            Its violations are the strict ones where the task gives :meth:`strict_values`.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
@@ -259,7 +260,8 @@ class PointwiseModule(ManualOptimization):
         """
         packed, norm = self._forward_backward(micro_batches, counts)
         if kept is not None:
-            packed = [spread(packed, kept, self._columns, self._per_sample, self.device)]
+            layout = self._columns, self._per_sample, self.judges_strictly
+            packed = [spread(packed, kept, *layout, self.device)]
         return self._gathered(packed, norm)
 
     def _gathered(self, packed: list[Tensor], norm: Tensor) -> Measured:
@@ -268,7 +270,8 @@ class PointwiseModule(ManualOptimization):
         if self.trainer.world_size > 1:
             rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
         flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
-        return unpack(flat[:-1].view(rows.shape), self._columns, self._per_sample, float(flat[-1]))
+        layout = self._columns, self._per_sample, self.judges_strictly
+        return unpack(flat[:-1].view(rows.shape), *layout, float(flat[-1]))
 
     @property
     def _per_sample(self) -> list[str]:
@@ -301,7 +304,8 @@ class PointwiseModule(ManualOptimization):
             self.manual_backward(connected_zero(self))
         return packed, self._clip_gradient()
 
-    def _terms(self, micro: MicroBatch) -> Terms:
+    def _terms(self, micro: MicroBatch, strict: bool = True) -> Terms:
+        """strict: whether strict values are asked for, where the module judges by them."""
         outputs = self(micro.batch)
         count = len(micro.index)
         masks = {OBJECTIVE: micro.masks[OBJECTIVE]}
@@ -309,14 +313,16 @@ class PointwiseModule(ManualOptimization):
         objective = validate_values(objective, OBJECTIVE, count, vector=False)
         objective = torch.where(masks[OBJECTIVE], objective, 0)
         values = self._constraint_values(outputs, micro.batch, count)
-        violations, signed = {}, {name for name, f in self.formulations.items() if f.signed}
-        for name, constraint in self.constraints.items():
-            violation, masks[name] = violations_and_mask(
-                constraint, values[name], micro.masks[name], name, name in signed
-            )
-            violations[name] = torch.where(masks[name], violation, 0)
+        signed = {name for name, f in self.formulations.items() if f.signed}
+        violations, oriented = violations_of(self.constraints, values, micro.masks, signed)
+        masks |= oriented
+        for name, violation in violations.items():
             require_columns(name, violation.shape[1], self._columns)
-        return self.checks.terms(self, Terms(objective, violations, masks))
+        judged: dict[str, Tensor] = {}
+        if strict and self.judges_strictly:
+            values = self.judged_values(outputs, micro.batch, values)
+            judged, _ = violations_of(self.constraints, values, micro.masks, signed)
+        return self.checks.terms(self, Terms(objective, violations, masks, judged))
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)
@@ -346,7 +352,7 @@ class PointwiseModule(ManualOptimization):
             formulation = self.in_force(name)
             multiplier = multipliers.get(name, torch.zeros_like(violation))
             if self.order == "dual_first":
-                multiplier = formulation.ascend(violation.detach(), multiplier)
+                multiplier = formulation.ascend(terms.judged(name), multiplier)
             psi = formulation.lagrangian(violation, multiplier)
             normalised = weights(mask, self.constraints[name].sides, violation.dtype) / counts[name]
             loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
@@ -362,7 +368,8 @@ class PointwiseModule(ManualOptimization):
         """Keeps what the dual step needs of this step, by constraint, until it is due.
 
         Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
-        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it.
+        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it. Behind
+        a strict violation, or its statistic, stands the surrogate's.
         """
         visits: dict[str, list[Tensor]] = {}
         batch_terms = self._batch_terms()
@@ -378,10 +385,10 @@ class PointwiseModule(ManualOptimization):
                     mask,
                     measured.multipliers[name],
                 ]
+                visit += [measured.surrogates[name]] if measured.surrogates else []
                 visits[name] = visit if rows.all() else [part[rows] for part in visit]
             elif batch_terms is not None and formulation.scope == "batch":
-                value, psi = batch_terms.visit(name, measured)
-                visits[name] = [value]
+                visits[name], psi = batch_terms.visit(name, measured)
                 measured.lagrangian += psi
         self._window.append((self.current_epoch, visits))
 
@@ -397,23 +404,26 @@ class PointwiseModule(ManualOptimization):
                 continue
             formulation = self.in_force(name, window[-1][0])
             if formulation.scope == "batch":
-                value = torch.stack([visit[0] for visit in visits]).mean(0)
+                value, *surrogate = (
+                    torch.stack(of_steps).mean(0) for of_steps in zip(*visits, strict=True)
+                )
                 multiplier = self.multipliers.scalar(name, len(value)).to(value)
                 stepped = formulation.ascend(value, multiplier)
                 self.multipliers.write_scalar(name, stepped)
                 mask = torch.ones_like(value, dtype=torch.bool)
-                self.dual_steps[name] = DualStep(
-                    None, value[None], mask[None], multiplier[None], stepped[None]
-                )
+                parts = [each[None] for each in (value, mask, multiplier, stepped, *surrogate)]
+                self.dual_steps[name] = DualStep(None, *parts)
                 continue
-            index, violation, mask, multiplier = map(torch.cat, zip(*visits, strict=True))
-            last = last_visits(index)
-            if len(last) < len(index):
-                parts = (index, violation, mask, multiplier)
-                index, violation, mask, multiplier = (part[last] for part in parts)
+            parts = list(map(torch.cat, zip(*visits, strict=True)))
+            last = last_visits(parts[0])
+            if len(last) < len(parts[0]):
+                parts = [part[last] for part in parts]
+            index, violation, mask, multiplier, *surrogate = parts
             stepped = torch.where(mask, formulation.ascend(violation, multiplier), multiplier)
             self.multipliers.write(name, index, stepped)
-            self.dual_steps[name] = DualStep(index, violation, mask, multiplier, stepped)
+            self.dual_steps[name] = DualStep(
+                index, violation, mask, multiplier, stepped, *surrogate
+            )
         self._await_ranks()  # λ_{t+1} stands where all will read it.
 
     # Constraints on a statistic of the batch (batch_terms.py) -----------------------------------
@@ -441,7 +451,7 @@ class PointwiseModule(ManualOptimization):
             return terms.slopes_without_data()
         if len(micro_batches) == 1 and self.trainer.world_size == 1:
             return None
-        found = self._terms_without_gradient(micro_batches)
+        found = self._terms_without_gradient(micro_batches, strict=terms.dual_first)
         return terms.slopes(found, counts, self.device, self._over_ranks)
 
     # The augmentation (adaptive_alpha.py) -------------------------------------------------------
@@ -459,9 +469,11 @@ class PointwiseModule(ManualOptimization):
         if names:
             self.adaptive_alpha.start(self, self._terms_without_gradient(micro_batches), names)
 
-    def _terms_without_gradient(self, micro_batches: list[MicroBatch]) -> list[Terms]:
+    def _terms_without_gradient(
+        self, micro_batches: list[MicroBatch], strict: bool = False
+    ) -> list[Terms]:
         """What the step will measure: the random state and running statistics are put back."""
         with torch.no_grad(), replayed_random_state(self.device):
-            found = [self._terms(micro) for micro in micro_batches]
+            found = [self._terms(micro, strict) for micro in micro_batches]
         self._statistics.restore()
         return found

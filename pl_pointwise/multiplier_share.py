@@ -86,11 +86,21 @@ def slope(formulation: Formulation, violation: Tensor, multiplier: Tensor) -> Te
         return torch.autograd.grad(psi, leaf)[0] if psi.requires_grad else torch.zeros_like(leaf)
 
 
-def pull_of(formulation: Formulation, violation: Tensor, multiplier: Tensor, mask: Tensor) -> Pull:
-    """The sums over some entries; violation, multiplier and mask, which says who counts, alike."""
+def pull_of(
+    formulation: Formulation,
+    violation: Tensor,
+    multiplier: Tensor,
+    mask: Tensor,
+    judged: Tensor | None = None,
+) -> Pull:
+    """The sums over some entries; violation, multiplier and mask, which says who counts, alike.
+
+    judged: strict violations, which say what is satisfied; None where there are no others.
+    """
     violation, multiplier = violation[mask].double(), multiplier[mask].double()
     with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
     pull, without = slope(formulation, violation.expand(2, -1), with_and_without)
+    violation = violation if judged is None else judged[mask].double()
     side, size = pull.sign(), pull.abs()
     added = side * (pull - without)
     satisfied = side * violation < 0
@@ -118,7 +128,7 @@ class PullShares:
         self._epoch: dict[str, Pull] = {}
         self._past: dict[str, tuple[float, float, float]] = {}
         """Of the epochs before: how many pulled, the largest share, the mean |v| of the first."""
-        self._pending: dict[str, tuple[Formulation, list[tuple[Tensor, Tensor, Tensor]]]] = {}
+        self._pending: dict[str, tuple[Formulation, list[tuple[Tensor, ...]]]] = {}
 
     def add(self, module: PointwiseModule) -> None:
         """Adds the dual steps of the module's last training step, by the λ that pulled in it."""
@@ -131,7 +141,10 @@ class PullShares:
             if name in self._pending and self._pending[name][0] != formulation:
                 self._settle(name)
             _, pending = self._pending.setdefault(name, (formulation, []))
-            pending.append((step.violation, multiplier, step.mask))
+            if step.surrogate is None:
+                pending.append((step.violation, multiplier, step.mask))
+            else:
+                pending.append((step.surrogate, multiplier, step.mask, step.violation))
             if len(pending) * step.mask.numel() >= TOGETHER:
                 self._settle(name)
 

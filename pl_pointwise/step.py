@@ -7,8 +7,8 @@ of an interval are the upper side's K, then the lower side's K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,8 +41,13 @@ class Terms:
     """
 
     objective: Tensor  # (b,)
-    violations: dict[str, Tensor]  # (b, sides·K)
+    violations: dict[str, Tensor]  # (b, sides·K), which the weights follow
     masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
+    strict: dict[str, Tensor] = field(default_factory=dict)  # as violations; empty: these
+
+    def judged(self, name: str) -> Tensor:
+        """The violations that the multipliers follow and that are reported, without a gradient."""
+        return self.strict[name] if self.strict else self.violations[name].detach()
 
 
 @dataclass
@@ -51,12 +56,18 @@ class Measured:
 
     index: Tensor  # (R,)
     objective: Tensor  # (R,)
-    violations: dict[str, Tensor]  # (R, sides·K), zero where the mask is False
+    violations: dict[str, Tensor]  # (R, sides·K), zero where the mask is False; strict ones if any
     masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
     counts: dict[str, int]  # samples that carry each term, those left out later included
     lagrangian: float  # of the terms per sample; those of the batch are added when they are known
     gradient_norm: float  # before clipping
+    surrogates: dict[str, Tensor] = field(default_factory=dict)
+    """Where the module judges strictly, the violations that the weights followed, alike."""
+
+    def surrogate(self, name: str) -> Tensor:
+        """The violations of a constraint that the weights followed, (R, sides·K)."""
+        return self.surrogates.get(name, self.violations[name])
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
@@ -67,6 +78,7 @@ class Measured:
             violations={name: violation[rows] for name, violation in self.violations.items()},
             masks={name: mask[rows] for name, mask in self.masks.items()},
             multipliers={name: rows_[rows] for name, rows_ in self.multipliers.items()},
+            surrogates={name: violation[rows] for name, violation in self.surrogates.items()},
         )
 
     def non_finite(self) -> Tensor:
@@ -74,11 +86,12 @@ class Measured:
 
         A violation beyond float32 counts as infinite: λ, which is float32, would become so.
         """
-        values = torch.cat([self.objective[:, None], *self.violations.values()], dim=1)
+        found = [*self.violations.items(), *self.surrogates.items()]
+        values = torch.cat([self.objective[:, None], *(v for _, v in found)], dim=1)
         if values.abs().amax() <= torch.finfo(torch.float32).max:  # False for NaN too.
             return torch.zeros(len(values), dtype=torch.bool)
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for name, violation in self.violations.items():
+        for name, violation in found:
             bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
         return bad
 
@@ -96,6 +109,9 @@ class DualStep:
     mask: Tensor  # bool, alike
     before: Tensor  # λ, alike
     after: Tensor  # λ, alike
+    surrogate: Tensor | None = (
+        None  # what the weights followed, where the violation is a strict one
+    )
 
 
 def pieces_of(batch: Any) -> list[Any]:
@@ -133,6 +149,7 @@ def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian
     columns = [column[:, None] for column in columns]
     for name, violation in terms.violations.items():
         columns += [violation, terms.masks[name]]
+        columns += [terms.strict[name]] if terms.strict else []
         columns += [multipliers[name]] if name in multipliers else []
     return torch.cat([column.detach().to(widest(device)) for column in columns], dim=1)
 
@@ -142,15 +159,16 @@ def spread(
     kept: Tensor,
     columns: Mapping[str, int],
     per_sample: Iterable[str],
+    strict: bool,
     device: torch.device,
 ) -> Tensor:
     """Packed rows at their positions in the whole batch, (rows of the batch, …); 0 elsewhere.
 
     kept: bool (rows of the batch,); rows of padding are none of these.
-    columns, per_sample: as in :func:`unpack`.
+    columns, per_sample, strict: as in :func:`unpack`.
     """
     per_sample = set(per_sample)
-    width = 4 + sum((3 if name in per_sample else 2) * of for name, of in columns.items())
+    width = 4 + sum((2 + strict + (name in per_sample)) * of for name, of in columns.items())
     whole = torch.zeros(len(kept), width, dtype=widest(device), device=device)
     if packed:
         rows = torch.cat(packed)
@@ -159,26 +177,44 @@ def spread(
 
 
 def unpack(
-    rows: Tensor, columns: Mapping[str, int], per_sample: Iterable[str], gradient_norm: float
+    rows: Tensor,
+    columns: Mapping[str, int],
+    per_sample: Iterable[str],
+    strict: bool,
+    gradient_norm: float,
 ) -> Measured:
     """What packed rows (R, columns) say, on the CPU.
 
     columns: of the violations, by constraint.
     per_sample: the constraints whose multipliers were packed too.
+    strict: whether strict violations were.
     """
     index, objective, mask, shares = rows[:, :4].unbind(1)
-    masks, violations, multipliers = {OBJECTIVE: mask.bool()}, {}, {}
+    masks, violations = {OBJECTIVE: mask.bool()}, dict[str, Tensor]()
+    surrogates, multipliers = dict[str, Tensor](), dict[str, Tensor]()
+    per_sample = set(per_sample)
     rest = rows[:, 4:]
     for name, width in columns.items():
-        parts = 3 if name in per_sample else 2
-        violations[name], masks[name] = rest[:, :width], rest[:, width : 2 * width].bool()
-        if parts == 3:
-            multipliers[name] = rest[:, 2 * width : 3 * width]
-        rest = rest[:, parts * width :]
+        count = 2 + strict + (name in per_sample)
+        parts = list(rest[:, : count * width].split(width, dim=1))
+        rest = rest[:, count * width :]
+        violations[name], masks[name] = parts[0], parts[1].bool()
+        if strict:
+            surrogates[name], violations[name] = parts[0], parts[2]
+        if name in per_sample:
+            multipliers[name] = parts[-1]
     counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
     lagrangian = float(shares.sum())
     return Measured(
-        index.long(), objective, violations, masks, multipliers, counts, lagrangian, gradient_norm
+        index.long(),
+        objective,
+        violations,
+        masks,
+        multipliers,
+        counts,
+        lagrangian,
+        gradient_norm,
+        surrogates,
     )
 
 
@@ -235,6 +271,30 @@ def validate_values(values: Tensor, name: str, count: int, vector: bool = True) 
     return values if values.dtype == torch.float64 else values.float()
 
 
+def validate_strict(given: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Strict values by constraint in float32 or wider, without a gradient.
+
+    values: the surrogates, whose shapes they must have.
+
+    Raises:
+        ValueError: no mapping, or a name that is no constraint's.
+        DataError: another shape.
+    """
+    require_mapping("strict_values()", given, values, partial=True)
+    found = {}
+    for name, strict in given.items():
+        shape = tuple(values[name].shape)
+        if not isinstance(strict, Tensor) or tuple(strict.shape) != shape:
+            other = tuple(strict.shape) if isinstance(strict, Tensor) else type(strict).__name__
+            raise DataError(
+                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
+                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+            )
+        strict = strict.detach().to(values[name].device)
+        found[name] = strict if strict.dtype == torch.float64 else strict.float()
+    return found
+
+
 def violations_and_mask(
     constraint: Constraint, values: Tensor, mask: Tensor, name: str, signed: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -257,6 +317,25 @@ def violations_and_mask(
         )
     mask = mask.expand(-1, width)
     return violation, mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
+
+
+def violations_of(
+    constraints: Mapping[str, Constraint],
+    values: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    signed: Container[str],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Violations and masks of all constraints, see above; 0 where the mask is False.
+
+    signed: the constraints whose residual it is instead.
+    """
+    violations, found = dict[str, Tensor](), dict[str, Tensor]()
+    for name, constraint in constraints.items():
+        violation, found[name] = violations_and_mask(
+            constraint, values[name], masks[name], name, name in signed
+        )
+        violations[name] = torch.where(found[name], violation, 0)
+    return violations, found
 
 
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
@@ -331,7 +410,9 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
     """Which value of which sample is not finite, in words; of so many of the samples ``bad``."""
     for row in bad.nonzero()[:at_most, 0].tolist():
         terms = {"Objective": measured.objective[row].reshape(1)}
-        terms |= {f'Constraint "{name}"': v[row] for name, v in measured.violations.items()}
+        terms |= {f'Constraint "{n}"': measured.surrogate(n)[row] for n in measured.violations}
+        if measured.surrogates:
+            terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.violations.items()}
         for term, values in terms.items():
             for value in values[~torch.isfinite(values.float())][:1].tolist():
                 yield f"{term}: {value} for sample {int(measured.index[row])}"

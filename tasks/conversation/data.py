@@ -53,7 +53,7 @@ class ConversationDataModule(ResponseDataModule):
 
     The batch of B records, R responses to each at most, K_r of role r::
 
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
+        index, prompt_ids, prompt_lengths, response_ids, response_lengths, records   batch.py
         roles     (B, R)    long   what each response is, a position in ROLES; −1 where absent
         shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
         relative  (B, R)    bool   whether that bound is measured from the reference's s̄
@@ -164,7 +164,7 @@ class ConversationDataModule(ResponseDataModule):
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a ConversationDataset with an index."""
         records: list[Record] = [row["record"] for row in rows]
-        batch: dict[str, Any] = collate_rows(rows)
+        batch = collate_rows(rows)
         shape = batch["response_lengths"].shape
         batch["roles"] = torch.full(shape, ABSENT)
         batch["shift"] = torch.full(shape, math.nan)

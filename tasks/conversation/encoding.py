@@ -88,7 +88,6 @@ class ConversationDataset(EncodedResponses[Record]):
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return super().__getitem__(position) | {
-            "record": self.records[position],
             "widths": self.widths,
             "rank": self.ranks[position],
         }

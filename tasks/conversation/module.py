@@ -26,10 +26,16 @@ from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.tasks.language_model.answering import AnsweringModule
+from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.strict import (
+    CALL_RATES,
+    Strict,
+    call_report,
+    text_of_response,
+)
 
 from .encoding import ConversationDataset, role_number
 from .records import CONSTRAINED, ROLES, Record
@@ -94,6 +100,7 @@ class ConversationModule(AnsweringModule):
         objective_roles: the responses the objective is taken over, the mean of a record's. A record
             that says ``"objective": true`` and has none of these takes all of its responses.
         evaluation: tolerances of the evaluation, and which prompts are answered.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default AdamW at 2e-4 with a cosine schedule, gradients
             clipped at 1.
 
@@ -126,6 +133,7 @@ class ConversationModule(AnsweringModule):
         objective: Literal["kl", "cross_entropy"] = "kl",
         objective_roles: Sequence[str] = ONLY_REFERENCE,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
+        judged_by: Strict | None = None,
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         one_of("objective", objective, ("kl", "cross_entropy"))
@@ -133,7 +141,7 @@ class ConversationModule(AnsweringModule):
             one_of("objective_roles", role, ROLES)
         evaluation = from_plain(ConversationEvaluation, evaluation)
         own = {"prefer": prefer_tolerance, "avoid": avoid_tolerance, "refuse": refuse_tolerance}
-        super().__init__(policy, formulation, own, evaluation, objective, training)
+        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
         self.objective_roles = list(objective_roles)
         self.answers = {}
 
@@ -201,6 +209,9 @@ class ConversationModule(AnsweringModule):
             "all_met": MeanBySample(higher_is_better=True),
             "refusal_rate": MeanBySample(higher_is_better=True),
             "over_refusal": MeanBySample(higher_is_better=False),
+            "valid_calls": MeanBySample(higher_is_better=True),
+            "existing_tool": MeanBySample(higher_is_better=True),
+            "right_tool": MeanBySample(higher_is_better=True),
             "cut": MeanBySample(higher_is_better=False),
         }
 
@@ -229,7 +240,8 @@ class ConversationModule(AnsweringModule):
         missed = torch.zeros_like(real)
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
-        for role, values in self.constraint_values(outputs, batch).items():
+        surrogates = self.constraint_values(outputs, batch)
+        for role, values in self.judged_values(outputs, batch, surrogates).items():
             mask = masks[role].to(real.device)
             violated = self.evaluation_constraints[role].violation(values) > 0
             missed |= (violated & mask).any(1)
@@ -237,6 +249,30 @@ class ConversationModule(AnsweringModule):
         asked &= real
         if asked.any():
             metric.update(batch["index"].to(real.device)[asked], (~missed)[asked].float())
+
+    def _add_rates(
+        self, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]], kinds: Sequence[Any]
+    ) -> None:
+        """The rates of refusals, and of calls where a tool is to be called."""
+        super()._add_rates(metrics, answers, kinds)
+        called = [answer for answer in answers if "valid_call" in answer]
+        for name, key in CALL_RATES.items():
+            if called:
+                add_answers(metrics[name], called, [answer[key] for answer in called])
+
+    def _answers_to(
+        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
+    ) -> list[dict[str, Any]]:
+        """{index, answer, refused, cut} of some samples of a batch.
+
+        And {valid_call, existing_tool, right_tool} where a preferred response calls tools.
+        """
+        answers = super()._answers_to(batch, samples, stage)
+        for answer, (row, _) in zip(answers, samples, strict=True):
+            columns = (batch["roles"][row] == role_number("prefer")).nonzero()[:, 0].tolist()
+            preferred = [text_of_response(self.encoder, batch, row, c) for c in columns]
+            answer |= call_report(answer["answer"], preferred, batch["records"][row])
+        return answers
 
 
 def _carries_objective(record: Record, roles: Sequence[str]) -> bool:

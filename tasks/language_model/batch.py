@@ -58,12 +58,12 @@ def collate_responses(
     }
 
 
-def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The tensors of a batch, and ``index`` (B,), from rows of encoded.py.
+def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tensors of a batch, ``index`` (B,) and ``records``, a list, from rows of encoded.py.
 
     R is the data set's most responses of a row, in every batch alike.
     """
-    found = collate_responses(
+    found: dict[str, Any] = collate_responses(
         [row["prompt"].tolist() for row in rows],
         [[response.tolist() for response in row["responses"]] for row in rows],
     )
@@ -71,6 +71,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     pad = torch.nn.functional.pad
     found["response_ids"] = pad(found["response_ids"], (0, 0, 0, absent))
     found["response_lengths"] = pad(found["response_lengths"], (0, absent))
+    found["records"] = [row["record"] for row in rows]
     return {"index": torch.tensor([row["index"] for row in rows]), **found}
 
 

@@ -49,8 +49,8 @@ C = TypeVar("C", bound=Conversation)
 class EncodedResponses(Generic[C]):
     """Prompts and responses as token ids, in flat arrays.
 
-    Row i is {"prompt": (P,), "responses": R arrays (T,), "columns": the most responses of a row}; a
-    task's subclass adds what its batches need besides.
+    Row i is {"prompt": (P,), "responses": R arrays (T,), "columns": the most responses of a row,
+    "record": the record}; a task's subclass adds what its batches need besides.
 
     Args:
         records: in the order of the data set.
@@ -231,6 +231,7 @@ class EncodedResponses(Generic[C]):
                 self._responses[a:b] for a, b in pairwise(self._response_ends[first : last + 1])
             ],
             "columns": self.columns,
+            "record": self.records[position],
         }
 
     def span(self, position: int) -> tuple[int, int]:

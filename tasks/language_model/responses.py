@@ -25,6 +25,7 @@ from pl_pointwise import Constraint, Formulation, Training
 from .module import LanguageModelModule
 from .policy import Policy
 from .scoring import ResponseStatistics
+from .strict import Strict
 
 
 class ResponseModule(LanguageModelModule):
@@ -36,6 +37,7 @@ class ResponseModule(LanguageModelModule):
         tolerances: ε by constraint; None for no such constraint.
         evaluation: what is measured, with a field NAME_tolerance for each constraint, None for ε.
         objective: "kl", "cross_entropy", or a loss of the task's own.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained.
 
     Raises:
@@ -58,6 +60,7 @@ class ResponseModule(LanguageModelModule):
         tolerances: Mapping[str, float | None],
         evaluation: Any,
         objective: str,
+        judged_by: Strict | None,
         training: Training,
     ) -> None:
         own = {name: value for name, value in tolerances.items() if value is not None}
@@ -76,6 +79,7 @@ class ResponseModule(LanguageModelModule):
         )
         self.trained_on = objective
         self.evaluation = evaluation
+        self.judge_by(judged_by)
         self.load_policy(policy)
 
     @classmethod

@@ -37,6 +37,7 @@ from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from pl_pointwise.tasks.language_model.strict import Strict
 
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
@@ -115,6 +116,7 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: Δ of Safe-DPO, asked for of a safe response against an unsafe one.
         safe_dpo_beta: β of Safe-DPO; Δ stands outside it.
         evaluation: tolerances of the evaluation, and which prompts are answered and judged.
+        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
 
@@ -148,6 +150,7 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: float = 5.0,
         safe_dpo_beta: float = 0.1,
         evaluation: SafetyEvaluation = DEFAULT_EVALUATION,
+        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
@@ -163,7 +166,7 @@ class SafetyModule(AnsweringModule):
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        super().__init__(policy, formulation, own, evaluation, objective, training)
+        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
         self.answers = {}
 

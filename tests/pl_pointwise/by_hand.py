@@ -8,6 +8,7 @@ concession is that λ is rounded to float32 after each dual step, as the store r
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -104,10 +105,13 @@ def run(
     order: str = "simultaneous",
     primal_steps: int = 1,
     clip: float | None = None,
+    strict: Callable[[Tensor], dict[str, Tensor]] | None = None,
 ) -> Outcome:
     """Trains over the given batches, each an epoch and the indices of its samples.
 
     bounds: by constraint, (upper, lower), either None.
+    strict: of outputs the values by constraint that the multipliers follow; None, or a constraint
+        left out: those that the weights follow.
     """
     first, last = (w.clone().requires_grad_() for w in initial_weights())
     branches: Counter[str] = Counter()
@@ -184,11 +188,14 @@ def run(
         x, y = rows.x[batch], rows.y[batch]
         z = torch.tanh(x @ first) @ last
         values = {"fit": z[:, None], "pair": z[:, None] * x[:, :PAIRS]}
+        judged = values | ({} if strict is None else strict(z))
         v: dict[str, list[Tensor]] = {}
-        for name, (upper, lower) in bounds.items():
-            v[name] = [] if upper is None else [values[name] - upper]
-            v[name] += [] if lower is None else [lower - values[name]]
-        fixed = {name: [side.detach() for side in sides] for name, sides in v.items()}
+        fixed: dict[str, list[Tensor]] = {}
+        for found, of in ((v, values), (fixed, judged)):
+            for name, (upper, lower) in bounds.items():
+                found[name] = [] if upper is None else [of[name] - upper]
+                found[name] += [] if lower is None else [lower - of[name]]
+        fixed = {name: [side.detach() for side in sides] for name, sides in fixed.items()}
         came_to = {
             name: [figure_of(rule, name, i, side, batch) for i, side in enumerate(fixed[name])]
             for name, rule in rules.items()

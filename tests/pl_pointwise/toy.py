@@ -146,6 +146,18 @@ class Toy(PointwiseModule):
         return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
 
 
+class Judged(Toy):
+    """ "fit" is judged by a test that has no gradient; "pair" is its own strict value."""
+
+    def strict_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"fit": passed(outputs)} if "fit" in self.constraints else {}
+
+
+def passed(outputs: Tensor) -> Tensor:
+    """A value on either side of the bounds of "fit", and nothing in between."""
+    return torch.where(outputs > -0.1, 0.2, -1.5).to(outputs.dtype)
+
+
 class Steep(Toy):
     """Values of the size of 10⁴, which no exponential takes as they are."""
 

@@ -39,6 +39,7 @@ from tests.pl_pointwise.toy import (
     FORMULATIONS,
     INTERVALS,
     At,
+    Judged,
     Seen,
     Steep,
     Toy,
@@ -128,6 +129,15 @@ for kind in ("average augmented", "tilted", "cvar augmented", "by name"):
     rows = ToyRows(UNEVEN, seed=2, partial=True)
     training(f"{kind}, intervals", FORMULATIONS[kind], rows, INTERVALS, **options)
     training(f"{kind}, three steps", FORMULATIONS[kind], rows, primal_steps=3)
+
+
+for kind in ("average augmented", "pointwise", "relaxed linear"):
+
+    def run_judged(world: World, kind: Any = kind) -> Any:
+        module = Judged(FORMULATIONS[kind], partial=True, micro_batch_size=2, order="dual_first")
+        return world.train(module, ToyRows(UNEVEN, seed=2, partial=True))
+
+    SCENARIOS[f"{kind}, judged"] = run_judged
 
 
 @scenario

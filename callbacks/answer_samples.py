@@ -1,0 +1,223 @@
+"""Answers to chosen prompts, written while the model is trained: what it says, not how likely."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+
+from pl_pointwise.checkpoints import random_state, restore_random_state
+
+from .run_folder import RunFolder
+
+FILE = "answers.jsonl"
+COLUMNS = ("prompt", "answer", "refused", "valid_call", "cut")
+TOGETHER = 8  # Prompts that are answered in one batch.
+
+Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+
+class AnswerSamples(Callback):
+    """Lets a language task's module answer a few prompts, before the first step and on the way.
+
+    ``answer-samples/answers.jsonl`` below the run's folder has a line an answer: step, epoch,
+    prompt, its index and category in the data set, answer, refused, cut, and of a prompt with tools
+    valid_call. A logger that takes texts gets them too: TensorBoard, Weights & Biases, MLflow.
+
+    The run is the run without it: generation draws nothing of the run's random numbers, takes no
+    gradient, and leaves training mode as it was. Every rank answers; rank 0 writes.
+
+    Args:
+        prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.
+        indexes: positions in ``data``.
+        per_category: so many of each category of ``data``, the first ones.
+        data: a data set of the data module's, "train" or "val".
+        every_n_epochs: answer at the end of so many epochs; None does not.
+        every_n_steps: and after so many steps of the weights; None does not.
+
+    Raises:
+        ValueError: no prompt, or no time to answer one.
+    """
+
+    def __init__(
+        self,
+        prompts: list[str | list[dict[str, Any]] | dict[str, Any]] | None = None,
+        indexes: list[int] | None = None,
+        per_category: int = 0,
+        data: str = "val",
+        every_n_epochs: int | None = 1,
+        every_n_steps: int | None = None,
+    ) -> None:
+        if not prompts and not indexes and per_category < 1:
+            raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
+        given = [n for n in (every_n_epochs, every_n_steps) if n is not None]
+        if not given or min(given) < 1:
+            raise ValueError(
+                f"AnswerSamples(every_n_epochs={every_n_epochs}, every_n_steps={every_n_steps}): "
+                "when? Give one of them, at least 1."
+            )
+        self.prompts = [_conversation(prompt, place) for place, prompt in enumerate(prompts or [])]
+        self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self.folder = RunFolder("answer-samples")
+        self._asked: list[dict[str, Any]] = []
+        self._answered_at = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(pl_module, "answers_to"):
+            raise ValueError(
+                f"AnswerSamples: {type(pl_module).__name__} has no answers_to(prompts). It is for "
+                "modules around a language model."
+            )
+        self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
+        self._answered_at = -1
+        path = self.folder.claim(trainer) / FILE
+        if (
+            trainer.is_global_zero
+        ):  # Of a run that was broken off, what it wrote after its checkpoint.
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        if trainer.global_step == 0:
+            self._answer(trainer, pl_module)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        every = self.every_n_steps
+        if every and trainer.global_step % every == 0:
+            self._answer(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._answer(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"folder": self.folder.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.folder.restore(state_dict["folder"])
+
+    def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
+        """The conversations of the data set that were asked for.
+
+        Raises:
+            ValueError: no such data set, or a position beyond its end.
+        """
+        if not self.indexes and not self.per_category:
+            return []
+        datasets = getattr(datamodule, "datasets", {})
+        dataset = datasets.get(self.data)
+        if dataset is None or not hasattr(dataset, "record"):
+            raise ValueError(
+                f"AnswerSamples(data={self.data!r}): the data module has "
+                f"{', '.join(datasets) or 'no data set'}. Choose one of these, or give prompts."
+            )
+        if beyond := [index for index in self.indexes if not 0 <= index < len(dataset)]:
+            raise ValueError(
+                f"AnswerSamples(indexes={self.indexes}): {self.data!r} has {len(dataset)} samples, "
+                f"and no {beyond[0]}."
+            )
+        categories = getattr(dataset, "categories", None) or [""] * len(dataset)
+        seen: Counter[str] = Counter()
+        chosen = list(self.indexes)
+        for index, category in enumerate(categories if self.per_category else ()):
+            seen[category] += 1
+            if seen[category] <= self.per_category and index not in chosen:
+                chosen.append(index)
+        found = []
+        for index in chosen:
+            record = dataset.record(index)
+            about = {"index": index, "category": categories[index]}
+            found.append({"messages": record.messages, "tools": record.tools, **about})
+        return found
+
+    def _answer(self, trainer: Trainer, pl_module: Any) -> None:
+        if self._answered_at == trainer.global_step:  # An epoch's end at such a step.
+            return
+        self._answered_at = trainer.global_step
+        rows = []
+        with _observing(trainer, pl_module):
+            for start in range(0, len(self._asked), TOGETHER):
+                asked = self._asked[start : start + TOGETHER]
+                for each, found in zip(asked, pl_module.answers_to(asked), strict=True):
+                    about = {key: each[key] for key in ("index", "category") if key in each}
+                    when = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+                    rows.append({**when, "prompt": _shown(each["messages"]), **about, **found})
+        if trainer.is_global_zero and self.folder.path is not None:
+            with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            for logger in trainer.loggers:
+                log_answers(logger, rows, trainer.global_step)
+
+
+def log_answers(logger: Any, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Hands answers to a logger that takes texts; nothing to any other."""
+    if isinstance(logger, WandbLogger):
+        table = [[row.get(column) for column in COLUMNS] for row in rows]
+        logger.log_table("answers", columns=list(COLUMNS), data=table, step=step)
+        return
+    text = "\n\n".join(_entry(row) for row in rows)
+    if isinstance(logger, MLFlowLogger):
+        logger.experiment.log_text(logger.run_id, text, f"answers/step-{step}.md")
+    elif hasattr(logger.experiment, "add_text"):
+        logger.experiment.add_text("answers", text, step)
+
+
+@contextmanager
+def _observing(trainer: Trainer, module: LightningModule) -> Iterator[None]:
+    """Runs the block without gradients, and puts random state and training modes back."""
+    modes = [(part, part.training) for part in module.modules()]
+    state = random_state(module.device)
+    try:
+        with torch.no_grad(), trainer.precision_plugin.forward_context():
+            yield
+    finally:
+        restore_random_state(state, module.device)
+        for part, training in modes:
+            part.training = training
+
+
+def _conversation(prompt: Prompt, place: int) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: neither a text nor messages.
+    """
+    if isinstance(prompt, str):
+        prompt = {"messages": [{"role": "user", "content": prompt}]}
+    elif not isinstance(prompt, Mapping):
+        prompt = {"messages": prompt}
+    messages = prompt.get("messages")
+    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise ValueError(
+            f"AnswerSamples: prompts[{place}] is no conversation. Give a text, a list of "
+            "{role, content}, or {messages, tools}."
+        )
+    return dict(prompt)
+
+
+def _shown(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A conversation as text; of one user's turn its text."""
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
+
+
+def _entry(row: Mapping[str, Any]) -> str:
+    """An answer as Markdown."""
+    told = [name for name in ("refused", "cut") if row.get(name)]
+    if "valid_call" in row:
+        told.append("valid call" if row["valid_call"] else "no valid call")
+    verdict = f" ({', '.join(told)})" if told else ""
+    return f"**{row['prompt']}**\n\n> {row['answer']}{verdict}"

@@ -1,0 +1,180 @@
+"""AnswerSamples writes what the model says, and leaves the run as it is to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+
+from pl_pointwise import Pointwise
+from pl_pointwise.callbacks import AnswerSamples
+from pl_pointwise.callbacks.answer_samples import log_answers
+from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, trainer, weights_of
+from tests.tasks.conftest import language_model_folder, quiet_trainer
+from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
+from tests.tasks.conversation.test_module import ADAPTERS, data_of, made
+
+__all__ = ["language_model_folder"]  # A fixture of the tasks' tests.
+
+PROMPTS: list[Any] = [
+    "Who are you?",
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}],
+    {"messages": [{"role": "user", "content": "Add."}], "tools": [TOOL]},
+]
+
+
+@pytest.fixture(name="file")
+def conversations(tmp_path: Path) -> str:
+    return str(write_rows(tmp_path / "rows.jsonl", conversation_rows(2)))
+
+
+def run(folder: Path, file: str, root: Path, callbacks: Any, **options: Any) -> Any:
+    torch.manual_seed(7)
+    lora = {**vars(ADAPTERS), "lora_dropout": 0.3}
+    module = made(folder, lora=lora, formulation=Pointwise(alpha=1.0), **options.pop("of", {}))
+    torch.manual_seed(8)
+    data = data_of(file, val_fraction=0.0, batch_size=4)
+    quiet_trainer(root, callbacks=callbacks, **{"max_epochs": 3, **options}).fit(module, data)
+    return module
+
+
+def written(root: Path) -> list[dict[str, Any]]:
+    (path,) = root.rglob("answers.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_path) -> None:
+    samples = AnswerSamples(PROMPTS, [1], per_category=1, data="train", every_n_steps=1)
+    found = run(language_model_folder, file, tmp_path / "with", [samples])
+    expected = run(language_model_folder, file, tmp_path / "without", [])
+    assert torch.equal(weights_of(found), weights_of(expected))
+    for name, table in expected.multipliers.items():
+        assert torch.equal(found.multipliers[name], table)
+    assert all(part.training for part in found.modules())
+    # Three prompts of one's own, sample 1 and the first of each of the other three categories.
+    rows = written(tmp_path / "with")
+    steps = [row["step"] for row in rows]
+    assert steps == [step for step in range(7) for _ in range(7)]
+    assert [row.get("index") for row in rows[:7]] == [None, None, None, 1, 0, 2, 3]
+    assert rows[3]["category"] == "never"
+    assert rows[0]["prompt"] == "Who are you?"
+    assert "Be short." in rows[1]["prompt"]
+    assert [("valid_call" in row) for row in rows[:7]] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert all(isinstance(row["answer"], str) and row["refused"] is False for row in rows)
+
+
+def test_a_resumed_run_goes_on_in_its_file(language_model_folder, file, tmp_path) -> None:
+    """Lines written after the checkpoint are of steps that come again."""
+    path, root = tmp_path / "run.ckpt", tmp_path / "run"
+    save = At(2, lambda trainer: trainer.save_checkpoint(path))
+    run(language_model_folder, file, root, [AnswerSamples(["Hi"]), save])
+    before = written(root)
+    assert [row["step"] for row in before] == [0, 2, 4, 6]
+    module = made(
+        language_model_folder,
+        lora={**vars(ADAPTERS), "lora_dropout": 0.3},
+        formulation=Pointwise(alpha=1.0),
+    )
+    data = data_of(file, val_fraction=0.0, batch_size=4)
+    resumed = quiet_trainer(root, max_epochs=3, callbacks=[AnswerSamples(["Hi"])])
+    resumed.fit(module, data, ckpt_path=path)
+    assert [row["step"] for row in written(root)][-2:] == [4, 6]
+    assert len(written(root)) in (3, 4)
+
+
+def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> None:
+    logger = CSVLogger(tmp_path)
+    samples = AnswerSamples(["Hi"], every_n_epochs=2)
+    run(language_model_folder, file, tmp_path, [samples], logger=logger)
+    (path,) = Path(logger.log_dir).rglob("answers.jsonl")
+    assert path.parent.name == "answer-samples"
+    assert [row["step"] for row in written(tmp_path)] == [0, 4]
+
+
+class Recorder(Logger):
+    """Takes texts as TensorBoard's does."""
+
+    name, version = "recorder", 0
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[str, str, int]] = []
+
+    @property
+    def experiment(self) -> Any:
+        return self
+
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        self.texts.append((tag, text, step))
+
+    def log_text(self, run_id: str, text: str, file: str) -> None:
+        self.texts.append((run_id, text, 4 if "step-4" in file else -1))
+
+    def log_table(self, key: str, columns: Any, data: Any, step: int) -> None:
+        self.texts.append((key, str(dict(zip(columns, data[0], strict=True))), step))
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None: ...
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+
+class Wandb(Recorder, WandbLogger): ...
+
+
+class MLFlow(Recorder, MLFlowLogger):
+    run_id = "run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag"), [(Recorder, "answers"), (Wandb, "answers"), (MLFlow, "run")]
+)
+def test_loggers_that_take_texts_get_them(kind: Any, tag: str) -> None:
+    logger = kind()
+    row = {"step": 4, "prompt": "Hi", "answer": "No.", "refused": True, "valid_call": False}
+    log_answers(logger, [row], 4)
+    ((found, text, step),) = logger.texts
+    assert (found, step) == (tag, 4)
+    assert all(word in text for word in ("Hi", "No.", "refused"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "which prompts"),
+        ({"prompts": ["Hi"], "every_n_epochs": None}, "Give one of them"),
+        ({"prompts": ["Hi"], "every_n_steps": 0}, "Give one of them"),
+        ({"prompts": [[{"content": "Hi"}]]}, r"prompts\[0\] is no conversation"),
+    ],
+)
+def test_bad_options_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AnswerSamples(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"indexes": [99]}, "has 8 samples, and no 99"), ({"data": "mcq"}, "has train")],
+)
+def test_samples_that_are_not_there_are_refused(
+    options: Any, message: str, language_model_folder, file, tmp_path
+) -> None:
+    samples = AnswerSamples(per_category=1, **{"data": "train", **options})
+    with pytest.raises(ValueError, match=message):
+        run(language_model_folder, file, tmp_path, [samples])
+
+
+def test_a_module_without_answers_is_refused_by_name() -> None:
+    runner = trainer(callbacks=[AnswerSamples(["Hi"])])
+    with pytest.raises(ValueError, match=r"Toy has no answers_to"):
+        runner.fit(Toy(Pointwise()), ToyData(ToyRows(4)))
