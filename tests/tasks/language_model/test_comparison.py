@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pl_pointwise.tasks.common.agreement import InFloat32, compared_weights, moved
 from pl_pointwise.tasks.language_model import comparison
 from pl_pointwise.tasks.language_model import scoring as scoring_module
-from pl_pointwise.tasks.language_model.comparison import InFloat32, compared_weights, moved
 from pl_pointwise.tasks.language_model.loading import Lora, add_lora
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.shared_prompt import Layout
