@@ -198,7 +198,6 @@ class LanguageModelModule(PointwiseModule):
         responses = {
             name: columns.where(masks[name], -1)
             for name, columns in self.constrained_responses(batch).items()
-            if name in masks
         }
         return self.strict_tests.values(self, batch, surrogates, responses)
 

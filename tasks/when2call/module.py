@@ -152,8 +152,9 @@ class When2CallModule(ResponseModule):
         """The "chosen" response, (B,), and the "rejected" ones, (B, K), which are the "ratio"'s."""
         present = self.of_objective(batch)
         columns = torch.arange(present.shape[1], device=present.device).where(present, -1)
-        chosen, rejected = columns[:, 0], columns[:, 1:]
-        return {"chosen": chosen, "rejected": rejected, "ratio": rejected}
+        if "ratio" in self.constraints:
+            return {"ratio": columns[:, 1:]}
+        return {"chosen": columns[:, 0], "rejected": columns[:, 1:]}
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
