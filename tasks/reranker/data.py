@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -243,6 +243,8 @@ class RerankerDataModule(PointwiseDataModule):
                 name: [row[name] for row in rows] for name in ("query_id", "query", "passages")
             }
         return batch
+
+    described_as: ClassVar[Mapping[str, str]] = {"relevance": "negative"}
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training query ``index``; column j of the constraint is negative j + 1."""

@@ -50,7 +50,7 @@ def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, conv
     first, second = data.describe(0), data.describe(1)
     assert first["prompt"] == "system: Be short.\nuser: call 0?"
     assert '"add"' in first["tools"]
-    assert '"arguments"' in first["prefer 0"]
+    assert '"arguments"' in first["prefer 1"]
     assert second["avoid 1 (s̄ ≤ s̄_ref − 0.5)"] == "Not so."
 
 
