@@ -44,7 +44,7 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
             tags = {"mlflow.runName": title, "method": run.method, "seed": str(run.seed)}
             for name, value in tags.items():
                 logger.experiment.set_tag(logger.run_id, name, value)
-        kept = {name: value for name, value in hparams.items() if name != "_class_path"}
+        kept = {name: value for name, value in hparams.items() if not name.startswith("_")}
         logger.log_hyperparams({**kept, "method": run.method, "seed": run.seed})
 
 

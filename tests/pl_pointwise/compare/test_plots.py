@@ -254,7 +254,7 @@ def test_costs_are_means_over_the_seeds_that_measured_them(tmp_path, monkeypatch
     )
     table = tables.cost_table(runs)
     assert list(table.cells) == ["method", "seconds per epoch", "host memory, GiB"]
-    assert lines(table) == [["a", "3 ± 1", "3 ± 1.4"]]
+    assert lines(table) == [["a", "3.0 ± 1.0", "3.0 ± 1.4"]]
     costs = tables.costs(runs).set_index(runs["method"])
     found = panels(plots.cost_bars, costs, folder=tmp_path, monkeypatch=monkeypatch)
     assert [panel.get_xlabel() for panel in found] == ["seconds per epoch", "host memory, GiB"]
