@@ -10,7 +10,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70re
 table { border-collapse: collapse; width: 100% }
 th, td { border-bottom: 1px solid #8888; padding: .5rem; text-align: left; vertical-align: top }
 td.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap }
-th.number { text-align: right }
+th.number { text-align: right } td.number, th.number { width: 1% }
 body { color-scheme: light dark }
 dl { margin: 0 } dt { font-size: .85em; opacity: .75 }
 dt.culprit, dd.culprit { border-left: 4px solid #d55e00; opacity: 1; padding-left: .5rem }
@@ -62,7 +62,8 @@ def _line(row: dict[str, Any]) -> str:
         sample += f", value {value['number']} of {value['of']}"
     if value["bound"] is not None:
         sample += f", {value['bound']}"
-    open_fields, folded = [_field("training sample", escape(sample))], []
+    open_fields = [_field("training sample", escape(sample))]
+    folded: list[str] = []
     kind = None if guilty is None else _kind(guilty)
     for name, text in row["text"].items():
         uri = row.get("images", {}).get(name)

@@ -15,7 +15,7 @@ from torch import Tensor
 def log_picture(trainer: Trainer, key: str, path: Path) -> None:
     """Shows a PNG file under ``key`` at the trainer's step; to be called on rank 0."""
     for logger in trainer.loggers:
-        experiment: Any = logger.experiment
+        experiment: Any = getattr(logger, "experiment", None)
         if isinstance(logger, TensorBoardLogger):
             pixels = matplotlib.image.imread(path)[..., :3]
             experiment.add_image(key, pixels, trainer.global_step, dataformats="HWC")
@@ -34,7 +34,7 @@ def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
     if not len(numbers):
         return
     for logger in trainer.loggers:
-        experiment: Any = logger.experiment
+        experiment: Any = getattr(logger, "experiment", None)
         if isinstance(logger, TensorBoardLogger):
             experiment.add_histogram(key, numbers, trainer.global_step)
         elif isinstance(logger, WandbLogger):

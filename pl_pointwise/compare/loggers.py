@@ -34,7 +34,7 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
     for logger in loggers:
         if isinstance(logger, (TensorBoardLogger, CSVLogger)):
             _name_folder(logger, run)
-        if rank_zero_only.rank:
+        if getattr(rank_zero_only, "rank", 0):
             continue
         if isinstance(logger, WandbLogger):
             experiment: Any = logger.experiment
