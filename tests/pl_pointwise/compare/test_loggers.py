@@ -153,4 +153,6 @@ def test_offline_wandb_has_a_run_each_with_name_and_tags(
     for (method, seed), run in runs.items():
         assert run["name"] == f"{method} seed {seed}"
         assert run["tags"] == [method, f"seed {seed}"]
-        assert {"violations/cdf", "dual/fit/multipliers", "test/fit/cvar95"} <= set(run["keys"])
+        media = ("violations/cdf/filenames", "dual/fit/multipliers/bins")  # Keys within a key.
+        assert {*media, "test/fit/cvar95"} <= set(run["keys"])
+        assert run["keys"].count(media[0]) == run["keys"].count(media[1]) == 2  # Each epoch.
