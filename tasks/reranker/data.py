@@ -251,9 +251,8 @@ class RerankerDataModule(PointwiseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, RerankerDataset)
         record = dataset.record(index)
-        positive, *negatives = record.passages
-        texts = {"record": record.where, "query": record.query, "positive": positive}
-        return texts | {f"negative {j}": text for j, text in enumerate(negatives, start=1)}
+        texts = {"record": record.where, "query": record.query, "positive": record.passages[0]}
+        return texts | {f"negative {j}": t for j, t in enumerate(record.passages[1:], start=1)}
 
     def _agree_with_module(self) -> None:
         """Take the input format from the module; with another one, everything is made anew."""
