@@ -4,6 +4,7 @@
 of the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``,
 see :class:`~pl_pointwise.callbacks.convergence.Convergence`; and ``share`` and ``overshoot``, of
 the pull, see :mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled.
+TensorBoard, W&B and MLflow get ``multipliers`` too, the histogram of λ.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pl_pointwise.module import PointwiseModule
 from pl_pointwise.step_log import log_of_all_ranks
 
 from .convergence import Convergence
+from .logged import log_histogram
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
@@ -69,6 +71,8 @@ class DualMonitor(Callback):
         shares = pl_module.pull_shares.figures()
         for name, figures in self._convergence.figures().items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
+            if trainer.is_global_zero:
+                log_histogram(trainer, f"dual/{name}/multipliers", multipliers)
             values = quantiles(multipliers, QUANTILES).tolist()
             names = [f"q{100 * p:g}" for p in QUANTILES[:-1]] + ["max"]
             figures |= {f"multiplier_{n}": v for n, v in zip(names, values, strict=True)}

@@ -8,14 +8,16 @@ outlier, so the list is a place to look for either. A line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
-     "violation": 0.9, "relaxation": 0.4, "epoch": 2, "text": {"query": "..."}}
+     "violation": 0.9, "relaxation": 0.4, "epoch": 2, "culprit": "negative 3",
+     "text": {"query": "...", "negative 3": "..."}}
 
 ``index`` is the position in the training set; ``column``, from 0, that of the sample's hardest
 value in the table of λ, whose ``mean_violation``, ``multiplier``, ``violation`` and ``relaxation``
 u* these are (the last null where the formulation has none); ``value`` says which value it is, from
-1, of how many, and of an interval which bound; ``epoch`` is the one that the list was made in, from
-0; ``violation`` is of the last visit (it and the mean are null if there was none since a resume in
-which the callback was new).
+1, of how many, and of an interval which bound; ``culprit`` the field of ``text`` that the value is
+about, null if no name says so (``data.described_as``); ``epoch`` is the one that the list was made
+in, from 0; ``violation`` is of the last visit (it and the mean are null if there was none since a
+resume in which the callback was new).
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
-from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.rows import plain_fields
 
+from .hardest_fields import culprit, fields_of
 from .hardest_page import page
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder
@@ -45,8 +46,8 @@ class HardestSamples(Callback):
     """When the fit ends, the samples of every constraint with the largest mean violation.
 
     Listed is a sample whose mean violation is above 0, or whose λ or u* is not 0, of a constraint
-    with one multiplier per sample. The texts are those of
-    :meth:`~pl_pointwise.data.PointwiseDataModule.describe`.
+    with one multiplier per sample. Texts and images are those of
+    :meth:`~pl_pointwise.data.PointwiseDataModule.describe`, or of the sample itself.
 
     Args:
         count: samples per constraint.
@@ -101,7 +102,9 @@ class HardestSamples(Callback):
         assert folder is not None  # Since the fit started.
         # Half a surrogate pair is no UTF-8; its escape is what JSON writes for it.
         with (folder / "samples.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as f:
-            f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            for row in rows:
+                written = {name: value for name, value in row.items() if name != "images"}
+                f.write(json.dumps(written, ensure_ascii=False) + "\n")
         with (folder / "samples.html").open("w", encoding="utf-8", errors="backslashreplace") as f:
             f.write(page(rows))
         log.info("%d hardest samples written to %s", len(rows), folder)
@@ -126,13 +129,15 @@ class HardestSamples(Callback):
                 violation = float(constraint.reported(violations[index, column]))
                 mean = float(means[index, column])
                 seen = not math.isnan(violation)
+                value = _value(column, multipliers.shape[1], constraint.sides)
+                texts, images = fields_of(trainer, index)
                 rows.append(
                     {
                         "constraint": name,
                         "rank": rank,
                         "index": index,
                         "column": column,
-                        "value": _value(column, multipliers.shape[1], constraint.sides),
+                        "value": value,
                         "mean_violation": None if math.isnan(mean) else mean,
                         "multiplier": float(multipliers[index, column]),
                         "violation": violation if seen else None,
@@ -140,7 +145,9 @@ class HardestSamples(Callback):
                         if relaxed is not None and seen
                         else None,
                         "epoch": self._epoch,
-                        "text": _text(trainer, index),
+                        "culprit": culprit(texts, _described_as(trainer, name), value),
+                        "text": texts,
+                        "images": images,
                     }
                 )
         return rows
@@ -193,8 +200,7 @@ def _value(column: int, columns: int, sides: int) -> dict[str, Any]:
     return {"number": column % width + 1, "of": width, "bound": bound}
 
 
-def _text(trainer: Trainer, index: int) -> dict[str, str]:
-    data: Any = getattr(trainer, "datamodule", None)
-    if isinstance(data, PointwiseDataModule):
-        return data.describe(index)
-    return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
+def _described_as(trainer: Trainer, constraint: str) -> str:
+    """What the data module calls the fields that a constraint is about; else as the constraint."""
+    names = getattr(getattr(trainer, "datamodule", None), "described_as", {})
+    return str(names.get(constraint, constraint))

@@ -5,15 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 
 def run_root(trainer: Trainer) -> Path:
     """The logger's folder of this run, which has a version; without a logger the root folder.
 
-    To be called on all ranks, which agree on it here.
+    Beside the checkpoints of ModelCheckpoint: W&B and MLflow have one folder for all their runs,
+    and below it this run's is NAME/VERSION. To be called on all ranks, which agree on it here.
     """
-    root = trainer.log_dir if trainer.loggers else None
-    return Path(root or trainer.default_root_dir)
+    if not trainer.loggers:
+        return Path(trainer.default_root_dir)
+    logger = trainer.loggers[0]
+    if isinstance(logger, (TensorBoardLogger, CSVLogger)):
+        return Path(trainer.log_dir or trainer.default_root_dir)
+    place = Path(logger.save_dir or trainer.default_root_dir)
+    if logger.name is not None and logger.version is not None:
+        version = logger.version
+        place /= Path(
+            str(logger.name), version if isinstance(version, str) else f"version_{version}"
+        )
+    return Path(trainer.strategy.broadcast(str(place)))
 
 
 class RunFolder:

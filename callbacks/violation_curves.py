@@ -30,11 +30,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pl_pointwise.compare.plots import cdfs_by_epoch
+from pl_pointwise.compare.distributions import cdfs_by_epoch
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations
+from .logged import log_picture
 from .run_folder import RunFolder
 
 RUNNING = "running"
@@ -44,6 +45,8 @@ SHOWN = 6
 
 class ViolationCurves(Callback):
     """The picture has a panel per constraint and stage, the newest epoch darkest.
+
+    TensorBoard, W&B and MLflow get it too, as ``violations/cdf``.
 
     Args:
         folder: where; a relative one is below the logger's folder of the run, or without a logger
@@ -90,7 +93,9 @@ class ViolationCurves(Callback):
             epoch = trainer.current_epoch
             parts = [*self._running(pl_module), *self._evaluated()]
             if parts and self.folder.path is not None:
-                self._write(self.folder.path, epoch, parts)
+                picture = self._write(self.folder.path, epoch, parts)
+                if picture is not None:
+                    log_picture(trainer, "violations/cdf", picture)
         self._last, self._held_out = LastViolations(), {}
 
     def _running(self, module: PointwiseModule) -> Iterator[dict[str, Any]]:
@@ -115,7 +120,8 @@ class ViolationCurves(Callback):
                 violation = found.violation[rows, column]
                 yield _part(stage, name, found.index[rows], column, violation, None)
 
-    def _write(self, folder: Path, epoch: int, parts: list[dict[str, Any]]) -> None:
+    def _write(self, folder: Path, epoch: int, parts: list[dict[str, Any]]) -> Path | None:
+        """Writes the epoch's table, and its picture if there is anything in it."""
         for kind in ("values", "pictures"):
             (folder / kind).mkdir(parents=True, exist_ok=True)
         tables = []
@@ -134,8 +140,11 @@ class ViolationCurves(Callback):
             for panel in panels.unique().to_pylist():
                 values = table["violation"].filter(pc.equal(panels, panel))
                 curves.setdefault(panel, {})[number] = values.to_numpy()
-        if curves:  # Perhaps no sample carried a constraint.
-            cdfs_by_epoch(curves, folder / f"pictures/{path.stem}.png")
+        if not curves:  # Perhaps no sample carried a constraint.
+            return None
+        picture = folder / f"pictures/{path.stem}.png"
+        cdfs_by_epoch(curves, picture)
+        return picture
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": self._last.tables, "folder": self.folder.state()}

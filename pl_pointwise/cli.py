@@ -20,6 +20,7 @@ from .checkpoint_options import CheckpointConfig, differences, hyperparameters, 
 from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
+from .saved_config import SaveConfig
 
 COMMANDS = {
     "compare": "compare.command",
@@ -56,6 +57,7 @@ class PointwiseCLI(LightningCLI):
             PointwiseDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
+            save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={
                 "prog": "pl-pointwise",

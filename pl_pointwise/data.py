@@ -12,7 +12,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -358,8 +358,12 @@ class PointwiseDataModule(LightningDataModule):
     def collate(self, rows: list[dict[str, Any]]) -> Any:
         """A batch from rows that carry ``index``; must keep it as ``batch["index"]``, (B,)."""
 
-    def describe(self, index: int) -> dict[str, str]:
-        """Training sample ``index`` as texts for people to read, by field.
+    described_as: ClassVar[Mapping[str, str]] = {}
+    """By constraint what the field of ``describe`` is called that it is about, where that is not
+    the constraint's own name. Of several values it is numbered, from 1: "negative 3"."""
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """Training sample ``index`` for people to look at, by field: texts, numbers, images.
 
         Here the row's texts and numbers; override it where a row holds tokens instead of texts.
         """

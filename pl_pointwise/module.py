@@ -48,7 +48,7 @@ from .step import (
     violations_of,
     weights,
 )
-from .step_log import log_step
+from .step_log import EpochSoFar, log_step
 from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
@@ -131,6 +131,7 @@ class PointwiseModule(ManualOptimization):
 
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
+        self.epoch_so_far = EpochSoFar()
         self._columns: dict[str, int] = {}
         self._statistics = RunningStatistics()
 

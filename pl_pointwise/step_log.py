@@ -1,7 +1,10 @@
-"""What a training step logs: ``running/…``, of the batch, taken while the weights move."""
+"""What a training step logs: ``running/…``, of the batch, taken while the weights move; and what
+the progress bar shows, of the epoch so far.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from .metrics import cvar, share_violated, violation_statistics
+from .metrics import cvar, violation_statistics
 from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
 
@@ -24,11 +27,16 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
     the progress bar, where there is one, at every step.
     """
     if shows_progress_bar(module.trainer):
-        on_bar = {"objective": measured.objective[measured.masks[OBJECTIVE]].mean()}
-        violations = pooled_violations(module, measured)
-        on_bar |= {"cvar95": cvar(violations), "violated": share_violated(violations)}
-        shown = {key: value for key, value in on_bar.items() if not value.isnan()}
-        module.log_dict(shown, prog_bar=True, logger=False)
+        so_far = module.epoch_so_far
+        if (
+            so_far.epoch != module.current_epoch
+            or module.trainer.fit_loop.epoch_loop.batch_idx == 0
+        ):
+            so_far.start(module.current_epoch)
+        objective = measured.objective[measured.masks[OBJECTIVE]]
+        so_far.add(objective, pooled_violations(module, measured))
+        values = so_far.values(exact=module.trainer.is_last_batch)
+        module.log_dict(values, prog_bar=True, logger=False)
     if logs_this_step(module):
         statistics = running_statistics(module, measured)
         statistics |= {
@@ -36,6 +44,53 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
             "skipped_steps": float(module.skipped_steps),
         }
         module.log_dict({f"running/{key}": value for key, value in statistics.items()})
+
+
+class EpochSoFar:
+    """What the progress bar shows: of all visits of the epoch, or since a resume in its middle.
+
+    CVaR is that of all values; but as it takes sorting them, it is computed anew only when there
+    are a hundredth more than last time, or where it is to be exact. So an epoch costs O(n log n).
+
+    Args:
+        most: how many violations are kept. Where an epoch has more, every second, fourth, … counts.
+    """
+
+    def __init__(self, most: int = 2**20) -> None:
+        self.most = most
+        self.start(None)
+
+    def start(self, epoch: int | None) -> None:
+        """Forgets what there was."""
+        self.epoch = epoch
+        self._objective, self._objectives = 0.0, 0
+        self._violated, self._violations = 0, 0
+        self._kept: list[Tensor] = []
+        self._stride, self._sorted, self._cvar = 1, 0, math.nan
+
+    def add(self, objective: Tensor, violations: Tensor) -> None:
+        """Adds a step's objective (m,) and violations (n,), of the samples that carry them."""
+        violations = violations[~violations.isnan()].detach().float().cpu()
+        self._objective += float(objective.double().sum())
+        self._objectives += len(objective)
+        self._violated += int((violations > 0).sum())
+        self._kept.append(violations[-self._violations % self._stride :: self._stride].clone())
+        self._violations += len(violations)
+        if self._violations > self.most * self._stride:
+            self._kept, self._stride = [torch.cat(self._kept)[::2].clone()], 2 * self._stride
+
+    def values(self, exact: bool = False) -> dict[str, float]:
+        """Mean objective, CVaR95 and share violated; none of what nobody carried."""
+        found = {}
+        if self._objectives:
+            found["objective"] = self._objective / self._objectives
+        if self._violations:
+            if exact or self._violations >= 1.01 * self._sorted:
+                self._kept = [torch.cat(self._kept)]
+                self._cvar, self._sorted = float(cvar(self._kept[0])), self._violations
+            found["cvar95"] = self._cvar
+            found["violated"] = self._violated / self._violations
+        return {key: value for key, value in found.items() if not math.isnan(value)}
 
 
 def log_of_all_ranks(

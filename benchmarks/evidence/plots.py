@@ -10,7 +10,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from pl_pointwise.compare.plots import MARKERS, Axis, frontier
+from pl_pointwise.compare.plots import Axis, frontier
+from pl_pointwise.compare.styles import MARKERS
 
 from .choice import Measured
 from .statistics import estimate

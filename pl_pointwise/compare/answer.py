@@ -37,6 +37,7 @@ from pl_pointwise.requirements.samples import (
     write_samples,
 )
 
+from .drawing import save
 from .runner import HIDDEN, bounds_of, datasets_of, quieten
 from .runs import CHECKPOINT, SAMPLES, Comparison, Run
 from .tables import Table
@@ -264,7 +265,7 @@ def draw(found: Answer, path: Path) -> None:
     columns = 4 if count > 1 else 2
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     figure.suptitle("Line: up to the bound that holds for all models together", fontsize="small")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 # The chosen model -------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ that says why (``runner.py``).
 
 The output folder then holds
 
-    comparison.csv       a line per run, every metric
+    comparison.csv       a line per run, every metric; summary.csv: by method, mean and std
     comparison.md        the tables: results, gap to training data, certificates, time, memory
+    comparison.tex       the same for LaTeX
     comparison.json      every run with its result, for ``pl-pointwise report``
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
@@ -29,10 +30,19 @@ from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
 from .answer import check_before, give_answer
-from .plots import PARETO, PLOTS, UnknownMetricError, draw, pareto, parse_axis
+from .latex import write_latex
+from .plots import PLOTS, UnknownMetricError, default_axes, draw, pareto, parse_axis
 from .runner import execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, Outcome, Run
-from .tables import costs, held_out_stage, metric_names, run_lines, tables, write_csv
+from .tables import (
+    costs,
+    metric_names,
+    run_lines,
+    shared_objective,
+    tables,
+    write_csv,
+    write_summary,
+)
 
 NOT_RUN = "not run"
 
@@ -145,7 +155,8 @@ def compare(
 
     jobs: this many runs at once, in processes of their own; None runs them here, one by one.
     collect: run nothing.
-    axes: the two metrics of the Pareto plot; None takes the objective and CVaR95.
+    axes: the two metrics of the Pareto plot; None takes the objective that all methods share, and
+        CVaR95.
     Returns: the names of the runs that failed; the table says why.
     """
     quieten()
@@ -180,6 +191,8 @@ def write_results(
     output.mkdir(parents=True, exist_ok=True)
     found = tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
+    write_summary(outcomes, output / "summary.csv")
+    write_latex(found, output / "comparison.tex")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
     runs = [
@@ -218,12 +231,13 @@ def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
         for name, values in run.worst().items():  # The first seed: a band is about one model.
             worst.setdefault(name, {}).setdefault(run.method, values)
-    draw(frame, costs(frame), violations, worst, output)
+    categories = {name for _, result in done for name in result.get("categories", ())}
+    draw(frame, costs(frame), violations, worst, output, categories)
     higher: dict[str, bool] = {}
     for _, result in done:
         higher |= result.get("higher_is_better", {})
     names = metric_names(done)
-    axes = axes or [f"{held_out_stage(names)}/{metric}" for metric in PARETO]
+    axes = axes or default_axes(names, shared_objective(done))
     chosen = [parse_axis(name, names, higher) for name in axes]
     pareto(frame, chosen, output / "pareto.png")
 

@@ -1,22 +1,30 @@
 """``pl-pointwise report``: a comparison's folder as one HTML page that needs nothing beside it.
 
-Tables, plots, what the held-out data certify of each method, configurations, versions and failures.
-Plots are part of the file, and it links to nothing; texts are escaped.
+Tables, plots, what the held-out data certify of each run, configurations, versions and failures.
+Plots are part of the file, and it links to nothing but its own parts and the runs' folders; texts
+are escaped. One script sorts tables; the page's content policy lets no other run.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from .plots import PLOTS
 from .runs import Outcome, Run
 from .tables import tables
+
+PAGE = "report.html"
 
 
 def main(args: Sequence[str]) -> None:
@@ -25,32 +33,37 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, help="what compare was given as --output")
     parser.add_argument("--output", type=Path, help="the page; default: report.html in the folder")
     known = parser.parse_args(list(args))
-    path = known.output or known.folder / "report.html"
+    path = known.output or known.folder / PAGE
     try:
-        page = report(known.folder)
+        page = report(known.folder, path)
     except ValueError as error:
         parser.error(str(error))
     path.write_text(page, encoding="utf-8")
     print(f"Written to {path}")
 
 
-def report(folder: Path) -> str:
+def report(folder: Path, page: Path | None = None) -> str:
     """Returns the page for a folder that ``compare`` wrote.
+
+    page: where it will be, from where it links to the runs' folders; default: in the folder.
 
     Raises:
         ValueError: there is no ``comparison.json``, or one that compare did not write.
     """
     command, outcomes = read(folder)
-    done = [(run, result) for run, result in outcomes if "error" not in result]
-    first_seeds = list({run.method: (run, result) for run, result in reversed(done)}.values())[::-1]
-    configs = {run.method: run.folder / "config.yaml" for run, _ in first_seeds}
+    methods: dict[str, list[Outcome]] = {}
+    for run, result in outcomes:
+        methods.setdefault(run.method, []).append((run, result))
+    configs = {method: found[0][0].folder / "config.yaml" for method, found in methods.items()}
     versions = [
         ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
         for _, result in outcomes
     ]
     loader = PackageLoader("pl_pointwise.compare")
-    template = Environment(loader=loader, autoescape=True).get_template("report.html.jinja")
-    return template.render(
+    environment = Environment(loader=loader, autoescape=True)
+    environment.filters["zip"] = zip
+    script = (resources.files(__package__) / "templates/report.js").read_text(encoding="utf-8")
+    return environment.get_template("report.html.jinja").render(
         command=command,
         answer=_answer(folder / "answer.json"),
         runs=len(outcomes),
@@ -61,14 +74,45 @@ def report(folder: Path) -> str:
             for name, caption in PLOTS.items()
             if (folder / name).is_file()
         ],
-        first_seeds=first_seeds,
-        configurations=[
-            (method, path.read_text(encoding="utf-8"))
+        methods=[*methods.items()],
+        anchors=_anchors(methods),
+        folders={
+            (run.method, run.seed): _link(run.folder, (page or folder / PAGE).parent)
+            for run, _ in outcomes
+        },
+        configurations={
+            method: path.read_text(encoding="utf-8")
             for method, path in configs.items()
             if path.is_file()
-        ],
+        },
         versions=list(dict.fromkeys(filter(None, versions))),
+        script=Markup(script),
+        script_hash=_hash(script),
     )
+
+
+def _anchors(methods: Mapping[str, Sequence[Outcome]]) -> dict[tuple[str, int | None], str]:
+    """Returns the place on the page of every method, and of every run by method and seed."""
+    found: dict[tuple[str, int | None], str] = {}
+    for number, (method, outcomes) in enumerate(methods.items(), start=1):
+        found[method, None] = f"method-{number}"
+        found |= {(method, run.seed): f"method-{number}-seed-{run.seed}" for run, _ in outcomes}
+    return found
+
+
+def _link(folder: Path, start: Path) -> str:
+    """Returns a folder as a link from another; as it is where no relative path leads to it."""
+    try:
+        relative = os.path.relpath(folder, start)
+    except ValueError:  # Another drive.
+        return folder.absolute().as_uri()
+    return quote(f"./{Path(relative).as_posix()}/")
+
+
+def _hash(script: str) -> str:
+    """Returns what a content policy says to let this one script run, and no other."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"sha256-{digest}"
 
 
 def _answer(path: Path) -> list[str]:

@@ -42,10 +42,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.data import categories_of
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements.samples import CERTIFICATION, SPLITS, samples_of, write_samples
 
+from .loggers import end_runs, name_runs
 from .runs import ARRAYS, CHECKPOINT, SAMPLES, Comparison, Run
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
         cli = PointwiseCLI(run.arguments, run=False)
         config = yaml.safe_dump(cli.config_dump, sort_keys=False)
         (run.folder / "config.yaml").write_text(config)
+        name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
         result |= _fit(cli, checkpoint, own_process)
         if run.certified:
             cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
@@ -87,6 +90,7 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
         result["error"] = f"{type(error).__name__}: {error}"
         _write(run, result)
     finally:
+        end_runs()
         gc.collect()
     return result
 
@@ -140,6 +144,8 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "certificates": {name: _certificate(found) for name, found in certificates.items()},
         "bounds": bounds_of(cli.model),
         "constrained": bool(cli.model.formulations),
+        "shared_objective": cli.model.shared_objective,
+        "categories": categories_in(datasets_of(cli)),
         "objective": objective,
         "truncation": getattr(cli.datamodule, "truncation", {}),
     }
@@ -176,6 +182,12 @@ def bounds_of(module: PointwiseModule) -> dict[str, str]:
 def datasets_of(cli: PointwiseCLI) -> dict[str, Any]:
     """The data sets of the data module by name, as far as it has them by name."""
     return dict(getattr(cli.datamodule, "datasets", {}))
+
+
+def categories_in(datasets: dict[str, Any]) -> list[str]:
+    """The categories of all data sets, by name."""
+    found = [categories_of(rows) or [] for rows in datasets.values()]
+    return sorted(set().union(*found) - {""})
 
 
 def _open(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ That is so where a requirement is to be certified. Tasks may test on further dat
 OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
 
+OBJECTIVE = "objective"
+
 COSTS = {
     "seconds per epoch": ("epoch_seconds", 1),
     "host memory, GiB": ("host_bytes", 2**30),
@@ -35,11 +39,15 @@ CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,band,
 
 @dataclass(frozen=True)
 class Table:
-    """``cells`` as text, one line per method or model; ``note`` says what they are."""
+    """``cells`` as text, one line per method or model; ``note`` says what they are.
+
+    lines: of a comparison, the method of each line, and the seed where it is of one.
+    """
 
     title: str
     note: str
     cells: DataFrame
+    lines: Sequence[tuple[str, int | None]] = ()
 
     def markdown(self) -> str:
         lines = [list(self.cells), ["---"] * self.cells.shape[1], *self.cells.to_numpy().tolist()]
@@ -75,20 +83,83 @@ def write_csv(outcomes: Sequence[Outcome], path: Path) -> None:
         writer.writerows(lines)
 
 
+def write_summary(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Writes a line per method and metric: mean, standard deviation and number of seeds."""
+    runs = DataFrame(run_lines(outcomes))
+    done = runs[runs["error"] == ""]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "metric", "mean", "std", "seeds"])
+        for method, of_method in done.groupby("method", sort=False):
+            for name in metric_names(outcomes):
+                values = of_method[name].to_numpy(float)
+                std = np.std(values, ddof=1) if len(values) > 1 else ""
+                writer.writerow([method, name, values.mean(), std, len(values)])
+
+
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """Returns every table there is something to say in."""
+    """Returns every table there is something to say in; the first one has what decides."""
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
     found = [
-        results_table(runs, names),
+        results_table(runs, names, shared_objective(outcomes)),
         gap_table(runs, names),
         multiplier_table(runs, names),
         certificate_table(outcomes),
         cost_table(runs),
+        metrics_table(runs, names),
     ]
     return [table for table in found if len(table.cells)]
 
 
-def results_table(runs: DataFrame, names: Sequence[str]) -> Table:
+def shared_objective(outcomes: Sequence[Outcome]) -> str:
+    """Returns the metric, without its stage, that says the objective of every method of the task.
+
+    A method's own ``objective`` is what it was trained by, which may be another loss for each.
+    """
+    names = metric_names(outcomes)
+    for _, result in outcomes:
+        name: str = result.get("shared_objective", OBJECTIVE)
+        if f"{held_out_stage(names)}/{name}" in names:
+            return name
+    return OBJECTIVE
+
+
+def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
+    """Returns a line per method: the objective that all share, and of every constraint the share
+    violated and CVaR95, held-out, mean ± std over seeds. A run that failed says why.
+
+    objective: its metric.
+    """
+    done, stage = runs[runs["error"] == ""], held_out_stage(names)
+    shown = {f"{stage}/{objective}": objective.replace("_", " ")}
+    constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
+    for constraint in constraints:
+        start = f"{constraint}: " if len(constraints) > 1 else ""
+        shown[f"{stage}/{constraint}/violated"] = f"{start}share violated"
+        shown[f"{stage}/{constraint}/cvar95"] = f"{start}CVaR95"
+    shown = {name: title for name, title in shown.items() if name in names}
+    methods = [*runs["method"].unique()]
+    cells = DataFrame("", index=methods, columns=[*(shown.values() or ["error"])])
+    for method, of_method in done.groupby("method", sort=False):
+        for name, title in shown.items():
+            cells.loc[method, title] = mean_and_std(of_method[name])
+    labels = {method: method for method in methods}
+    for method, errors in runs[runs["error"] != ""].groupby("method", sort=False)["error"]:
+        why = _one_line(errors.iloc[0])
+        if method in set(done["method"]):
+            labels[method] = f"{method} ({len(errors)} failed: {why})"
+        else:
+            cells.loc[method, cells.columns[0]] = f"failed: {why}"
+    cells.insert(0, "method", [*labels.values()])
+    held_out = "Held-out data" if stage == "test" else "Held-out data of the selection split"
+    note = (
+        f"{held_out}, one full pass after the fit; {_seeds(runs)}. Lower is better. A violation "
+        "≤ 0 is satisfied; CVaR95 is the mean of the worst twentieth."
+    )
+    return Table("Results", note, cells, [(method, None) for method in methods])
+
+
+def metrics_table(runs: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, "held-out · train" per metric, mean ± std over seeds.
 
     Of further data sets that ``test`` ran on, the task's own metrics follow by ``stage/metric``.
@@ -102,24 +173,16 @@ def results_table(runs: DataFrame, names: Sequence[str]) -> Table:
             columns.setdefault(metric, []).append(name)
         elif "/" not in metric and stage not in HELD_OUT:
             columns[name] = [name]
-    methods = runs["method"].unique()
-    cells = DataFrame("", index=methods, columns=[*(columns or ["error"])])
-    for method, of_method in done.groupby("method", sort=False):
-        for column, parts in columns.items():
-            cells.loc[method, column] = " · ".join(mean_and_std(of_method[n]) for n in parts)
-    labels = {method: method for method in methods}
-    for method, errors in runs[runs["error"] != ""].groupby("method", sort=False)["error"]:
-        why = _one_line(errors.iloc[0])
-        if method in set(done["method"]):
-            labels[method] = f"{method} ({len(errors)} failed: {why})"
-        else:
-            cells.loc[method, cells.columns[0]] = f"failed: {why}"
-    cells.insert(0, "method", list(labels.values()))
+    lines = [
+        [method, *(" · ".join(mean_and_std(of[n]) for n in parts) for parts in columns.values())]
+        for method, of in done.groupby("method", sort=False)
+    ]
     note = (
-        f"Each cell: held-out · train, one full pass after the fit; {_seeds(runs)}. "
-        "A violation ≤ 0 is satisfied."
+        f"Each cell: held-out · train, {_seeds(runs)}. `objective` is what the method itself was "
+        "trained by: between methods with other losses it compares nothing."
     )
-    return Table("Results", note, cells)
+    cells = DataFrame(lines, columns=["method", *columns])
+    return Table("All metrics", note, cells, [(line[0], None) for line in lines])
 
 
 def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
@@ -133,7 +196,8 @@ def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
         f"Each cell: held-out minus train, {_seeds(runs)}. Far above 0, only the training "
         "data satisfy the constraint."
     )
-    return Table("The gap between held-out and training data", note, _by_method(gaps, done))
+    title = "The gap between held-out and training data"
+    return _table(title, note, _by_method(gaps, done))
 
 
 def held_out_stage(names: Sequence[str]) -> str:
@@ -164,12 +228,12 @@ def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:
     def summary(values: Series) -> str:
         return mean_and_std(values.dropna()) or "–"
 
-    return Table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
+    return _table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
 
 
 def certificate_table(outcomes: Sequence[Outcome]) -> Table:
     """Returns what every trained model's held-out violations certify, one line per model."""
-    lines = []
+    lines, keys = [], []
     for run, result in outcomes:
         for constraint, found in result.get("certificates", {}).items():
             if "error" in found:
@@ -179,6 +243,7 @@ def certificate_table(outcomes: Sequence[Outcome]) -> Table:
                 low, high = found["interval"]
                 cells = [str(found["n"]), *shown[:3], f"{shown[3]} ({low:.3g} to {high:.3g})"]
             lines.append([run.method, str(run.seed), constraint, *cells])
+            keys.append((run.method, run.seed))
     note = (
         "Of each trained model, by its worst element of every held-out sample, at 95 % confidence: "
         "an upper bound on the probability that a new input violates (Clopper–Pearson), the half "
@@ -186,7 +251,8 @@ def certificate_table(outcomes: Sequence[Outcome]) -> Table:
         "interval, which is approximate. They hold one at a time, for independent held-out samples "
         "that chose neither model nor hyper-parameters: picking the best line here breaks that."
     )
-    return Table("Certificates", note, DataFrame(lines, columns=CERTIFICATE_COLUMNS))
+    cells = DataFrame(lines, columns=CERTIFICATE_COLUMNS)
+    return Table("Certificates", note, cells, keys)
 
 
 def cost_table(runs: DataFrame) -> Table:
@@ -198,7 +264,7 @@ def cost_table(runs: DataFrame) -> Table:
     )
     measured = costs(runs).dropna(how="all")
     cells = _by_method(measured, runs, lambda values: mean_and_std(values.dropna()))
-    return Table("Time and memory", note, cells)
+    return _table("Time and memory", note, cells)
 
 
 def costs(runs: DataFrame) -> DataFrame:
@@ -210,13 +276,41 @@ def costs(runs: DataFrame) -> DataFrame:
 def mean_and_std(values: Series) -> str:
     """Returns "mean ± std" with the sample's standard deviation, the one value, or "" of none.
 
-    A NaN makes both NaN: a method that failed at one seed must not look as if it had not.
+    The spread has two significant digits, and the mean as many decimals as the spread. A NaN makes
+    both NaN: a method that failed at one seed must not look as if it had not.
+
+    >>> mean_and_std(Series([0.4031, 0.4043])), mean_and_std(Series([1234.0, 1301.0]))
+    ('0.40370 ± 0.00085', '1268 ± 47')
+    >>> mean_and_std(Series([2.5e-7, 3.5e-7])), mean_and_std(Series([3.0, 3.0]))
+    ('(3.00 ± 0.71)e-07', '3 ± 0')
     """
     numbers = values.to_numpy(float)
     if not len(numbers):
         return ""
-    mean = f"{numbers.mean():.3g}"
-    return mean if len(numbers) == 1 else f"{mean} ± {np.std(numbers, ddof=1):.2g}"
+    mean = float(numbers.mean())
+    if len(numbers) == 1:
+        return f"{mean:.3g}"
+    std = float(np.std(numbers, ddof=1))
+    if not math.isfinite(std) or std <= 1e-6 * abs(mean):  # The noise of float32.
+        return f"{mean:.3g} ± {0.0 if std <= 1e-6 * abs(mean) else std:.2g}"
+    size = max(abs(mean), std)
+    exponent = math.floor(math.log10(size))
+    if not -4 <= exponent < 6:
+        mean, std = mean / 10.0**exponent, std / 10.0**exponent
+    # Rounded first: 0.0996 has two digits as 0.10.
+    decimals = 1 - math.floor(math.log10(float(f"{std:.1e}")))
+    text = f"{_rounded(mean, decimals)} ± {_rounded(std, decimals)}"
+    return text if -4 <= exponent < 6 else f"({text})e{exponent:+03d}"
+
+
+def _rounded(value: float, decimals: int) -> str:
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def _table(title: str, note: str, cells: DataFrame) -> Table:
+    """Returns a table whose first column is the method."""
+    methods = [] if cells.empty else cells["method"]
+    return Table(title, note, cells, [(method, None) for method in methods])
 
 
 def _by_method(

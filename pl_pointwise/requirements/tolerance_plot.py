@@ -10,7 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from pl_pointwise.compare.plots import STYLES, _compress, _legend, colour
+from pl_pointwise.compare.distributions import compress
+from pl_pointwise.compare.drawing import legend, save
+from pl_pointwise.compare.styles import COLOURS, LINES
 from pl_pointwise.constraint import Constraint
 
 ALL = "all samples"
@@ -53,10 +55,10 @@ def draw(
             panel.grid(alpha=0.3)
         drawn = [each for by_category in by_dataset.values() for each in by_category.values()]
         _limit(drawn, constraint, line)
-        _compress(drawn, line)
+        compress(drawn, line)
         line[0].set_ylabel("share of samples that meets ε")
-    _legend(figure, panels.flat, [CONFIGURED, *map(_name, styles)], columns=4)
-    figure.savefig(path, dpi=150)
+    legend(figure, panels.flat, [CONFIGURED, *map(_name, styles)], columns=4)
+    save(figure, path)
 
 
 def _styles(curves: Mapping[str, Mapping[str, ByCategory]]) -> dict[str | None, dict[str, Any]]:
@@ -69,7 +71,7 @@ def _styles(curves: Mapping[str, Mapping[str, ByCategory]]) -> dict[str | None, 
                     sizes[category] = sizes.get(category, 0) + len(values)
     largest = sorted(sorted(sizes, key=lambda name: -sizes[name])[:MOST])
     return {None: {"color": "black", "linewidth": 2.0, "zorder": 3}} | {
-        name: {"color": colour(number % 6), "linestyle": STYLES[number // 6], "linewidth": 1.4}
+        name: {"color": COLOURS[number % 6], "linestyle": LINES[number // 6], "linewidth": 1.4}
         for number, name in enumerate(largest)  # The seventh colour is black.
     }
 

@@ -188,8 +188,7 @@ class ConversationDataModule(ResponseDataModule):
         texts = {**conversation_texts(record), "kind": record.kind}
         seen: dict[str, int] = {}
         for response in record.responses:
-            place = seen.setdefault(response.role, 0)
-            seen[response.role] += 1
+            place = seen[response.role] = seen.get(response.role, 0) + 1
             bound = "" if response.tolerance is None else f" ({_bound(response)})"
             text = "" if response.answer is None else answer_text(response.answer)
             texts[f"{response.role} {place}{bound}"] = text

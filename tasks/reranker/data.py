@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -244,14 +244,15 @@ class RerankerDataModule(PointwiseDataModule):
             }
         return batch
 
+    described_as: ClassVar[Mapping[str, str]] = {"relevance": "negative"}
+
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training query ``index``; column j of the constraint is negative j + 1."""
         dataset = self.datasets["train"]
         assert isinstance(dataset, RerankerDataset)
         record = dataset.record(index)
-        positive, *negatives = record.passages
-        texts = {"record": record.where, "query": record.query, "positive": positive}
-        return texts | {f"negative {j}": text for j, text in enumerate(negatives, start=1)}
+        texts = {"record": record.where, "query": record.query, "positive": record.passages[0]}
+        return texts | {f"negative {j}": t for j, t in enumerate(record.passages[1:], start=1)}
 
     def _agree_with_module(self) -> None:
         """Take the input format from the module; with another one, everything is made anew."""

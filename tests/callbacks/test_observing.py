@@ -7,6 +7,7 @@ tail.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from pl_pointwise.callbacks import (
     DualMonitor,
@@ -23,7 +26,10 @@ from pl_pointwise.callbacks import (
     StopOnKKT,
     ViolationCurves,
 )
+from pl_pointwise.callbacks.run_folder import run_root
 from pl_pointwise.cli import main
+from pl_pointwise.metrics import cvar
+from pl_pointwise.step_log import EpochSoFar
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
@@ -118,20 +124,92 @@ def test_the_progress_bar_shows_objective_cvar_and_share_violated(
         bar: Any = RichProgressBar(refresh_rate=1)
     else:
         bar = TQDMProgressBar(refresh_rate=1)
-    module = LineModule()
-    runner = trainer(max_epochs=1, callbacks=[bar], enable_progress_bar=True)
-    runner.fit(module, LineData(batch_size=5))
+    module, seen = LineModule(), Steps()
+    runner = trainer(max_epochs=2, callbacks=[bar, seen], enable_progress_bar=True)
+    runner.fit(module, LineData(batch_size=2))
     captured = capsys.readouterr()
     shown = captured.out + captured.err
-    # One batch at w = 0: every squared residual is y², against the tolerance of 0.1.
-    data = LineData()
-    data.setup("fit")
-    violations = np.array([float(row["y"]) ** 2 - 0.1 for row in data.datasets["train"]])
+    assert len(seen.violations) == 6
+    # The last is that of the last epoch's three batches together.
+    violations = np.concatenate(seen.violations[3:])
     tail = violations[violations >= np.percentile(violations, 95)].mean()
-    wanted = {"objective": 0.0, "cvar95": tail, "violated": (violations > 0).mean()}
+    objective = np.concatenate(seen.objectives[3:]).mean()
+    wanted = {"objective": objective, "cvar95": tail, "violated": (violations > 0).mean()}
     for name, value in wanted.items():
-        (printed,) = set(_values(shown, name))
+        printed = _values(shown, name)[-1]
         assert float(printed) == pytest.approx(value, rel=5e-3, abs=1e-3), name
+    assert 0 < wanted["violated"] < 1
+
+
+class Steps(Callback):
+    """What every step measured."""
+
+    def __init__(self) -> None:
+        self.violations: list[Any] = []
+        self.objectives: list[Any] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        measured = pl_module.measured
+        self.violations.append(measured.violations["fit"][measured.masks["fit"]].numpy())
+        self.objectives.append(measured.objective[measured.masks["objective"]].numpy())
+
+
+def test_so_far_is_all_of_the_epoch_and_of_a_long_one_an_even_part() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(size, generator=generator) for size in (3, 0, 7, 1, 50, 200)]
+    so_far = EpochSoFar()
+    so_far.start(0)
+    assert so_far.values() == {}
+    for number, batch in enumerate(batches, start=1):
+        so_far.add(batch, batch)
+        together = torch.cat(batches[:number])
+        found = so_far.values(exact=True)
+        assert found["cvar95"] == pytest.approx(float(cvar(together)))
+        assert found["violated"] == pytest.approx(float((together > 0).float().mean()))
+        assert found["objective"] == pytest.approx(float(together.mean()), abs=1e-6)
+    few = EpochSoFar(most=64)
+    few.start(0)
+    for step in range(400):
+        few.add(torch.zeros(0), torch.arange(float(7 * step), float(7 * step + 7)))
+    kept = torch.cat(few._kept)
+    assert len(kept) <= 64
+    assert torch.equal(kept, torch.arange(0.0, 2800.0, few._stride))
+    assert few.values()["violated"] == 2799 / 2800
+    few.start(1)
+    few.add(torch.zeros(0), torch.tensor([math.nan, 1.0]))
+    assert few.values() == {"cvar95": 1.0, "violated": 1.0}
+
+
+class Remote(DummyLogger):
+    """One folder for all runs, as W&B and MLflow have."""
+
+    def __init__(self, save_dir: str | None, version: Any) -> None:
+        super().__init__()
+        self._place, self._version = save_dir, version
+
+    @property
+    def save_dir(self) -> str | None:
+        return self._place
+
+    @property
+    def name(self) -> str:
+        return "project"
+
+    @property
+    def version(self) -> Any:
+        return self._version
+
+
+@pytest.mark.parametrize(
+    ("save_dir", "version", "folder"),
+    [("logs", "a1b2", "logs/project/a1b2"), (None, 3, "root/project/version_3")],
+)
+def test_callbacks_write_beside_the_loggers_version(
+    tmp_path: Path, save_dir: str | None, version: Any, folder: str
+) -> None:
+    logger = Remote(None if save_dir is None else str(tmp_path / save_dir), version)
+    runner = trainer(default_root_dir=tmp_path / "root", logger=logger)
+    assert run_root(runner) == tmp_path / folder
 
 
 def _values(text: str, name: str) -> list[str]:

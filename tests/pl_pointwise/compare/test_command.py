@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
+import re
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -80,6 +84,8 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert all(float(line["epoch_seconds"]) > 0 for line in lines)
     table = (compared / "comparison.md").read_text()
     assert "±" in table
+    assert r"\toprule" in (compared / "comparison.tex").read_text()
+    assert len((compared / "summary.csv").read_text().splitlines()) > 10
     for title in ("Results", "The gap", "Multipliers", "Certificates", "Time and memory"):
         assert f"## {title}" in table
 
@@ -100,6 +106,8 @@ def test_the_multipliers_share_of_the_pull_is_shown_without_a_callback(compared)
 
 def test_every_plot_there_is_something_for_is_drawn(compared) -> None:
     drawn = {path.name for path in compared.glob("*.png")}
+    for ending in (".pdf", ".svg"):
+        assert {path.with_suffix(".png").name for path in compared.glob(f"*{ending}")} == drawn
     others = {"categories.png", "answer.png"}  # The task has no categories, nothing is required.
     assert drawn == set(PLOTS) - others
     for name in drawn:
@@ -241,20 +249,50 @@ def test_the_report_is_one_page_that_needs_nothing_and_runs_nothing(compared, tm
     page = Page((tmp_path / "page.html").read_text())
     assert page.open == []
     assert page.tags["img"] == len(PLOTS) - 2
-    assert page.tags["table"] == 5
+    assert page.tags["table"] == 6
     assert "λ&#39;s share of the pull" in (tmp_path / "page.html").read_text()
     assert page.tags["details"] == 2
-    assert "script" not in page.tags
+    ids = {value for name, value in page.attributes if name == "id"}
     for name, value in page.attributes:
         assert not name.startswith("on")
-        assert name != "href"
         if name == "src":
             assert str(value).startswith("data:image/png;base64,iVBOR")
+        elif name == "href" and str(value).startswith("#"):
+            assert str(value)[1:] in ids
+        elif name == "href":
+            assert (tmp_path / unquote(str(value)) / "result.json").is_file()
+    assert len([1 for name, value in page.attributes if name == "href" and value[0] != "#"]) == 4
+    assert "://" not in (tmp_path / "page.html").read_text()
     assert "<script>alert(1)</script> & co" in page.text
     assert "Clopper–Pearson" in page.text
     assert "max_epochs: 2" in page.text
     assert "pl-pointwise compare --config" in page.text
     assert version("torch") in page.text
+
+
+def test_only_the_script_that_sorts_may_run(compared, tmp_path) -> None:
+    main(["report", str(compared), "--output", str(tmp_path / "page.html")])
+    text = (tmp_path / "page.html").read_text()
+    page = Page(text)
+    assert page.tags["script"] == 1
+    (policy,) = [str(v) for n, v in page.attributes if n == "content" and "default-src" in str(v)]
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
+    assert "innerHTML" not in script
+
+
+def test_every_line_of_a_table_leads_to_its_run(compared, tmp_path) -> None:
+    main(["report", str(compared), "--output", str(tmp_path / "page.html")])
+    text = (tmp_path / "page.html").read_text()
+    for cell in re.findall(r"<td>(.*?)</td>", text):
+        assert re.match(r'<a href="#method-[12](-seed-[01])?">', cell)
+    runs = text.partition("<h2>Runs</h2>")[2]
+    second = runs.partition('<section id="method-2">')[2]
+    assert "<h3>pointwise</h3>" in second
+    assert "runs/pointwise/seed-1/" in second.partition('id="method-2-seed-1"')[2]
 
 
 def test_a_hostile_error_is_text_in_the_report(compared, tmp_path) -> None:
@@ -267,7 +305,8 @@ def test_a_hostile_error_is_text_in_the_report(compared, tmp_path) -> None:
     page = Page((tmp_path / "report.html").read_text())
     assert error in page.text
     assert "img" not in page.tags  # That folder has no plots.
-    assert "a" not in page.tags
+    hrefs = [str(value) for name, value in page.attributes if name == "href"]
+    assert all(href.startswith(("#method-", "./runs/")) for href in hrefs)
 
 
 @pytest.mark.parametrize("text", [None, "[1]", "{}", '{"command": "", "runs": [{}]}', "nonsense"])

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.certificates import dkw_width
-from pl_pointwise.compare import plots, tables
+from pl_pointwise.compare import drawing, plots, tables
 from pl_pointwise.compare.plots import Axis, frontier
 from pl_pointwise.compare.runs import Outcome, Run
 
@@ -69,9 +69,10 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
 
 
 def test_doctests_pass() -> None:
-    failures, tried = doctest.testmod(plots)
-    assert tried > 0
-    assert failures == 0
+    for module in (plots, drawing):
+        failures, tried = doctest.testmod(module)
+        assert tried > 0
+        assert failures == 0
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12), st.booleans(), st.booleans())
@@ -114,7 +115,7 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     assert len(corners) > 3
     for corner in corners:
         assert any((corner >= point).all() for point in points * signs)
-    assert panel.get_xlabel() == f"a ({'higher' if right else 'lower'} is better)"
+    assert panel.get_xlabel() == f"a\n({'higher' if right else 'lower'} is better)"
 
 
 def test_a_family_shares_a_colour_and_each_method_carries_its_setting(
@@ -127,14 +128,17 @@ def test_a_family_shares_a_colour_and_each_method_carries_its_setting(
     (panel,) = panels(plots.pareto, frame(*seeds), axes, folder=tmp_path, monkeypatch=monkeypatch)
     assert [text.get_text() for text in panel.texts] == ["0.1", "1", ""]
     points = [bars.lines[0] for bars in panel.containers]
-    assert len({point.get_color() for point in points[:2]}) == 1 != points[2].get_color()
+    assert points[0].get_color() == points[1].get_color() != points[2].get_color()
+    assert points[0].get_marker() != points[1].get_marker()
     assert [float(v[0]) for v in points[0].get_data()] == [1.5, 4.0]
     across, up = panel.containers[0].lines[2]
     assert np.ptp(across.get_segments()[0][:, 0]) == pytest.approx(2 * math.sqrt(0.5))
     assert np.ptp(up.get_segments()[0][:, 1]) == pytest.approx(2 * math.sqrt(2))
     (legend,) = panel.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["frontier", "penalty", "pointwise"]
+    assert names == ["frontier", "penalty 0.1", "penalty 1", "pointwise"]
+    assert "over 1 to 2 seeds" not in legend.get_title().get_text()
+    assert "± standard deviation over 2 seeds" in legend.get_title().get_text()
 
 
 def test_the_band_of_a_method_is_as_wide_as_its_samples_say(tmp_path, monkeypatch) -> None:
@@ -194,6 +198,14 @@ def test_groups_of_categories_are_found_by_what_their_names_share() -> None:
     assert list(found[1].index) == ["a", "a"]
 
 
+def test_accuracies_are_no_categories() -> None:
+    """Seen: accuracies by normalisation in a panel beside those of F1 by category."""
+    of_categories = {f"mc/f1_{name}": 0.5 for name in ("direct", "tool_call", "other")}
+    of_scores = {f"mc/accuracy_{name}": 0.5 for name in ("sum", "tokens", "characters")}
+    runs = frame(outcome("a", 0, of_scores | of_categories))
+    assert [*plots.categories(runs, {"direct", "tool_call", "other", "unasked"})] == ["mc/f1"]
+
+
 def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
     group = DataFrame({"x": [0.2, 0.4, 0.8], "y": [0.5, 0.5, 0.1]}, index=["a", "a", "b"])
     (panel,) = panels(
@@ -204,20 +216,28 @@ def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
     ]
     assert heights == pytest.approx([0.3, 0.5, 0.8, 0.1])
     assert [tick.get_text() for tick in panel.get_xticklabels()] == ["x", "y"]
-    assert panel.get_ylabel() == "mc/f1"
+    assert panel.get_ylabel() == "f1, mc"
+    bars = [bar for container in panel.containers for bar in getattr(container, "patches", [])]
+    faces = [bar.get_facecolor() for bar in bars]
+    assert faces[0] == faces[1] != faces[2] == faces[3]
 
 
-def test_the_gap_is_train_and_held_out_means_over_seeds(tmp_path, monkeypatch) -> None:
+def test_the_gap_is_means_over_seeds_with_their_spread(tmp_path, monkeypatch) -> None:
     names = ("test/fit/cvar95", "train/fit/cvar95")
     done = [
         outcome("a", seed, dict(zip(names, (4.0 + seed, 1.0 + seed), strict=True)))
         for seed in (0, 1)
     ]
     gaps = plots.gaps(frame(*done))
-    assert gaps["fit/cvar95"].to_dict("index") == {"a": {"train": 1.5, "held-out": 4.5}}
+    assert gaps["fit/cvar95"].to_dict("list") == {"train": [1.0, 2.0], "held-out": [4.0, 5.0]}
     (panel,) = panels(plots.gap_marks, gaps, folder=tmp_path, monkeypatch=monkeypatch)
-    assert panel.get_xlabel() == "fit/cvar95"
-    assert [float(marks.get_offsets()[0, 0]) for marks in panel.collections] == [1.5, 4.5]
+    assert panel.get_xlabel() == "fit: CVaR95 of the violations"
+    assert [float(bars.lines[0].get_xdata()[0]) for bars in panel.containers] == [1.5, 4.5]
+    for bars in panel.containers:
+        (across,) = bars.lines[2]
+        assert np.ptp(across.get_segments()[0][:, 0]) == pytest.approx(2 * math.sqrt(0.5))
+    faces = [bars.lines[0].get_markerfacecolor() for bars in panel.containers]
+    assert faces[0] == "white" != faces[1] == panel.containers[1].lines[0].get_color()
     assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
 
 
@@ -234,7 +254,7 @@ def test_costs_are_means_over_the_seeds_that_measured_them(tmp_path, monkeypatch
     )
     table = tables.cost_table(runs)
     assert list(table.cells) == ["method", "seconds per epoch", "host memory, GiB"]
-    assert lines(table) == [["a", "3 ± 1", "3 ± 1.4"]]
+    assert lines(table) == [["a", "3.0 ± 1.0", "3.0 ± 1.4"]]
     costs = tables.costs(runs).set_index(runs["method"])
     found = panels(plots.cost_bars, costs, folder=tmp_path, monkeypatch=monkeypatch)
     assert [panel.get_xlabel() for panel in found] == ["seconds per epoch", "host memory, GiB"]
@@ -246,7 +266,7 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     """It used to end the comparison: no table, after all its runs."""
     done = [outcome("a", 0, {"test/f1": math.nan}), outcome("a", 1, {"test/f1": 1.0})]
     done.append(outcome("b", 0, {}))
-    assert lines(tables.results_table(frame(*done), ["test/f1"]))[0] == ["a", "nan ± nan"]
+    assert lines(tables.metrics_table(frame(*done), ["test/f1"]))[0] == ["a", "nan ± nan"]
     tables.write_csv(done, tmp_path / "runs.csv")
     cells = [line.split(",")[-2] for line in (tmp_path / "runs.csv").read_text().splitlines()]
     assert cells == ["test/f1", "nan", "1.0", ""]
@@ -271,6 +291,31 @@ def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> No
     names = ("test/mrr@10", "test/objective", "test/mrr@10:min", "test/objective:max")
     found = [plots.parse_axis(name, metrics, known) for name in names]
     assert [axis.higher_is_better for axis in found] == [True, False, False, True]
-    assert plots.parse_axis(plots.PARETO[1], metrics, known).name == "test/fit/cvar95"
+    assert plots.parse_axis(plots.PARETO, metrics, known).name == "test/fit/cvar95"
     with pytest.raises(plots.UnknownMetricError, match=r"--pareto test/mrr: .*test/mrr@10"):
         plots.parse_axis("test/mrr", metrics, known)
+
+
+def test_every_plot_is_there_for_paper_too_and_the_same_each_time(tmp_path) -> None:
+    costs = DataFrame({"seconds": [1.0, 2.0]}, index=["a", "b"])
+    written = []
+    for _ in range(2):
+        plots.cost_bars(costs, tmp_path / "costs.png")
+        written.append({path.suffix: path.read_bytes() for path in tmp_path.glob("costs.*")})
+    assert written[0] == written[1]
+    assert written[0].keys() == {".png", ".pdf", ".svg"}
+    assert written[0][".pdf"].startswith(b"%PDF")
+    assert b"<svg" in written[0][".svg"]
+    drawing.remove(tmp_path / "costs.png")
+    assert not list(tmp_path.glob("costs.*"))
+
+
+def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
+    """Seen: one method's cross-entropy beside another's Lagrangian on one axis."""
+    metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/cvar95": 0.0}
+    done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
+    assert tables.shared_objective(done) == "kl"
+    assert plots.default_axes([*metrics], "kl") == ["test/kl", "test/*/cvar95"]
+    assert tables.shared_objective([outcome("a", 0, metrics)]) == "objective"
+    gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
+    assert tables.shared_objective(gone) == "objective"

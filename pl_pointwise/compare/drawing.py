@@ -1,0 +1,110 @@
+"""What all plots of a comparison share: files, names on the axes, the lines below the panels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+FORMATS = (".png", ".pdf", ".svg")
+"""What every plot is written as."""
+DATES = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""What the files leave out because it differs from run to run."""
+
+HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
+"""Titles of the held-out results by stage."""
+
+STATISTICS = {
+    "mean": "mean violation",
+    "max": "largest violation",
+    "violated": "share violated",
+    "cvar95": "CVaR95 of the violations",
+}
+"""What the statistics of a constraint are called on an axis."""
+
+
+def save(figure: Figure, path: Path, formats: Iterable[str] = FORMATS) -> None:
+    """Writes a plot as PNG, for paper as PDF and SVG beside it. The same plot, the same bytes."""
+    # Fonts as TrueType, which publishers ask for.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "pl-pointwise"}):
+        for ending in formats:
+            figure.savefig(path.with_suffix(ending), dpi=150, metadata=DATES[ending])
+
+
+def remove(path: Path) -> None:
+    """Removes a plot of an earlier comparison, in all formats."""
+    for ending in FORMATS:
+        path.with_suffix(ending).unlink(missing_ok=True)
+
+
+def metric_title(name: str) -> str:
+    """Returns what a metric is called on an axis.
+
+    >>> metric_title("test/relevance/cvar95"), metric_title("val/length_objective")
+    ('relevance: CVaR95 of the violations, held-out', 'length objective, held-out (selection)')
+    >>> metric_title("mcq/macro_f1"), metric_title("fit/violated")
+    ('macro f1, mcq', 'fit: share violated')
+    """
+    start, slash, metric = name.partition("/")
+    constraint, _, statistic = name.rpartition("/")
+    if statistic in STATISTICS and constraint:
+        stage, _, inner = constraint.rpartition("/")
+        shown = f"{inner}: {STATISTICS[statistic]}"
+        return f"{shown}, {HELD_OUT.get(stage, stage)}" if stage else shown
+    shown = (metric if slash else name).replace("_", " ").replace("/", ": ")
+    return f"{shown}, {HELD_OUT.get(start, start)}" if slash else shown
+
+
+def seeds_note(seeds: Iterable[int]) -> str:
+    """Returns what marks and error bars show, given how many seeds each method has.
+
+    >>> seeds_note([3, 3]), seeds_note([1])
+    ('Mean ± standard deviation over 3 seeds.', 'One seed, so no error bars.')
+    """
+    found = sorted(set(seeds))
+    if not found or found[-1] == 1:
+        return "One seed, so no error bars."
+    span = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return f"Mean ± standard deviation over {span} seeds."
+
+
+def count_note(sizes: Iterable[int], of: str) -> str:
+    """Returns how many values there are: "n = 300 samples", or from which to which.
+
+    >>> count_note([20, 20], "values"), count_note([20, 2000], "values")
+    ('n = 20 values', 'n = 20 to 2,000 values')
+    """
+    found = sorted(set(sizes))
+    if not found:
+        return "n = 0 " + of
+    span = f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+    return f"n = {span} {of}"
+
+
+def legend(
+    figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str = ""
+) -> None:
+    """Puts the named curves of all panels, each once and in this order, below the panels.
+
+    note: a line that says what is shown, between panels and curves.
+    """
+    handles = {
+        label: handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
+        for panel in panels
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    shown = [name for name in names if name in handles]
+    figure.legend(
+        [handles[name] for name in shown],
+        shown,
+        loc="outside lower center",
+        ncols=max(1, min(columns, len(shown))),
+        title=note or None,
+        title_fontsize="small",
+        fontsize="small",
+        frameon=False,
+    )

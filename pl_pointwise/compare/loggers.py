@@ -1,0 +1,64 @@
+"""Method and seed in the loggers of a comparison's runs, to tell their pages apart."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
+from lightning.pytorch.utilities import rank_zero_only
+
+from .runs import Run
+
+DEFAULT_NAME = "lightning_logs"
+
+
+def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -> None:
+    """Gives every logger's run the method and the seed, before the fit.
+
+    As hyperparameters in all of them; as a folder, METHOD/seed-0, in TensorBoard and CSV files that
+    are not in the run's own folder anyway; as name and tags in W&B and MLflow.
+
+    hparams: the module's, logged with them: TensorBoard shows what comes first, and no more.
+    """
+    title = f"{run.method} seed {run.seed}"
+    for logger in loggers:
+        if isinstance(logger, (TensorBoardLogger, CSVLogger)):
+            _name_folder(logger, run)
+        if getattr(rank_zero_only, "rank", 0):
+            continue
+        if isinstance(logger, WandbLogger):
+            experiment: Any = logger.experiment
+            experiment.name = title
+            experiment.tags = (*(experiment.tags or ()), run.method, f"seed {run.seed}")
+        elif isinstance(logger, MLFlowLogger):
+            tags = {"mlflow.runName": title, "method": run.method, "seed": str(run.seed)}
+            for name, value in tags.items():
+                logger.experiment.set_tag(logger.run_id, name, value)
+        kept = {name: value for name, value in hparams.items() if not name.startswith("_")}
+        logger.log_hyperparams({**kept, "method": run.method, "seed": run.seed})
+
+
+def _name_folder(logger: TensorBoardLogger | CSVLogger, run: Run) -> None:
+    place = Path(logger.save_dir).absolute()
+    if place.is_relative_to(run.folder.absolute()):
+        return
+    method = re.sub(r"[^\w.=-]+", "-", run.method).strip("-")
+    own = f"{method}/seed-{run.seed}"
+    logger._name = own if logger.name in ("", DEFAULT_NAME) else f"{logger.name}/{own}"
+
+
+def end_runs() -> None:
+    """Ends what does not end with the trainer: W&B would go on in the same run with the next."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        wandb.finish()

@@ -1,0 +1,158 @@
+"""A comparison's runs carry method and seed in the loggers, with their pictures and histograms."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pl_pointwise.cli import main
+
+BASE = """
+model: {{class_path: tests.pl_pointwise.line_task.LineModule}}
+data: {{class_path: tests.pl_pointwise.line_task.LineData}}
+trainer:
+  max_epochs: 2
+  accelerator: cpu
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  logger: {logger}
+  callbacks: [{{class_path: DualMonitor}}, {{class_path: ViolationCurves}}]
+"""
+METHODS = """
+pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
+relaxed:
+  model: {init_args: {formulation: {class_path: pl_pointwise.Relaxed, init_args: {beta: 1.0}}}}
+"""
+EXPECTED = [(method, seed) for method in ("pointwise", "relaxed") for seed in (3, 4)]
+
+
+def write(folder: Path, logger: str) -> list[str]:
+    (folder / "base.yaml").write_text(BASE.format(logger=logger))
+    (folder / "methods.yaml").write_text(METHODS)
+    files = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
+    return ["compare", *files, "--seeds", "3", "4", "--output", str(folder / "out")]
+
+
+@pytest.fixture(autouse=True)
+def _unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison's own plots take longer than these runs."""
+    name = "pl_pointwise.compare.command.draw_plots"
+    monkeypatch.setattr(name, lambda done, output, axes: None)
+
+
+def test_tensorboard_has_a_folder_per_method_and_seed(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    init = f"{{save_dir: {tmp_path / 'board'}}}"
+    main(write(tmp_path, f"{{class_path: TensorBoardLogger, init_args: {init}}}"))
+    for method, seed in EXPECTED:
+        folder = tmp_path / f"board/{method}/seed-{seed}/version_0"
+        all_of_each = {"histograms": 0, "images": 0, "scalars": 0}
+        events = accumulator.EventAccumulator(str(folder), all_of_each)
+        events.Reload()
+        assert len(events.Images("violations/cdf")) == 2
+        assert len(events.Histograms("dual/fit/multipliers")) == 2
+        histogram = events.Histograms("dual/fit/multipliers")[-1].histogram_value
+        assert histogram.num == 5  # The training samples.
+        (largest,) = [e.value for e in events.Scalars("dual/fit/multiplier_max")][-1:]
+        assert histogram.max == pytest.approx(largest, rel=1e-6)
+        plugin = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        assert method.encode() in plugin
+        assert b"seed" in plugin
+        assert b"tolerance" in plugin  # The module's own are there as well.
+
+
+def test_a_name_of_ones_own_stays_in_front(tmp_path: Path) -> None:
+    init = f"{{save_dir: {tmp_path / 'csv'}, name: exp}}"
+    main(write(tmp_path, f"{{class_path: CSVLogger, init_args: {init}}}"))
+    files = sorted(path.relative_to(tmp_path / "csv") for path in tmp_path.rglob("metrics.csv"))
+    assert [str(file.parent) for file in files] == [
+        f"exp/{method}/seed-{seed}/version_0" for method, seed in EXPECTED
+    ]
+    assert "method: relaxed" in (tmp_path / "csv" / files[-1].parent / "hparams.yaml").read_text()
+
+
+def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
+    main(write(tmp_path, "true"))
+    for method, seed in EXPECTED:
+        folder = tmp_path / f"out/runs/{method}/seed-{seed}/lightning_logs/version_0"
+        assert f"method: {method}" in (folder / "hparams.yaml").read_text()
+        assert (folder / "violations/values/epoch_0001.parquet").is_file()
+
+
+def test_mlflow_has_name_tags_and_parameters(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    experiment = mlflow.MlflowClient(uri).create_experiment("e", (tmp_path / "files").as_uri())
+    init = f"{{tracking_uri: '{uri}', experiment_name: e}}"
+    main(write(tmp_path, f"{{class_path: MLFlowLogger, init_args: {init}}}"))
+    client = mlflow.MlflowClient(uri)
+    runs = client.search_runs([experiment])
+    found = {(run.data.params["method"], int(run.data.params["seed"])): run for run in runs}
+    assert sorted(found) == sorted(EXPECTED)
+    for (method, seed), run in found.items():
+        assert run.info.run_name == f"{method} seed {seed}"
+        assert (run.data.tags["method"], run.data.tags["seed"]) == (method, str(seed))
+        assert run.data.metrics["test/fit/cvar95"] is not None
+        for key in ("violations/cdf", "dual/fit/multipliers"):
+            names = [file.path for file in client.list_artifacts(run.info.run_id, key)]
+            assert names == [f"{key}/epoch_0000.png", f"{key}/epoch_0001.png"]
+
+
+WANDB = """
+import json, struct, sys
+from wandb.proto import wandb_internal_pb2
+
+# Blocks of 32 KiB after a head of 7 bytes, as LevelDB writes its log.
+data, place, parts = open(sys.argv[1], "rb").read(), 7, b""
+found = {"tags": [], "config": {}, "name": "", "keys": []}
+while place + 7 <= len(data):
+    if 32768 - place % 32768 < 7:
+        place += 32768 - place % 32768
+        continue
+    _, length, kind = struct.unpack_from("<IHB", data, place)
+    parts += data[place + 7 : place + 7 + length]
+    place += 7 + length
+    if kind in (2, 3):  # Goes on in the next block.
+        continue
+    record, parts = wandb_internal_pb2.Record.FromString(parts), b""
+    found["name"] = record.run.display_name or found["name"]
+    found["tags"] = list(record.run.tags) or found["tags"]
+    for item in [*record.run.config.update, *record.config.update]:
+        found["config"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    found["keys"] += [item.key or "/".join(item.nested_key) for item in record.history.item]
+print(json.dumps(found))
+"""
+"""Reads a run's file; in a process of its own, as W&B keeps threads."""
+
+
+def test_offline_wandb_has_a_run_each_with_name_and_tags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "w").mkdir()
+    init = f"{{save_dir: {tmp_path / 'w'}, offline: true, project: p}}"
+    main(write(tmp_path, f"{{class_path: WandbLogger, init_args: {init}}}"))
+    files = sorted((tmp_path / "w").rglob("run-*.wandb"))
+    assert len(files) == len(EXPECTED)
+    runs = {}
+    for file in files:
+        command = [sys.executable, "-c", WANDB, str(file)]
+        read = subprocess.run(command, capture_output=True, text=True, check=True)
+        run: dict[str, Any] = json.loads(read.stdout)
+        runs[run["config"]["method"], run["config"]["seed"]] = run
+    assert sorted(runs) == sorted(EXPECTED)
+    for (method, seed), run in runs.items():
+        assert run["name"] == f"{method} seed {seed}"
+        assert run["tags"] == [method, f"seed {seed}"]
+        media = ("violations/cdf/filenames", "dual/fit/multipliers/bins")  # Keys within a key.
+        assert {*media, "test/fit/cvar95"} <= set(run["keys"])
+        assert run["keys"].count(media[0]) == run["keys"].count(media[1]) == 2  # Each epoch.

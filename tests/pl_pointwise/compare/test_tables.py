@@ -1,0 +1,163 @@
+"""Tables for people and papers: few columns first, and the digits that the spread supports."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pandas import DataFrame, Series
+
+from pl_pointwise.compare import latex, tables
+from pl_pointwise.compare.tables import Table, mean_and_std
+from tests.pl_pointwise.compare.test_plots import frame, lines, outcome
+
+
+def test_doctests_pass() -> None:
+    for module in (tables, latex):
+        failures, tried = doctest.testmod(module)
+        assert tried > 0
+        assert failures == 0
+
+
+@given(
+    st.floats(-1e5, 1e5).filter(lambda x: x == 0 or abs(x) > 1e-3),
+    st.floats(1e-4, 1e5),
+)
+def test_the_spread_has_two_digits_and_the_mean_as_many_decimals(mean: float, std: float) -> None:
+    numbers = np.array([mean - std, mean, mean + std])
+    std = float(np.std(numbers, ddof=1))
+    text = mean_and_std(Series(numbers))
+    if std <= 1e-6 * abs(mean):
+        assert text.endswith("± 0")
+        return
+    found = re.fullmatch(r"\(?(-?[\d.]+) ± ([\d.]+)\)?(?:e(.\d+))?", text)
+    assert found, text
+    power = 10.0 ** int(found[3] or 0)
+    decimals = [len(part.partition(".")[2]) for part in found.groups()[:2]]
+    assert decimals[0] == decimals[1]
+    digits = found[2].replace(".", "").strip("0")
+    assert 1 <= len(digits) <= 2
+    shown = float(found[2]) * power
+    assert shown == pytest.approx(std, rel=0.051)
+    assert abs(float(found[1]) * power - mean) <= 0.051 * std * 1.01 + 1e-9
+
+
+def test_what_decides_comes_first() -> None:
+    metrics = {
+        "test/objective": 9.0,
+        "test/mrr@10": 0.5,
+        "test/fit/mean": 1.0,
+        "test/fit/violated": 0.25,
+        "test/fit/cvar95": 2.0,
+        "test/length": 3.0,
+        "train/length": 4.0,
+    }
+    done = [
+        outcome("a", 0, metrics, shared_objective="length"),
+        outcome("a", 1, {name: 2 * value for name, value in metrics.items()}),
+        outcome("b", 0, {}, error="Error: no"),
+    ]
+    found = tables.tables(done)
+    assert found[0].title == "Results"
+    assert list(found[0].cells) == ["method", "length", "share violated", "CVaR95"]
+    assert lines(found[0]) == [
+        ["a", "4.5 ± 2.1", "0.38 ± 0.18", "3.0 ± 1.4"],
+        ["b", "failed: Error: no", "", ""],
+    ]
+    assert found[0].lines == [("a", None), ("b", None)]
+    assert found[-1].title == "All metrics"
+    assert "mrr@10" in found[-1].cells
+
+
+def test_several_constraints_have_their_names() -> None:
+    names = [f"val/{name}/{key}" for name in ("refuse", "comply") for key in ("violated", "cvar95")]
+    table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names)
+    assert list(table.cells) == [
+        "method",
+        "refuse: share violated",
+        "refuse: CVaR95",
+        "comply: share violated",
+        "comply: CVaR95",
+    ]
+    assert "selection split" in table.note
+
+
+def test_the_summary_has_mean_std_and_count_of_every_metric(tmp_path: Path) -> None:
+    done = [outcome("a", seed, {"test/x": float(seed), "test/y": math.nan}) for seed in (1, 2)]
+    tables.write_summary([*done, outcome("b", 0, {"test/x": 5.0})], tmp_path / "summary.csv")
+    rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
+    assert rows[0] == {
+        "method": "a",
+        "metric": "test/x",
+        "mean": "1.5",
+        "std": str(math.sqrt(0.5)),
+        "seeds": "2",
+    }
+    assert rows[1]["mean"] == "nan"
+    assert [rows[2][name] for name in ("method", "mean", "std", "seeds")] == ["b", "5.0", "", "1"]
+
+
+# LaTeX ------------------------------------------------------------------------------------------
+
+HOSTILE = "a_b & 50 % of $x$ #1 {y} \\input{z} ~ ^ | < λ ε=−0.3"
+
+
+def check_latex(text: str) -> list[list[str]]:
+    """What LaTeX would check: braces and environments match, no special character is bare, every
+    line of a table has its columns, and nothing but the usual fonts is needed. Returns its lines.
+    """
+    text = re.sub(r"(?m)^%.*$", "", text)
+    depth, opened, rows = 0, [], []
+    for token in re.findall(r"\\[a-zA-Z]+|\\.|[{}]", text, re.S):
+        depth += {"{": 1, "}": -1}.get(token, 0)
+        assert depth >= 0
+    assert depth == 0
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    assert text.isascii()
+    bare = re.sub(r"\\.", "", text)
+    assert bare.count("$") % 2 == 0
+    outside = re.sub(r"\$[^$]*\$", "", bare)
+    assert not re.search(r"[#^~_]", re.sub(r"label\{[^}]*\}", "", outside))
+    for tabular in re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", text, re.S):
+        columns = re.match(r"\{@\{\}(l?r*)@\{\}\}", tabular)
+        assert columns
+        body = [line for line in tabular.splitlines() if line.endswith(r"\\")]
+        for line in body:
+            cells = re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
+            assert len(cells) == len(columns[1])
+            rows.append([cell.strip() for cell in cells])
+        for rule in ("toprule", "midrule", "bottomrule"):
+            assert tabular.count(f"\\{rule}") == 1
+    return rows
+
+
+def test_the_tables_are_latex(tmp_path: Path) -> None:
+    cells = DataFrame({"method": [HOSTILE, "plain"], "x": ["0.40 ± 0.02", "(1.2 ± 0.4)e-07"]})
+    wide = DataFrame({f"c{number}": ["-0.5"] for number in range(9)})
+    found = [Table("A & B", HOSTILE, cells), Table("Wide", "`note`", wide)]
+    latex.write_latex(found, tmp_path / "comparison.tex")
+    text = (tmp_path / "comparison.tex").read_text()
+    rows = check_latex(text)
+    assert rows[1][1] == r"0.40 $\pm$ 0.02"
+    assert rows[2][1] == r"(1.2 $\pm$ 0.4)$\times 10^{-7}$"
+    assert rows[4] == ["$-$0.5"] * 9
+    assert text.count("resizebox") == 1
+    assert r"\textbackslash{}input\{z\}" in text
+    assert "booktabs" in text
+
+
+@given(st.text(st.characters(max_codepoint=126, min_codepoint=32), max_size=30))
+def test_no_ascii_text_breaks_latex(text: str) -> None:
+    check_latex(latex.latex(Table(text, text, DataFrame({"m": [text]})), "x"))
