@@ -23,6 +23,7 @@ from .cli_errors import NotBuilt, NotChecked, ShortErrorParser, short_errors
 from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
+from .option_names import meant_file
 
 COMMANDS = {
     "compare": "compare.command",
@@ -101,7 +102,7 @@ class PointwiseCLI(LightningCLI):
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
         if path and _is_missing(str(path)):
             self._parser(subcommand).error(
-                f"--ckpt_path {path}: there is no such file.{cli_errors.meant_file(str(path))}"
+                f"--ckpt_path {path}: there is no such file.{meant_file(str(path))}"
             )
         if not path or not os.path.isfile(path) or not isinstance(self._args, Sequence):
             super()._parse_ckpt_path()  # Of a command line that is a mapping.
@@ -210,6 +211,7 @@ class BuildableCLI(PointwiseCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = super().init_parser(**kwargs)
+        assert isinstance(parser, ShortErrorParser)
         parser.may_be_incomplete = True
         return parser
 

@@ -16,19 +16,32 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from .configs import OPTIONS, nearest
+from .configs import nearest
 from .errors import DataError, TrainingError
+from .option_names import (
+    choices,
+    class_of,
+    classes_below,
+    configurations,
+    is_given,
+    meant,
+    meant_file,
+    named,
+    options_of,
+    place_of,
+    plain,
+)
 
 DEBUG = "PL_POINTWISE_DEBUG"
 LONGEST = 400
@@ -119,7 +132,7 @@ class ShortErrorParser(LightningArgumentParser):
         if option in ("config", ""):
             return found.reason
         words = [str(word) for word in getattr(self, "args", None) or ()]
-        place = "" if _given(option, words) else place_of(option, configurations(words))
+        place = "" if is_given(option, words) else place_of(option, configurations(words))
         near = found.near
         if place and near.rpartition(".")[0] == option.rpartition(".")[0]:
             near = near.rpartition(".")[2]
@@ -175,25 +188,16 @@ def refusal(message: str, parser: ShortErrorParser) -> Refusal:
     marked = [Refusal(*parts) for parts in MARKED.findall(message)]
     if marked:
         # Of the types it was tried as the one that led farthest is the one that was meant.
-        return max(marked, key=lambda each: each.option.count(".")).below(_plain(key))
+        return max(marked, key=lambda each: each.option.count(".")).below(plain(key))
     if found := UNKNOWN.search(message):
-        return _unknown(found, parser).below(_plain(key))
+        return _unknown(found, parser).below(plain(key))
     if 'expected "subcommand"' in message:
         return Refusal("", "a command comes first: pl-pointwise fit, validate, test or predict.")
     if found := REQUIRED.search(message):
         return Refusal("", _missing(found["names"].split(", "), parser))
     if "Problems parsing config" in message or key == "config":
         return Refusal("config", _unreadable(message, parser))
-    return Refusal(_plain(key), _wrong_value(message, key, parser))
-
-
-def _plain(option: str) -> str:
-    """An option without the steps that a command line may leave out.
-
-    >>> _plain("model.init_args.training.optimization.init_args.lr")
-    'model.training.optimization.lr'
-    """
-    return ".".join(part for part in option.split(".") if part not in ("init_args", "dict_kwargs"))
+    return Refusal(plain(key), _wrong_value(message, key, parser))
 
 
 def _unknown(found: re.Match[str], parser: ShortErrorParser) -> Refusal:
@@ -212,73 +216,13 @@ def _unknown(found: re.Match[str], parser: ShortErrorParser) -> Refusal:
     if found["kind"] == "Subcommand":
         actions = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
         parser = actions[0].choices[found["of"]]
-    name = _plain(name)
+    name = plain(name)
     known = [*options_of(parser), *parser.other_options]
     return Refusal(name, "there is no such option.", meant(name, known))
 
 
-def meant(name: str, known: Sequence[str]) -> str:
-    """Returns the dotted option that is most like ``name``, or "".
-
-    The whole name may be alike, the last step alone (which then has to be the same or nearly so),
-    or the first.
-
-    >>> meant("trainer.max_epoks", ["trainer.max_epochs", "trainer.max_time", "model"])
-    'trainer.max_epochs'
-    >>> meant("lern_rate", ["tolerance", "training.optimization.learning_rate"])
-    'training.optimization.learning_rate'
-    >>> meant("modle.tolerance", ["trainer", "model"])
-    'model.tolerance'
-    """
-    last = name.rpartition(".")[2]
-    lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
-    roots = {each.partition(".")[0] for each in known}
-    found = close(name, known)
-    if found is None and (end := close(last, lasts)) is not None:
-        found = lasts[end]
-    root, _, rest = name.partition(".")
-    if found is None and rest and (begin := close(root, roots)) is not None and begin != root:
-        found = f"{begin}.{rest}"
-    return found or ""
-
-
-def close(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that is most like ``word``, if any is."""
-    found = re.search(r"'(.*)'", nearest(word, known))
-    return found[1] if found else None
-
-
-def options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the dotted names of a parser's options, fields of dataclasses among them."""
-    names = []
-    for action in parser._actions:
-        if action.dest not in (argparse.SUPPRESS, "help"):
-            names.append(_plain(action.dest))
-            names += _fields(getattr(action, "_typehint", None), _plain(action.dest))
-    return list(dict.fromkeys(names))
-
-
-def _fields(hint: Any, name: str, depth: int = 3) -> list[str]:
-    found = []
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and depth:
-            for each in dataclasses.fields(kind):
-                below = f"{name}.{each.name}"
-                found += [below, *_fields(_hints(kind).get(each.name), below, depth - 1)]
-    return found
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    from typing import get_type_hints
-
-    try:
-        return get_type_hints(kind)
-    except (NameError, TypeError):  # A name for type checkers only.
-        return {}
-
-
 def _missing(names: Sequence[str], parser: ShortErrorParser) -> str:
-    names = [_plain(name.partition(".")[2] or name) if "." in name else name for name in names]
+    names = [plain(name.partition(".")[2] or name) if "." in name else name for name in names]
     options = " and ".join(f"--{name}" for name in dict.fromkeys(names))
     return f"{options} must be given, on the command line or in a file (--config TASK)."
 
@@ -290,23 +234,20 @@ def _unreadable(message: str, parser: ShortErrorParser) -> str:
             return f"--config {file}: there is no such file.{meant_file(file)}"
         try:
             read = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except yaml.MarkedYAMLError as error:
-            mark, why = error.problem_mark, error.problem or "no YAML"
-            line = f", line {mark.line + 1}" if mark is not None else ""
-            return f"{file}{line}: not YAML ({why})."
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            return f"{file}: not YAML ({shortened(str(error))})."
+            return not_yaml(file, error)
         if not isinstance(read, dict):
             what = "empty" if read is None else f"a {type(read).__name__}"
             return f"{file}: a configuration maps names to values, and this is {what}."
     return shortened(message)
 
 
-def meant_file(path: str) -> str:
-    """Returns " Did you mean …?" with a file of the same folder, or ""."""
-    folder = Path(path).parent
-    there = [str(each) for each in folder.iterdir()] if folder.is_dir() else []
-    return nearest(path, [each.removeprefix("./") for each in there])
+def not_yaml(file: str, error: Exception) -> str:
+    """Returns where a file is no YAML, and why."""
+    mark = getattr(error, "problem_mark", None)
+    line = f", line {mark.line + 1}" if mark is not None else ""
+    why = getattr(error, "problem", None) or shortened(str(error))
+    return f"{file}{line}: this is not YAML ({why})."
 
 
 def _wrong_value(message: str, key: str, parser: ShortErrorParser) -> str:
@@ -318,8 +259,8 @@ def _wrong_value(message: str, key: str, parser: ShortErrorParser) -> str:
         given = found["given"] if found["given"] is not None else found["got"]
         value = shortened(given.partition("\n")[0], 80)
         if "Not a valid subclass of" in message:
-            return f"{value!r} is no {_class_of(hint)}. {_choice(value, hint)}"
-        return f"{value!r} is not {named(hint)}.{nearest(value, _choices(hint))}"
+            return f"{value!r} is no {class_of(hint)}. {_choice(value, hint)}"
+        return f"{value!r} is not {named(hint)}.{nearest(value, choices(hint))}"
     return shortened(message)
 
 
@@ -331,7 +272,7 @@ def _wrong_class(found: re.Match[str], hint: Any) -> str:
     if inner is not None:
         return _wrong_class(inner, hint)
     if "." not in name:
-        return f"there is no {_class_of(hint)} {name!r}. {_choice(name, hint)}"
+        return f"there is no {class_of(hint)} {name!r}. {_choice(name, hint)}"
     if found["base"]:
         near = nearest(name.rpartition(".")[2], classes_below(hint))
         return f"{name} is no {found['base']}.{near}"
@@ -360,114 +301,10 @@ def _choice(name: str, hint: Any) -> str:
     return f"{choice} a class by its full path, package.module.Class."
 
 
-def _class_of(hint: Any) -> str:
-    """Returns the name of the class whose subclasses an annotation takes."""
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and kind.__module__ != "builtins" and not get_args(kind):
-            return kind.__name__
-    inside = [_class_of(each) for each in get_args(hint) if get_args(each)]
-    return inside[0] if inside else "class"
-
-
-def classes_below(hint: Any) -> list[str]:
-    """Returns the short names of the classes that an annotation takes and that are known."""
-    found: list[str] = []
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and kind.__module__ not in ("builtins", "typing"):
-            waiting = [kind]
-            while waiting:
-                each = waiting.pop(0)
-                waiting += each.__subclasses__()
-                if not (inspect.isabstract(each) or each.__name__.startswith("_")):
-                    found.append(each.__name__)
-        elif kind is not hint:
-            found += classes_below(kind)
-    return list(dict.fromkeys(found))
-
-
-def named(hint: Any) -> str:
-    """Returns an annotation in words; that null is taken too is left out.
-
-    >>> named(int), named(int | None), named(list[str])
-    ('a whole number', 'a whole number', 'a list')
-    """
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    words[type(None)] = "null"
-    if hint in words:
-        return words[hint]
-    origin, inside = getattr(hint, "__origin__", None), get_args(hint)
-    if inside and (origin is None or "Union" in str(origin)):
-        return " or ".join(dict.fromkeys(named(e) for e in inside if e is not type(None)))
-    if inside and "Literal" in str(origin):
-        return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
-    kind = origin or hint
-    if isinstance(kind, type) and issubclass(kind, (dict, list, tuple)):
-        return f"a {kind.__name__}"
-    return getattr(kind, "__name__", None) or "what it takes"
-
-
-def _choices(hint: Any) -> list[str]:
-    inside = get_args(hint)
-    if "Literal" in str(getattr(hint, "__origin__", "")):
-        return [str(each) for each in inside]
-    return [choice for each in inside if each is not hint for choice in _choices(each)]
-
-
 def shortened(text: str, longest: int = LONGEST) -> str:
     """Returns a text of another library on one line, its end cut off where it is long."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]} …"
-
-
-# Where in which file ----------------------------------------------------------------------------
-
-
-def configurations(words: Sequence[str]) -> list[str]:
-    """Returns the values of ``--config`` on a command line."""
-    found = []
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option in OPTIONS:
-            found += [value] if equals else list(words[place + 1 : place + 2])
-    return found
-
-
-def _given(option: str, words: Sequence[str]) -> bool:
-    """Whether the command line itself sets an option, or a part of it."""
-    return any(
-        word.startswith("--") and f"{_plain(word[2:].partition('=')[0])}.".startswith(f"{option}.")
-        for word in words
-    )
-
-
-def place_of(option: str, files: Sequence[str]) -> str:
-    """Returns "FILE, line N, " for the last file that sets an option, or ""."""
-    for file in reversed(files):
-        try:
-            tree = yaml.compose(Path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            continue
-        line = _line(tree, option.split("."))
-        if line is not None:
-            return f"{file}, line {line}, "
-    return ""
-
-
-def _line(node: yaml.Node | None, path: Sequence[str]) -> int | None:
-    if isinstance(node, yaml.SequenceNode):
-        return next((n for n in (_line(each, path) for each in node.value) if n is not None), None)
-    if not isinstance(node, yaml.MappingNode):
-        return None
-    for key, value in node.value:
-        if key.value in ("init_args", "dict_kwargs"):
-            found = _line(value, path)
-        elif key.value == path[0]:
-            found = _line(value, path[1:]) if path[1:] else key.start_mark.line + 1
-        else:
-            continue
-        if found is not None:
-            return found
-    return None
 
 
 # What is refused later --------------------------------------------------------------------------
@@ -534,6 +371,12 @@ def _own_code(where: TracebackType | None) -> TracebackType | None:
     return None
 
 
+def place_in_own_code(error: BaseException) -> str:
+    """Returns " (FILE, line N)" of a user's own code in an error's traceback, or ""."""
+    own = _own_code(error.__traceback__)
+    return f" ({own.tb_frame.f_code.co_filename}, line {own.tb_lineno})" if own else ""
+
+
 def end(program: str, text: str) -> NoReturn:
     """Ends the process: one line on standard error, status 2."""
     sys.stderr.write(f"{program}: error: {text}\n")
@@ -559,4 +402,4 @@ class CommandParser(argparse.ArgumentParser):
                 f"give {name.rpartition('/')[2]}: {actions[name].help}" if name in actions else name
                 for name in names
             )
-        return message
+        return message.removeprefix("argument ")

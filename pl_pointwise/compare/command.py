@@ -25,13 +25,16 @@ from pathlib import Path
 import numpy as np
 from pandas import DataFrame
 
+from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
 from .answer import check_before, give_answer
+from .checks import check_methods
+from .dry_run import dry_run
 from .plots import PARETO, PLOTS, UnknownMetricError, draw, pareto, parse_axis
 from .runner import execute, execute_in_processes, quieten, slurm_array
-from .runs import Comparison, Outcome, Run
+from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import costs, held_out_stage, metric_names, run_lines, tables, write_csv
 
 NOT_RUN = "not run"
@@ -52,12 +55,16 @@ def main(args: Sequence[str]) -> None:
         known.confidence,
     )
     try:
-        count = len(comparison.runs)
-        if comparison.requirements and known.only is None and not known.collect:
-            check_before(comparison)
+        count = len(comparison.runs) if known.only is not None or known.collect else 0
+        if not known.collect and known.only is None:
+            bounds = check_methods(comparison, not known.slurm_array, _options(parser))
+            if comparison.requirements:
+                check_before(comparison, bounds)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    if known.only is not None:
+    if known.dry_run:
+        _print_dry_run(comparison, known.jobs, parser)
+    elif known.only is not None:
         if known.only > count:
             parser.error(f"--only {known.only}: this comparison has {count} runs.")
         _run_one(comparison.runs[known.only - 1])
@@ -73,8 +80,21 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
 
 
+def _print_dry_run(
+    comparison: Comparison, jobs: int | None, parser: argparse.ArgumentParser
+) -> None:
+    try:
+        print(dry_run(comparison, jobs))
+    except MethodsError as error:
+        parser.error(str(error))
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [word[2:] for each in parser._actions for word in each.option_strings]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pl-pointwise compare",
         description=__doc__.split("\n")[0],
         epilog=overview(),
@@ -117,6 +137,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--confidence", type=_fraction, default=0.95, help="of the certificate, the choice included"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing and write nothing: the list of runs, and an estimate of time and memory "
+        "from a training step and an evaluation batch of each method",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -255,14 +281,16 @@ def _write_array(comparison: Comparison) -> None:
 
 
 def _fraction(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")
     return number
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}: must be at least 1")
-    return number
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)
