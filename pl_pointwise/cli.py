@@ -90,7 +90,7 @@ class PointwiseCLI(LightningCLI):
         if isinstance(args, list) and not isinstance(self, BuildableCLI):
             words = [word for word in args if word.partition("=")[0] != "--print_config"]
             if words != args:
-                _refuse_what_a_run_would(words)
+                refuse_what_a_run_would(words)
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
@@ -229,7 +229,7 @@ class BuildableCLI(PointwiseCLI):
         pass
 
 
-def _refuse_what_a_run_would(args: Sequence[str]) -> None:
+def refuse_what_a_run_would(args: Sequence[str]) -> None:
     """For ``--print_config``, which jsonargparse answers before it has validated anything.
 
     A configuration without a model or without data, a template, passes.

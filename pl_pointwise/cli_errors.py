@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,9 @@ class ShortErrorParser(LightningArgumentParser):
     """Options that the command takes beside this parser's, to suggest."""
 
     def add_instantiator(self, instantiator: Any, *args: Any, **kwargs: Any) -> None:
-        super().add_instantiator(_passing_errors(instantiator), *args, **kwargs)
+        with warnings.catch_warnings():  # It is deprecated, and what LightningCLI has.
+            warnings.simplefilter("ignore")
+            super().add_instantiator(_passing_errors(instantiator), *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if debugging():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import doctest
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from pl_pointwise.cli import ParsedCLI, PointwiseCLI, main
-from pl_pointwise.compare import command as compare
+from pl_pointwise.cli import ParsedCLI, PointwiseCLI
 from pl_pointwise.compare import runs as plan
 from pl_pointwise.compare.checks import check_methods
 from pl_pointwise.compare.runs import Comparison
@@ -146,28 +143,3 @@ def test_arguments_of_a_comparison_give_the_same_runs(config) -> None:
         values["--set"],
     )
     assert again.runs == comparison.runs
-
-
-COMMANDS = re.findall(
-    r"^(pl-pointwise compare .*)$",
-    (Path(__file__).resolve().parents[3] / "docs/compare.md").read_text().replace("\\\n", ""),
-    re.MULTILINE,
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
-def test_a_documented_comparison_can_be_planned(command, tmp_path, monkeypatch) -> None:
-    """All but the running: options are known, settings fit, callbacks are found."""
-    monkeypatch.chdir(tmp_path)
-    planned: list[Comparison] = []
-    monkeypatch.setattr(compare, "check_methods", lambda *_: {})  # test_documented_commands.py
-    monkeypatch.setattr(compare, "compare", lambda comparison, *_: planned.append(comparison))
-    monkeypatch.setattr(compare, "_write_array", planned.append)
-    main(shlex.split(command)[1:])
-    (comparison,) = planned
-    run = comparison.runs[-1]
-    config = ParsedCLI(run.arguments, run=False).config
-    assert config.model.class_path.endswith("RerankerModule")
-    callbacks = config.trainer.callbacks or []
-    after = [callback.init_args.after for callback in callbacks]
-    assert after == (["test"] if "ModelExport" in command else [])
