@@ -125,7 +125,13 @@ class ShortErrorParser(LightningArgumentParser):
             raise NotChecked
         if not self.outermost:
             raise argparse.ArgumentError(None, str(found)) from ex
+        own = _own_cause(ex)
+        if own is not None:  # While a class was imported, and jsonargparse kept the text alone.
+            reason = f"{type(own).__name__}: {shortened(str(own))}{place_in_own_code(own)}."
+            found = Refusal(found.option, reason)
         text = self._sentence(found)
+        if own is not None and self.exit_on_error:
+            show_own_code(own)
         if not self.exit_on_error:
             raise argparse.ArgumentError(None, text) from ex
         end(self.prog.replace(" [options]", ""), text)
@@ -198,7 +204,7 @@ def refusal(message: str, parser: ShortErrorParser) -> Refusal:
         return Refusal("", "a command comes first: pl-pointwise fit, validate, test or predict.")
     if found := REQUIRED.search(message):
         return Refusal("", _missing(found["names"].split(", "), parser))
-    if "Problems parsing config" in message or key == "config":
+    if message.startswith(("Problems parsing config", "Unexpected config")) or key == "config":
         return Refusal("config", _unreadable(message, parser))
     return Refusal(plain(key), _wrong_value(message, key, parser))
 
@@ -233,6 +239,8 @@ def _missing(names: Sequence[str], parser: ShortErrorParser) -> str:
 def _unreadable(message: str, parser: ShortErrorParser) -> str:
     """What is wrong with a configuration file: not there, or no YAML."""
     for file in configurations([str(word) for word in getattr(parser, "args", None) or ()]):
+        if "\n" in file or "{" in file:
+            continue  # YAML in place of a path.
         if not os.path.isfile(file):
             return f"--config {file}: there is no such file.{meant_file(file)}"
         try:
@@ -363,20 +371,33 @@ def show_own_code(error: BaseException) -> bool:
     return True
 
 
+def _own_cause(error: BaseException | None) -> BaseException | None:
+    """Returns the error behind another one that arose in a user's own code, or is about it."""
+    while error is not None:
+        if isinstance(error, SyntaxError) or _own_code(error.__traceback__) is not None:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _own_code(where: TracebackType | None) -> TracebackType | None:
-    inside = False  # Frames before the first of this package are of the script that called it.
+    """Returns the part of a traceback from a user's own code on.
+
+    It begins where the error was caught, in this package or below.
+    """
     while where is not None:
         root = str(where.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        inside = inside or root == "pl_pointwise"
-        if inside and root not in OURS:
+        if root not in OURS:
             return where
         where = where.tb_next
     return None
 
 
 def place_in_own_code(error: BaseException) -> str:
-    """Returns " (FILE, line N)" of a user's own code in an error's traceback, or ""."""
+    """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
     own = _own_code(error.__traceback__)
+    while own is not None and (deeper := _own_code(own.tb_next)) is not None:
+        own = deeper
     return f" ({own.tb_frame.f_code.co_filename}, line {own.tb_lineno})" if own else ""
 
 

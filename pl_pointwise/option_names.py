@@ -37,15 +37,16 @@ def meant(name: str, known: Sequence[str]) -> str:
     >>> meant("modle.tolerance", ["trainer", "model"])
     'model.tolerance'
     """
-    last = name.rpartition(".")[2]
-    lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
-    roots = {each.partition(".")[0] for each in known}
-    found = close(name, known)
-    if found is None and (end := close(last, lasts)) is not None:
-        found = lasts[end]
     root, _, rest = name.partition(".")
-    if found is None and rest and (begin := close(root, roots)) is not None and begin != root:
-        found = f"{begin}.{rest}"
+    roots = {each.partition(".")[0] for each in known}
+    if rest and root not in roots:
+        begin = close(root, roots)
+        return f"{begin}.{rest}" if begin is not None else ""
+    beside = [each for each in known if not rest or each.partition(".")[0] == root]
+    lasts = {each.rpartition(".")[2]: each for each in reversed(beside)}
+    found = close(name, beside)
+    if found is None and (end := close(name.rpartition(".")[2], lasts)) is not None:
+        found = lasts[end]
     return found or ""
 
 

@@ -99,7 +99,7 @@ CASES = {
     "imported, there is no module 'nowhere'. Is its folder the current one or on PYTHONPATH, and "
     "the name right?",
     f"fit --model {NAME}.LineData --data {NAME}.LineData": f"--model: {NAME}.LineData is no "
-    "PointwiseModule.",
+    "PointwiseModule. Did you mean 'LineModule'?",
     # Files.
     f"fit {LINE} --config mthods.yaml": "--config mthods.yaml: there is no such file. Did you mean "
     "'methods.yaml'?",
@@ -138,8 +138,9 @@ CASES = {
     "is no such option. Did you mean --trainer.max_epochs? Nothing was run.",
     "compare --config base.yaml --output out --set model.toleranc=1": "--model.toleranc: there is "
     "no such option. Did you mean --model.tolerance? Nothing was run.",
-    "compare --config base.yaml --output out --require 'fti: violated <= 0.5'": "'fti: violated <= "
-    "0.5': there is no constraint 'fti'. Did you mean 'fit'? There are: fit.",
+    "compare --config base.yaml --output out --require nonsense": "'nonsense' is no requirement. "
+    'Write "relevance: violated <= 0.05", "relevance: q90 <= 0.5", "mcq/tool_call: violated <= '
+    '0.1" or "over_refusal <= 0.05".',
     "compare --config base.yaml --output out --methods empty.yaml": "empty.yaml is empty: write a "
     "line NAME: OVERLAY for each method, pointwise: reranker/pointwise for one.",
     "compare --config base.yaml --output out --methods methods.yaml": "No configuration "
@@ -230,6 +231,24 @@ def test_an_error_of_own_code_is_shown_from_that_code_on(error, own, capsys) -> 
     assert error.partition("'")[2].rstrip("')") in text.splitlines()[-1]
     assert "jsonargparse" not in text
     assert "Namespace" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nothing_of_this_name", "NameError: name 'nothing_of_this_name' is not defined"),
+        ("import os; os.no_such_thing", "AttributeError: module 'os' has no attribute"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_an_error_while_own_code_is_imported_is_shown(line, said, own, capsys) -> None:
+    own.write_text(f"import torch\n{line}\n")
+    text = refused(f"fit {QUIET} --model own_module.Model --data {NAME}.LineData", capsys)
+    last = text.splitlines()[-1]
+    assert last.startswith(f"pl-pointwise fit: error: --model: {said}")
+    assert "own_module.py, line 2" in last
+    assert (f'File "{own}", line 2' in text) == (not said.startswith("SyntaxError"))
+    assert len(text.splitlines()) < 8
 
 
 def test_what_is_a_bug_in_own_code_keeps_its_exception(own) -> None:
