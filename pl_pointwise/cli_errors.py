@@ -271,6 +271,8 @@ def _wrong_value(message: str, key: str, parser: ShortErrorParser) -> str:
         value = shortened(given.partition("\n")[0], 80)
         if "Not a valid subclass of" in message:
             return f"{value!r} is no {class_of(hint)}. {_choice(value, hint)}"
+        if "does not correspond to a subclass of" in message:
+            return f"{value!r} is no {class_of(hint)}."
         return f"{value!r} is not {named(hint)}.{nearest(value, choices(hint))}"
     return shortened(message)
 

@@ -98,8 +98,8 @@ CASES = {
     f"fit --model nowhere.Module --data {NAME}.LineData": "--model: nowhere.Module cannot be "
     "imported, there is no module 'nowhere'. Is its folder the current one or on PYTHONPATH, and "
     "the name right?",
-    f"fit --model {NAME}.LineData --data {NAME}.LineData": f"--model: {NAME}.LineData is no "
-    "PointwiseModule. Did you mean 'LineModule'?",
+    f"fit --model {NAME}.LineData --data {NAME}.LineData": f"--model: '{NAME}.LineData' is "
+    "no PointwiseModule.",
     # Files.
     f"fit {LINE} --config mthods.yaml": "--config mthods.yaml: there is no such file. Did you mean "
     "'methods.yaml'?",
