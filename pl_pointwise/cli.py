@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any
@@ -16,10 +17,13 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
 
+from . import cli_errors
 from .checkpoint_options import CheckpointConfig, differences, hyperparameters, sources, usable
+from .cli_errors import NotBuilt, NotChecked, ShortErrorParser, short_errors
 from .configs import nearest, overview, with_config_paths
 from .data import PointwiseDataModule
 from .module import PointwiseModule
+from .option_names import meant_file
 from .saved_config import SaveConfig
 
 COMMANDS = {
@@ -33,6 +37,7 @@ COMMANDS = {
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(
     f"pl-pointwise {command} --help" for command in COMMANDS
 )
+DESCRIPTION += "\nErrors are one sentence; with --debug, or PL_POINTWISE_DEBUG=1, all there is."
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -47,6 +52,9 @@ class PointwiseCLI(LightningCLI):
         run: False only builds trainer, model and data, as ``compare`` needs them.
     """
 
+    other_options: Sequence[str] = ()
+    """Options of the command around it, which are suggested beside its own."""
+
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
         for package in ("tasks", "callbacks"):  # Short class names, in YAML and as options.
             importlib.import_module(f"pl_pointwise.{package}")
@@ -58,6 +66,7 @@ class PointwiseCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=SaveConfig,
+            parser_class=ShortErrorParser,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={
                 "prog": "pl-pointwise",
@@ -72,8 +81,18 @@ class PointwiseCLI(LightningCLI):
             run=run,
         )
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**kwargs)
+        assert isinstance(parser, ShortErrorParser)
+        parser.outermost, parser.other_options = True, self.other_options
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self._args = args
+        if isinstance(args, list) and not isinstance(self, BuildableCLI):
+            words = [word for word in args if word.partition("=")[0] != "--print_config"]
+            if words != args:
+                refuse_what_a_run_would(words)
         super().parse_arguments(parser, args)
 
     def _parse_ckpt_path(self) -> None:
@@ -83,6 +102,10 @@ class PointwiseCLI(LightningCLI):
         """
         subcommand = self.config.get("subcommand")
         path = self.config[subcommand].get("ckpt_path") if subcommand else None
+        if path and _is_missing(str(path)):
+            self._parser(subcommand).error(
+                f"--ckpt_path {path}: there is no such file.{meant_file(str(path))}"
+            )
         if not path or not os.path.isfile(path) or not isinstance(self._args, Sequence):
             super()._parse_ckpt_path()  # Of a command line that is a mapping.
             return
@@ -130,6 +153,28 @@ class PointwiseCLI(LightningCLI):
         if "verbose" in config:
             config.verbose = False  # Lightning's tables cut the names off; ours follows.
 
+    def _add_instantiators(self) -> None:
+        super()._add_instantiators()  # Of model and data; the first that fits is taken.
+        self.parser.add_instantiator(cli_errors.build, object)
+
+    def instantiate_classes(self) -> None:
+        if self.subcommand is None:
+            self._instantiate()
+            return
+        with short_errors(self.program, (ValueError, TypeError, ImportError, RuntimeError)):
+            self._instantiate()
+
+    @property
+    def program(self) -> str:
+        """What the command is called in errors."""
+        return f"pl-pointwise {self.subcommand}" if self.subcommand else "pl-pointwise"
+
+    def _instantiate(self) -> None:
+        try:
+            super().instantiate_classes()
+        except NotBuilt as failed:
+            raise failed.error from failed.error.__cause__
+
     def after_validate(self) -> None:
         self._print_metrics()
 
@@ -152,19 +197,76 @@ class PointwiseCLI(LightningCLI):
             print(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
 
 
+class ParsedCLI(PointwiseCLI):
+    """A command line that is read and checked, with nothing built."""
+
+    def instantiate_classes(self) -> None:
+        pass
+
+
+class BuildableCLI(PointwiseCLI):
+    """A command line of which all is built that a run would build, but what takes long.
+
+    That is the trainer, which needs the machine that the run is for, and whatever reads the files
+    of a model: a constructor ends there, what it checks before has passed.
+    """
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**kwargs)
+        assert isinstance(parser, ShortErrorParser)
+        parser.may_be_incomplete = True
+        return parser
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        return None
+
+    def instantiate_classes(self) -> None:
+        with cli_errors.without_loading():
+            super().instantiate_classes()
+
+    def _set_seed(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def refuse_what_a_run_would(args: Sequence[str]) -> None:
+    """For ``--print_config``, which jsonargparse answers before it has validated anything.
+
+    A configuration without a model or without data, a template, passes.
+    """
+    if any(word in PointwiseCLI.subcommands() for word in args):
+        with suppress(NotChecked):
+            BuildableCLI(list(args))
+
+
+def _is_missing(path: str) -> bool:
+    """Whether a checkpoint's path, and no word or address that Lightning knows, leads nowhere."""
+    words = ("best", "last", "hpc")
+    return path not in words and "://" not in path and not path.startswith("registry") and not (
+        os.path.exists(path)
+    )  # fmt: skip
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
     args = list(sys.argv[1:] if args is None else args)
+    if "--debug" in args:
+        args.remove("--debug")
+        os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
     first = args[0] if args and not args[0].startswith("-") else None
-    if first in COMMANDS:
-        importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
-        return
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
-    usage = argparse.ArgumentParser("pl-pointwise", f"pl-pointwise {{{','.join(known)}}} ...")
-    if first is not None and first not in known:
-        usage.error(f"there is no command {first!r}.{nearest(first, known)}")
-    try:
-        resolved = with_config_paths(args)
-    except FileNotFoundError as error:
-        usage.error(str(error))
-    PointwiseCLI(resolved)
+    program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
+    with short_errors(program):
+        if first in COMMANDS:
+            importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
+            return
+        if first is not None and first not in known:
+            near = nearest(first, known)
+            cli_errors.end(program, f"there is no command {first!r}.{near} --help lists them.")
+        try:
+            resolved = with_config_paths(args)
+        except FileNotFoundError as error:
+            cli_errors.end(program, str(error))
+        PointwiseCLI(resolved)

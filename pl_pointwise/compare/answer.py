@@ -11,9 +11,8 @@ The output folder then holds, beside the tables of the selection split,
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,6 @@ from .runner import HIDDEN, bounds_of, datasets_of, quieten
 from .runs import CHECKPOINT, SAMPLES, Comparison, Run
 from .tables import Table
 
-log = logging.getLogger(__name__)
-
 ONE_PROCESS = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
 ONE_PROCESS += ["--trainer.strategy", "auto", "--trainer.logger", "false"]
 
@@ -54,10 +51,12 @@ AGREEMENT = 1e-3
 """By how much a violation of the model read from its file may differ from what was measured."""
 
 
-def check_before(comparison: Comparison) -> None:
+def check_before(comparison: Comparison, bounds: Mapping[str, dict[str, str]]) -> None:
     """Refuses a requirement that cannot come to a certificate, before anything is trained.
 
-    Loads the first method's data, builds every method's model, and makes no forward pass.
+    Loads the first method's data, and makes no forward pass.
+
+    bounds: by method, of :func:`~.checks.check_methods`, which has built their models.
 
     Raises:
         RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; methods judged
@@ -74,25 +73,11 @@ def check_before(comparison: Comparison) -> None:
     trained = units_of(datasets["train"]) if "train" in datasets else None
     check(samples, [hash_of(unit) for unit in trained or ()], requirements, comparison.confidence)
     _check_unused(comparison, samples)
-    _check_bounds(comparison, bounds_of(cli.model))
-
-
-def _check_bounds(comparison: Comparison, expected: dict[str, str]) -> None:
-    """
-    Raises:
-        RequirementError: a method would be judged by other bounds than the first.
-    """
-    one_each = {run.method: run for run in reversed(comparison.runs)}
-    for run in reversed(one_each.values()):
-        if run.finished or run.method == comparison.runs[0].method:
-            continue  # Known: from its result, or expected.
-        try:
-            found = bounds_of(PointwiseCLI([*run.arguments, *ONE_PROCESS], run=False).model)
-        except Exception:
-            log.debug("%s", run.title, exc_info=True)  # Its run will say what is wrong with it.
-            continue
+    expected = bounds_of(cli.model)
+    runs = {run.method: run for run in reversed(comparison.runs)}
+    for method, found in bounds.items():
         if found != expected:
-            raise _other_bounds(comparison.runs[0], run, expected, found)
+            raise _other_bounds(comparison.runs[0], runs[method], expected, found)
 
 
 def _other_bounds(

@@ -26,14 +26,17 @@ from pathlib import Path
 import numpy as np
 from pandas import DataFrame
 
+from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
 from .answer import check_before, give_answer
+from .checks import check_methods
+from .dry_run import dry_run
 from .latex import write_latex
 from .plots import PLOTS, UnknownMetricError, default_axes, draw, pareto, parse_axis
 from .runner import execute, execute_in_processes, quieten, slurm_array
-from .runs import Comparison, Outcome, Run
+from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import (
     costs,
     metric_names,
@@ -62,12 +65,16 @@ def main(args: Sequence[str]) -> None:
         known.confidence,
     )
     try:
-        count = len(comparison.runs)
-        if comparison.requirements and known.only is None and not known.collect:
-            check_before(comparison)
+        count = len(comparison.runs) if known.only is not None or known.collect else 0
+        if not known.collect and known.only is None:
+            bounds = check_methods(comparison, not known.slurm_array, _options(parser))
+            if comparison.requirements:
+                check_before(comparison, bounds)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    if known.only is not None:
+    if known.dry_run:
+        _print_dry_run(comparison, known.jobs, parser)
+    elif known.only is not None:
         if known.only > count:
             parser.error(f"--only {known.only}: this comparison has {count} runs.")
         _run_one(comparison.runs[known.only - 1])
@@ -83,8 +90,21 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
 
 
+def _print_dry_run(
+    comparison: Comparison, jobs: int | None, parser: argparse.ArgumentParser
+) -> None:
+    try:
+        print(dry_run(comparison, jobs))
+    except MethodsError as error:
+        parser.error(str(error))
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [word[2:] for each in parser._actions for word in each.option_strings]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pl-pointwise compare",
         description=__doc__.split("\n")[0],
         epilog=overview(),
@@ -127,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--confidence", type=_fraction, default=0.95, help="of the certificate, the choice included"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing and write nothing: the list of runs, and an estimate of time and memory "
+        "from a training step and an evaluation batch of each method",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -269,14 +295,16 @@ def _write_array(comparison: Comparison) -> None:
 
 
 def _fraction(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")
     return number
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}: must be at least 1")
-    return number
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)

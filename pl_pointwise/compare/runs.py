@@ -7,7 +7,6 @@ such. Settings sweep one hyperparameter each, by its dotted path on the command 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -22,8 +21,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_errors import not_yaml
 from pl_pointwise.configs import config_path
+from pl_pointwise.option_names import meant_file
 
 ARRAYS = ("violations.npz", "worst.npz")
 """Written before ``result.json``: all violations, and the worst one of every held-out sample."""
@@ -125,40 +125,64 @@ class Comparison:
     def command(self) -> str:
         return shlex.join(["pl-pointwise", "compare", *self.arguments()])
 
-    @cached_property
+    @property
     def runs(self) -> list[Run]:
         """Every run, in the methods file's order.
 
         Raises:
+            MethodsError: what is wrong with methods by themselves; what their configurations say
+                is checked in checks.py.
             FileNotFoundError: a configuration that does not exist.
-            ValueError: the methods file is not a mapping of names to overlays, two methods would
-                share a folder, or a setting names what a method's configuration does not have.
+            ValueError: no methods file, or a setting that cannot be read.
         """
+        runs, problems, names = self.planned
+        if problems:
+            raise MethodsError(problems, names)
+        return runs
+
+    @cached_property
+    def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
+        """The runs of methods that can be planned, what is wrong with the others, all names."""
+        for config in self.configs:
+            _require_file(config_path(config))
         swept = product_of(self.settings)
-        runs: list[Run] = []
+        runs, names = list[Run](), list[str]()
+        problems: dict[str, str] = {}
         taken: dict[Path, str] = {}
         for method, overlay in self._overlays().items():
             for label, options in swept:
                 name = f"{method}, {label}" if label else method
+                names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
                 if taken.setdefault(below, name) != name:
-                    raise ValueError(
-                        f"Methods {taken[below]!r} and {name!r} would share the folder {below}: "
-                        "name one of them otherwise."
+                    problems[name] = (
+                        f"would share the folder {below} with {taken[below]!r}: name one of them "
+                        "otherwise."
                     )
-                for seed in self.seeds:
-                    runs.append(self._run(name, seed, below / f"seed-{seed}", overlay, options))
-                if options:
-                    _check_options(runs[-1], options)
-        return runs
+                    continue
+                try:
+                    for seed in self.seeds:
+                        runs.append(self._run(name, seed, below / f"seed-{seed}", overlay, options))
+                except (ValueError, FileNotFoundError) as error:
+                    problems[name] = str(error)
+        return runs, problems, names
 
     def _overlays(self) -> dict[str, Any]:
         if self.methods is None:
             last = self.configs[-1]
             return {Path(last).stem if Path(last).suffix else last: None}
-        overlays = yaml.safe_load(Path(config_path(self.methods, comparison=True)).read_text())
+        path = config_path(self.methods, comparison=True)
+        _require_file(path, "--methods")
+        try:
+            overlays = yaml.safe_load(Path(path).read_text())
+        except yaml.YAMLError as error:
+            raise ValueError(not_yaml(self.methods, error)) from error
         if not isinstance(overlays, Mapping) or not overlays:
-            raise ValueError(f"{self.methods}: expected a mapping of method names to overlays.")
+            what = "empty" if overlays is None else f"a {type(overlays).__name__}"
+            raise ValueError(
+                f"{self.methods} is {what}: write a line NAME: OVERLAY for each method, "
+                "pointwise: reranker/pointwise for one."
+            )
         return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
@@ -170,6 +194,7 @@ class Comparison:
         for part in overlay if isinstance(overlay, list) else [overlay]:
             if isinstance(part, str):
                 configs.append(config_path(part))
+                _require_file(configs[-1])
                 texts.append(Path(configs[-1]).read_text())
             elif isinstance(part, Mapping):
                 texts.append(yaml.safe_dump(dict(part), sort_keys=False))
@@ -179,13 +204,45 @@ class Comparison:
                     unfitted = trainer["max_epochs"] == 0
                     untrained = ["--trainer.max_epochs", "0"] if unfitted else []
             elif part is not None:
-                raise ValueError(f"{self.methods}: method {method!r} holds {part!r}, no overlay.")
+                raise ValueError(
+                    f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
+                )
         overrides = [*self.overrides, *untrained, *options]
         digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
         return Run(method, seed, folder, arguments, digest, bool(self.requirements))
+
+
+class MethodsError(ValueError):
+    """What is wrong with methods of a comparison, so that nothing was run.
+
+    problems: by method. names: of all methods, in their order.
+    """
+
+    def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
+        methods = len(names)
+        alike: dict[str, list[str]] = {}
+        for method in filter(problems.__contains__, names):
+            alike.setdefault(problems[method], []).append(method)
+        lines = [f"nothing was run; {len(problems)} of {methods} methods cannot run:"]
+        for problem, whose in alike.items():
+            shown = ", ".join(whose[:3]) + (f" and {len(whose) - 3} more" * (len(whose) > 3))
+            lines.append(f"  {shown}: {problem}")
+        if len(alike) == 1:
+            who = "" if len(problems) == methods else f"{shown}: "
+            lines = [f"{who}{problem} Nothing was run."]
+        super().__init__("\n".join(lines))
+
+
+def _require_file(path: str, option: str = "--config") -> None:
+    """
+    Raises:
+        FileNotFoundError: a path, and no YAML in place of one, that is no file.
+    """
+    if "\n" not in path and "{" not in path and not Path(path).is_file():
+        raise FileNotFoundError(f"{option} {path}: there is no such file.{meant_file(path)}")
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -242,25 +299,3 @@ def split_values(text: str) -> list[str]:
         else:
             values[-1] += character
     return [value.strip() for value in values]
-
-
-class ParsedCLI(PointwiseCLI):
-    """A command line that is read and checked, with nothing built."""
-
-    def instantiate_classes(self) -> None:
-        pass
-
-
-def _check_options(run: Run, options: Sequence[str]) -> None:
-    """
-    Raises:
-        ValueError: the method's configuration does not have what the options set, or not that
-            value.
-    """
-    try:
-        ParsedCLI(run.arguments, run=False)
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise ValueError(
-            f"--set {' '.join(option[2:] for option in options)} does not fit method "
-            f"{run.method!r}; nothing was run. Set what every method has. The parser says:\n{error}"
-        ) from error

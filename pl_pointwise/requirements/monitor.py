@@ -27,6 +27,7 @@ from pandas import DataFrame
 from scipy import stats
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_errors import CommandParser
 
 from .p_values import Losses, p_value, upper_bound
 from .requirement import Requirement, RequirementError, Subject
@@ -73,7 +74,7 @@ class Check:
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the new records are."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pl-pointwise monitor",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

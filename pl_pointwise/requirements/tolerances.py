@@ -31,6 +31,7 @@ from scipy.stats import binom
 
 from pl_pointwise.certificates import violation_bound
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview, with_config_paths
@@ -158,7 +159,7 @@ def _curves(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="pl-pointwise tolerances",
         description="Which ε which share of the samples meets, and how many samples certify a "
         "requirement,\nbefore any training. Further options are those of pl-pointwise test.",

@@ -39,8 +39,13 @@ def loading(name: str) -> Iterator[None]:
     """Around ``from_pretrained``: what is wrong with a model's files is said with its name.
 
     Raises:
+        FileNotFoundError: the name is a path, and there is no such folder.
         ValueError: files that are no such thing as their names say.
     """
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise FileNotFoundError(
+            f"{name}: there is no such folder. Give a folder with a model, or its name on the hub."
+        )
     try:
         yield
     except (OSError, ImportError):  # transformers' own, which say what to do

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import doctest
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.compare import command as compare
+from pl_pointwise.cli import ParsedCLI, PointwiseCLI
 from pl_pointwise.compare import runs as plan
-from pl_pointwise.compare.runs import Comparison, ParsedCLI
+from pl_pointwise.compare.checks import check_methods
+from pl_pointwise.compare.runs import Comparison
 
 BASE = """
 model: {class_path: tests.pl_pointwise.line_task.LineModule, init_args: {tolerance: 0.5}}
@@ -112,7 +110,7 @@ def test_a_path_may_leave_init_args_out(config, path) -> None:
 def test_a_setting_that_does_not_fit_is_refused_before_any_run(config, settings, reason) -> None:
     comparison = swept(config, *settings.split())
     with pytest.raises(ValueError, match=reason):
-        _ = comparison.runs
+        check_methods(comparison)
     assert not comparison.output.exists()
 
 
@@ -122,7 +120,7 @@ def test_without_methods_the_configuration_is_the_method(config) -> None:
 
 def test_methods_that_would_share_a_folder_are_refused(config) -> None:
     Path(config).with_name("methods.yaml").write_text("a b: null\na/b: null\n")
-    with pytest.raises(ValueError, match=r"'a b' and 'a/b' would share"):
+    with pytest.raises(ValueError, match=r"a/b: would share the folder .*with 'a b'"):
         _ = swept(config).runs
 
 
@@ -145,27 +143,3 @@ def test_arguments_of_a_comparison_give_the_same_runs(config) -> None:
         values["--set"],
     )
     assert again.runs == comparison.runs
-
-
-COMMANDS = re.findall(
-    r"^(pl-pointwise compare .*)$",
-    (Path(__file__).resolve().parents[3] / "docs/compare.md").read_text().replace("\\\n", ""),
-    re.MULTILINE,
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
-def test_a_documented_comparison_can_be_planned(command, tmp_path, monkeypatch) -> None:
-    """All but the running: options are known, settings fit, callbacks are found."""
-    monkeypatch.chdir(tmp_path)
-    planned: list[Comparison] = []
-    monkeypatch.setattr(compare, "compare", lambda comparison, *_: planned.append(comparison))
-    monkeypatch.setattr(compare, "_write_array", planned.append)
-    main(shlex.split(command)[1:])
-    (comparison,) = planned
-    run = comparison.runs[-1]
-    config = ParsedCLI(run.arguments, run=False).config
-    assert config.model.class_path.endswith("RerankerModule")
-    callbacks = config.trainer.callbacks or []
-    after = [callback.init_args.after for callback in callbacks]
-    assert after == (["test"] if "ModelExport" in command else [])

@@ -1,0 +1,88 @@
+"""What is checked of every method before the first run, so that all that is wrong is said at once.
+
+Options and imports by reading the configuration, values and models by building what a run would
+build, data by looking for the files that the data module's options ``…_file`` name. What is in the
+files is read by ``--dry-run``, and with ``--require``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pl_pointwise.cli import BuildableCLI, PointwiseCLI
+from pl_pointwise.cli_errors import NotChecked, debugging, place_in_own_code, sentence
+from pl_pointwise.option_names import meant_file
+
+from .runner import bounds_of, quieten
+from .runs import Comparison, MethodsError, Run
+
+log = logging.getLogger(__name__)
+
+Bounds = dict[str, str]
+
+
+def check_methods(
+    comparison: Comparison, files: bool = True, options: Sequence[str] = ()
+) -> dict[str, Bounds]:
+    """Refuses a comparison before it runs, with all that is wrong, method by method.
+
+    Every method that has a run to come is built once, at one seed.
+
+    files: build the models and look for the data too, which are perhaps on another machine.
+    options: of the command around it, to suggest.
+    Returns: the bounds by which each method would be judged, as far as models were built.
+
+    Raises:
+        MethodsError: there is something wrong.
+    """
+    quieten()
+    runs, problems, names = comparison.planned
+    problems, bounds = dict(problems), dict[str, Bounds]()
+    to_come = {run.method: run for run in reversed(runs) if not run.finished}
+    for run in reversed(to_come.values()):
+        try:
+            bounds[run.method] = _check(run, files, options)
+        except NotChecked:
+            pass  # The files of a model, which are perhaps on another machine.
+        except argparse.ArgumentError as error:
+            problems[run.method] = str(error)
+        except Exception as error:
+            if debugging():
+                raise
+            problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
+        gc.collect()  # The next model is loaded.
+    if problems:
+        raise MethodsError(problems, names)
+    return bounds
+
+
+def _check(run: Run, files: bool, options: Sequence[str]) -> Bounds:
+    kind = type("CLI", (PointwiseCLI if files else BuildableCLI,), {"other_options": options})
+    cli = kind(run.arguments, run=False)
+    if files:
+        _check_files(cli.config.get("data"))
+    return bounds_of(cli.model)
+
+
+def _check_files(data: Any) -> None:
+    """
+    Raises:
+        FileNotFoundError: an option ``…_file`` of the data module names a file that is not there.
+    """
+    arguments = data.get("init_args") if data is not None else None
+    for name, value in (vars(arguments) if arguments is not None else {}).items():
+        if name.endswith(("_file", "_files")):
+            for path in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(path, (str, os.PathLike)) and not _is_there(str(path)):
+                    raise FileNotFoundError(
+                        f"data.{name}: there is no file {path}.{meant_file(str(path))}"
+                    )
+
+
+def _is_there(path: str) -> bool:
+    return "://" in path or os.path.exists(os.path.expanduser(path))

@@ -1,0 +1,69 @@
+"""Every command line of the pages is one that the program takes, up to the files it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pl_pointwise import cli
+from pl_pointwise.cli import main
+from pl_pointwise.compare import command as compare
+from pl_pointwise.compare import report
+from pl_pointwise.compare.checks import check_methods
+from pl_pointwise.compare.runs import Comparison
+from pl_pointwise.requirements import monitor
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ELLIPSIS = "…"
+PLACEHOLDERS = {"CONFIG": "reranker"}
+"""A configuration of the reader's own; files and models may be any."""
+
+
+def commands(text: str) -> list[str]:
+    """Lines of code blocks, and code within a line, that are whole commands with arguments."""
+    blocks = re.findall(r"(?s)```[^\n]*\n(.*?)```", text)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    within = re.findall(r"`([^`]+)`", re.sub(r"(?s)```.*?```", "", text))
+    found = [" ".join(line.split()) for line in (*lines, *within)]
+    known = (*cli.PointwiseCLI.subcommands(), *cli.COMMANDS)
+    whole = re.compile(rf"pl-pointwise ({'|'.join(known)}) \S")
+    return [line for line in found if whole.match(line) and ELLIPSIS not in line]
+
+
+COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page.read_text())))
+
+
+def test_commands_are_found() -> None:
+    assert len(COMMANDS) > 30
+    text = "```\npl-pointwise fit \\\n  --config a\n```\n"
+    text += "`pl-pointwise\ntest --config b`, `pl-pointwise`"
+    assert commands(text) == ["pl-pointwise fit --config a", "pl-pointwise test --config b"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]]
+    taken: list[Comparison] = []
+    monkeypatch.setattr(compare, "check_methods", lambda *_: {})
+    monkeypatch.setattr(compare, "check_before", lambda *_: None)
+    monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
+    monkeypatch.setattr(compare, "_write_array", taken.append)
+    monkeypatch.setattr(report, "report", lambda folder: "")
+    monkeypatch.setattr(monitor, "monitor", lambda folder, options: [])
+    if words[0] == "compare":
+        main(words)
+        check_methods(taken[0], files=False)
+    elif words[0] in cli.COMMANDS:
+        (tmp_path / "results/methods").mkdir(parents=True)
+        (tmp_path / "results/demo").mkdir()
+        main(words)
+    else:
+        if "--ckpt_path" in words:
+            place = words.index("--ckpt_path")
+            del words[place : place + 2]
+        cli.refuse_what_a_run_would(words)
