@@ -65,9 +65,9 @@ def _hints(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
         try:
-            found |= get_type_hints(each.__init__)
-        except Exception:  # A name that is there for type checkers alone.
-            found |= each.__init__.__annotations__
+            found |= get_type_hints(vars(each).get("__init__"))
+        except Exception:  # A name that is there for type checkers alone, or no __init__.
+            found |= getattr(vars(each).get("__init__"), "__annotations__", {})
     return found
 
 

@@ -5,7 +5,6 @@ Nothing is learned here. Which hooks it hangs on is in manual_optimization.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -75,8 +74,8 @@ class Evaluated(LightningModule):
         return type(self).strict_values is not Evaluated.strict_values
 
     def judged_values(
-        self, outputs: Any, batch: Any, values: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
+        self, outputs: Any, batch: Any, values: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         """By constraint what multipliers and reports go by: strict values, else ``values``.
 
         Raises:

@@ -143,7 +143,8 @@ def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) ->
 
 
 def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> None:
-    broken = METHODS + "broken: {model: {init_args: {formulation: {class_path: no.Such}}}}\n"
+    heavy = "{class_path: pl_pointwise.Penalty, init_args: {weight: 1.0e+300}}"  # No finite step.
+    broken = METHODS + f"broken: {{model: {{init_args: {{formulation: {heavy}}}}}}}\n"
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", REQUIREMENT, methods=broken)
     assert "No answer yet: 1 of 4 runs failed" in capsys.readouterr().out
