@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -44,7 +43,7 @@ def main(args: Sequence[str]) -> None:
     known = parser.parse_args(list(args))
     try:
         folder = export(known.ckpt_path, known.output, known.config)
-    except (FileNotFoundError, TrainingError, TypeError) as error:
+    except (FileNotFoundError, TrainingError, TypeError, ValueError) as error:
         parser.error(str(error))
     print(f"Exported to {folder}: the model, and README.md, its card.")
 
@@ -110,7 +109,13 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
 
 
 class _ModelNameCLI(PointwiseCLI):
-    """Reads which model a configuration names; builds nothing."""
+    """Reads which model the configuration of a fit names; builds and runs nothing."""
+
+    def _parse_ckpt_path(self) -> None:
+        pass
+
+    def _set_seed(self) -> None:
+        pass
 
     def before_instantiate_classes(self) -> None:
         pass
@@ -118,11 +123,12 @@ class _ModelNameCLI(PointwiseCLI):
     def instantiate_classes(self) -> None:
         pass
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
 
 def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:
     args = [word for config in configs for word in ("--config", config_path(config))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cli = _ModelNameCLI(args, run=False)
-    kind: type[PointwiseModule] = resolve_name(cli.config.model.class_path)
+    cli = _ModelNameCLI(["fit", *args])
+    kind: type[PointwiseModule] = resolve_name(cli.config.fit.model.class_path)
     return kind
