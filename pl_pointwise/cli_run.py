@@ -85,7 +85,7 @@ def tell_after_fit(cli: Any) -> None:
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
     checkpoint = kept_checkpoint(trainer)
-    folder = _short(trainer.log_dir or trainer.default_root_dir)
+    folder = short_path(trainer.log_dir or trainer.default_root_dir)
     if not checkpoint:
         print(f"Written to {folder}, without a checkpoint: trainer.enable_checkpointing is false.")
         return
@@ -118,11 +118,11 @@ def export_command(module: LightningModule, checkpoint: str) -> str:
 
 def _command(name: str, config: Path | None, checkpoint: str) -> str:
     words = ["pl-pointwise", name]
-    words += [] if config is None else ["--config", _short(config)]
-    return shlex.join([*words, "--ckpt_path", _short(checkpoint)])
+    words += [] if config is None else ["--config", short_path(config)]
+    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
 
 
-def _short(path: str | Path) -> str:
+def short_path(path: str | Path) -> str:
     """Relative to the current folder if it is below it."""
     path = Path(path).absolute()
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

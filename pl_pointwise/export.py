@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 
 from .checkpoint_options import hyperparameters
 from .cli import PointwiseCLI
-from .cli_run import config_of, exports
+from .cli_run import config_of, exports, short_path
 from .configs import config_path
 from .errors import TrainingError
 from .module import PointwiseModule
@@ -45,7 +45,7 @@ def main(args: Sequence[str]) -> None:
         folder = export(known.ckpt_path, known.output, known.config)
     except (FileNotFoundError, TrainingError, TypeError, ValueError) as error:
         parser.error(str(error))
-    print(f"Exported to {folder}: the model, and README.md, its card.")
+    print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
 
 def export(checkpoint: str, output: Path | None = None, configs: Sequence[str] = ()) -> Path:
