@@ -100,7 +100,7 @@ class DigitsModule(PointwiseModule):
     def export(self, path: str | Path) -> Path:
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        save_model(self.network, folder / "model.safetensors")
+        save_model(self.network, str(folder / "model.safetensors"))
         write_card(
             self,
             folder,
