@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -13,18 +13,25 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.module import PointwiseModule
 
+from .feasible_checkpoint import FeasibleCheckpoint
+
 log = logging.getLogger(__name__)
 
 
 class ModelExport(Callback):
     """Calls the module's ``export(folder)``, on rank 0.
 
+    After a fit with :class:`~pl_pointwise.callbacks.FeasibleCheckpoint`, of the checkpoint that it
+    chose, else of the last weights. The log and the model card say which. What is fitted stays as
+    it is: the chosen one is loaded beside it.
+
     Pushing takes the login that the hub's own tools left on this machine, or HF_TOKEN.
 
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``.
-        after: "fit", or "test": then the card certifies the violations that ``test`` found with the
-            final weights. After a fit it has those of the last validation, if there was any.
+        after: "fit", or "test": of the weights that were tested, with what ``test`` found of their
+            violations certified on the card. After a fit the card has those of the validation
+            that the exported weights had, if they had any.
         push_to_hub: the repository to push the folder to, "owner/name"; made if there is none.
         private: whether a repository made is private.
 
@@ -47,21 +54,64 @@ class ModelExport(Callback):
         self.after = after
         self.push_to_hub = push_to_hub
         self.private = private
+        self._chosen = ""
+        self._evaluated: dict[str, Any] = {}
+        """What the last validation found."""
+        self._of_chosen: dict[str, Any] = {}
+        """What the validation of the chosen weights found."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._chosen, self._evaluated, self._of_chosen = "", {}, {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""
+        if isinstance(pl_module, PointwiseModule) and not trainer.sanity_checking:
+            self._follow_choice(trainer)
+            self._evaluated = dict(pl_module.evaluated)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.after == "fit":
-            self._export(trainer, pl_module)
+        if self.after == "fit" and isinstance(pl_module, PointwiseModule):
+            self._follow_choice(trainer)
+            if trainer.is_global_zero:
+                self._export(trainer, self._chosen_module(pl_module))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.after == "test":
+        if self.after != "test" or not trainer.is_global_zero:
+            return
+        if isinstance(pl_module, PointwiseModule):
+            tested, chosen = str(trainer.ckpt_path or ""), chosen_checkpoint(trainer)
+            if chosen not in ("", tested):
+                log.warning(
+                    "What was tested is exported, %s; FeasibleCheckpoint chose %s. Test with that "
+                    "as ckpt_path to export it with its certificate.",
+                    tested or "the last weights",
+                    chosen,
+                )
+            pl_module.weights_of = Path(tested).name
             self._export(trainer, pl_module)
 
-    def _export(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero and isinstance(pl_module, PointwiseModule):
-            folder = pl_module.export(Path(trainer.default_root_dir) / self.folder)
-            log.info("Model exported to %s", folder)
-            if self.push_to_hub is not None:
-                self._push(self.push_to_hub, folder)
+    def _follow_choice(self, trainer: Trainer) -> None:
+        """Keeps what the last validation found if its weights have been chosen since."""
+        path = chosen_checkpoint(trainer)
+        if path != self._chosen:
+            self._chosen, self._of_chosen = path, self._evaluated
+
+    def _chosen_module(self, module: PointwiseModule) -> PointwiseModule:
+        """The module with the chosen weights; itself where nothing chose."""
+        if not self._chosen:
+            return module
+        kind = type(module)
+        chosen = kind.load_from_checkpoint(self._chosen, map_location="cpu", weights_only=True)
+        chosen.weights_of = Path(self._chosen).name
+        chosen.evaluated = self._of_chosen
+        return chosen
+
+    def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
+        folder = module.export(Path(trainer.default_root_dir) / self.folder)
+        of = f"the checkpoint {module.weights_of}" if module.weights_of else "the last step"
+        log.info("Model exported to %s, with the weights of %s", folder, of)
+        if self.push_to_hub is not None:
+            self._push(self.push_to_hub, folder)
 
     def _push(self, name: str, folder: Path) -> None:
         hub = HfApi()
@@ -76,3 +126,11 @@ class ModelExport(Callback):
                 f"Push it with: hf upload {name} {folder}"
             ) from error
         log.info("Model pushed to %s", name)
+
+
+def chosen_checkpoint(trainer: Trainer) -> str:
+    """The checkpoint that a FeasibleCheckpoint chose so far; "" without one."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, FeasibleCheckpoint):
+            return callback.best_model_path
+    return ""

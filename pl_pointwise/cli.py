@@ -20,14 +20,21 @@ from lightning.pytorch.utilities import rank_zero_warn
 from . import cli_errors
 from .checkpoint_options import CheckpointConfig, differences, hyperparameters, sources, usable
 from .cli_errors import NotBuilt, NotChecked, ShortErrorParser, short_errors
+from .cli_run import (
+    default_logger,
+    find_classes_of_the_folder,
+    missing_data,
+    tell_after_fit,
+    tell_after_test,
+)
 from .configs import nearest, overview, with_config_paths
-from .data import PointwiseDataModule
 from .module import PointwiseModule
 from .option_names import meant_file
 from .saved_config import SaveConfig
 
 COMMANDS = {
     "compare": "compare.command",
+    "export": "export",
     "monitor": "requirements.monitor",
     "report": "compare.report",
     "tolerances": "requirements.tolerances",
@@ -62,9 +69,8 @@ class PointwiseCLI(LightningCLI):
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         super().__init__(
             PointwiseModule,
-            PointwiseDataModule,
+            None,  # Any LightningDataModule, or none where the module has loaders of its own.
             subclass_mode_model=True,
-            subclass_mode_data=True,
             save_config_callback=SaveConfig,
             parser_class=ShortErrorParser,
             save_config_kwargs={"overwrite": True},
@@ -143,8 +149,14 @@ class PointwiseCLI(LightningCLI):
                 f"{', '.join(shown)}."
             )
 
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        if self.subcommand:
+            kwargs = {**default_logger(self.config[self.subcommand].trainer), **kwargs}
+        return super().instantiate_trainer(**kwargs)
+
     def before_instantiate_classes(self) -> None:
         """A checkpoint is data: unless told otherwise, none is loaded in a way that runs code."""
+        self._require_data()
         if not self.subcommand:
             return
         config = self.config[self.subcommand]
@@ -175,11 +187,22 @@ class PointwiseCLI(LightningCLI):
         except NotBuilt as failed:
             raise failed.error from failed.error.__cause__
 
+    def _require_data(self) -> None:
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        kind = resolve_name(config.model.class_path)
+        problem = missing_data(kind, self.subcommand, config.get("data"))
+        if problem is not None:
+            (self._parser(self.subcommand) if self.subcommand else self.parser).error(problem)
+
+    def after_fit(self) -> None:
+        tell_after_fit(self)
+
     def after_validate(self) -> None:
         self._print_metrics()
 
     def after_test(self) -> None:
         self._print_metrics()
+        tell_after_test(self)
 
     def _print_metrics(self) -> None:
         """A line per metric, a column per evaluated data set."""
@@ -251,6 +274,8 @@ def _is_missing(path: str) -> bool:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
+    if args is None:
+        find_classes_of_the_folder()
     args = list(sys.argv[1:] if args is None else args)
     if "--debug" in args:
         args.remove("--debug")

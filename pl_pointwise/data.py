@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -319,10 +318,11 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and, where it has one, "predict", and defines :meth:`collate`. Where rows
-    are tuples, it names their entries: ``IndexedDataset(rows, fields=["x", "y"])``. ``test``
-    is run on the held-out data and on the training data in one full pass each. Where "val" and
-    "test" are one object, there is no certification split of its own.
+    "train", "val", "test" and, where it has one, "predict", and :meth:`collate` where batches are
+    more than stacked rows. Where rows are tuples, it names their entries:
+    ``IndexedDataset(rows, fields=["x", "y"])``. ``test`` is run on the held-out data and on the
+    training data in one full pass each. Where "val" and "test" are one object, there is no
+    certification split of its own.
 
     What a data set may say of its N samples, by attributes; none is required:
 
@@ -354,9 +354,9 @@ class PointwiseDataModule(LightningDataModule):
         self.seed = seed
         self.datasets: dict[str, Rows] = {}
 
-    @abstractmethod
     def collate(self, rows: list[dict[str, Any]]) -> Any:
-        """A batch from rows that carry ``index``; must keep it as ``batch["index"]``, (B,)."""
+        """A batch with ``batch["index"]``, (B,), from rows that carry it; here torch's default."""
+        return torch.utils.data.default_collate(rows)
 
     described_as: ClassVar[Mapping[str, str]] = {}
     """By constraint what the field of ``describe`` is called that it is about, where that is not

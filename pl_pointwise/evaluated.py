@@ -32,10 +32,13 @@ class Evaluated(LightningModule):
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
         certificate: what ``compare --require`` certified of this model, for its card.
+        weights_of: the checkpoint that its weights are of, for its card; "" for those of the last
+            step.
     """
 
     shared_objective: ClassVar[str] = "objective"
     certificate: str | None = None
+    weights_of: str = ""
 
     def __init__(self) -> None:
         super().__init__()

@@ -180,6 +180,7 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     if not replaced and type(module).configure_optimizers is DEFAULT_OPTIMIZERS:
         facts["optimization"] = f"`{module.optimization!r}`"
     facts |= {
+        "weights of the checkpoint": module.weights_of,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
         "samples left out, not finite": str(module.left_out),
         "steps skipped": str(module.skipped_steps),

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import Callback, Trainer
 
 from pl_pointwise import Pointwise
-from pl_pointwise.callbacks import ModelExport, export
+from pl_pointwise.callbacks import FeasibleCheckpoint, ModelExport, export
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.model_card import write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
@@ -79,6 +80,64 @@ def test_after_test_the_card_certifies_what_test_found(tmp_path: Path) -> None:
     text = (tmp_path / "model/README.md").read_text()
     assert "### test" in text
     assert "Clopper–Pearson" in text
+
+
+def run_with_choice(root: Path, after: Any) -> tuple[Exporting, FeasibleCheckpoint, Trainer]:
+    """Three epochs, of whose checkpoints the first is chosen: the smallest |w| of none feasible."""
+    chooser = FeasibleCheckpoint("mean", at_most=100.0, dirpath=str(root))
+    callbacks: list[Callback] = [ModelExport("model", after=after), chooser]
+    module = Exporting(Pointwise())
+    trainer = Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=root,
+        callbacks=callbacks,
+    )
+    trainer.fit(module, LineData())
+    return module, chooser, trainer
+
+
+def test_the_exported_weights_are_those_of_the_chosen_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="pl_pointwise.callbacks.export"):
+        module, chooser, trainer = run_with_choice(tmp_path, "fit")
+    chosen = torch.load(chooser.best_model_path, weights_only=True)
+    assert chosen["epoch"] == 0
+    written = (tmp_path / "model/weight.txt").read_text()
+    assert written == str(chosen["state_dict"]["weight"].tolist())
+    assert written != str(module.weight.tolist())  # The fit's own stay as they are.
+    name = Path(chooser.best_model_path).name
+    assert f"with the weights of the checkpoint {name}" in caplog.text
+    card = (tmp_path / "model/README.md").read_text()
+    assert f"weights of the checkpoint: {name}" in card
+
+    # The held-out violations on the card are of these weights too.
+    trainer.validate(module, LineData(), verbose=False)
+    last = module.evaluated["val"]["fit"].worst().max()
+    trainer.validate(module, LineData(), ckpt_path=chooser.best_model_path, verbose=False)
+    first = module.evaluated["val"]["fit"].worst().max()
+    assert f"| {first:.3g} |" in card
+    assert f"| {last:.3g} |" not in card
+
+
+def test_after_test_the_tested_weights_are_exported_and_a_choice_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The certificate on the card is theirs."""
+    module, chooser, trainer = run_with_choice(tmp_path, "test")
+    trainer.test(module, LineData(), verbose=False)
+    assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
+    assert f"FeasibleCheckpoint chose {chooser.best_model_path}" in caplog.text
+    (tmp_path / "model").rename(tmp_path / "last")
+    caplog.clear()
+    trainer.test(module, LineData(), ckpt_path=chooser.best_model_path, verbose=False)
+    assert "FeasibleCheckpoint chose" not in caplog.text
+    chosen = torch.load(chooser.best_model_path, weights_only=True)["state_dict"]["weight"]
+    assert (tmp_path / "model/weight.txt").read_text() == str(chosen.tolist())
 
 
 def test_a_task_without_export_says_so(tmp_path: Path) -> None:

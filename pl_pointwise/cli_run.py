@@ -1,0 +1,128 @@
+"""Around a run of the command line: where classes come from, what it leaves, what comes next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from .module import PointwiseModule
+
+LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+"""What a subcommand needs a loader of."""
+
+CONFIG = "config.yaml"
+"""What LightningCLI writes into the folder of a run."""
+
+
+def find_classes_of_the_folder() -> None:
+    """Makes the files of the current folder importable, as ``python -m`` does.
+
+    Behind everything else, so that none stands in for a library of its name. Not where Python was
+    told to leave the folder out (``-P``, PYTHONSAFEPATH).
+    """
+    folder = os.getcwd()
+    if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
+        sys.path.append(folder)
+
+
+def missing_data(model: type, subcommand: str | None, data: Any) -> str | None:
+    """What to say of a command line without data; None where it has some, or the module has."""
+    loader = f"{LOADERS.get(subcommand or 'fit')}_dataloader"
+    if data is not None or getattr(model, loader, None) is not getattr(LightningModule, loader):
+        return None
+    return (
+        f"there are no data: give --data CLASS, a LightningDataModule (in YAML data: {{class_path: "
+        f"…}}), or define {loader}() in {model.__name__}."
+    )
+
+
+def default_logger(trainer: Any) -> dict[str, Any]:
+    """The arguments of a trainer whose configuration names no logger: a log that is a CSV file.
+
+    Lightning's depends on what is installed, and TensorBoard's is no file to look into.
+    """
+    if trainer.logger is not None or trainer.fast_dev_run or trainer.barebones:
+        return {}
+    return {"logger": CSVLogger(trainer.default_root_dir or os.getcwd())}
+
+
+# What comes next ----------------------------------------------------------------------------------
+
+
+def kept_checkpoint(trainer: Trainer) -> str:
+    """The path of the checkpoint that a fit keeps as its best, or "" where it kept none.
+
+    Of several callbacks the first that compares checkpoints.
+    """
+    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    callbacks.sort(key=lambda each: each.monitor is None)
+    paths = (each.best_model_path or each.last_model_path for each in callbacks)
+    return next((path for path in paths if path), "")
+
+
+def config_of(checkpoint: str | Path) -> Path | None:
+    """The configuration of the run that wrote a checkpoint, where it lies as runs leave it."""
+    folders = Path(checkpoint).absolute().parents[:2]
+    return next((folder / CONFIG for folder in folders if (folder / CONFIG).is_file()), None)
+
+
+def exports(kind: type) -> bool:
+    """Whether a class of modules says what its export is."""
+    return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
+
+
+def tell_after_fit(cli: Any) -> None:
+    """Prints where the run is, and the command that takes it up."""
+    trainer = cli.trainer
+    if not trainer.is_global_zero or trainer.fast_dev_run:
+        return
+    checkpoint = kept_checkpoint(trainer)
+    folder = short_path(trainer.log_dir or trainer.default_root_dir)
+    if not checkpoint:
+        print(f"Written to {folder}, without a checkpoint: trainer.enable_checkpointing is false.")
+        return
+    print(f"Written to {folder}: log, configuration and checkpoint. Next:\n")
+    tests = any(
+        each is not None and is_overridden("test_dataloader", each)
+        for each in (cli.datamodule, cli.model)
+    )
+    if tests or not exports(type(cli.model)):
+        print(f"  {_command('test', Path(folder) / CONFIG, checkpoint)}")
+    else:
+        print(f"  {export_command(cli.model, checkpoint)}")
+
+
+def tell_after_test(cli: Any) -> None:
+    """Prints the command that exports what was tested."""
+    checkpoint = cli.config[cli.subcommand].get("ckpt_path")
+    if cli.trainer.is_global_zero and checkpoint and exports(type(cli.model)):
+        print(f"\nNext:\n\n  {export_command(cli.model, checkpoint)}")
+
+
+def export_command(module: LightningModule, checkpoint: str) -> str:
+    """The command that exports a checkpoint; it names the configuration if the class is one's own.
+
+    See export.py for why.
+    """
+    ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return _command("export", None if ships else config_of(checkpoint), checkpoint)
+
+
+def _command(name: str, config: Path | None, checkpoint: str) -> str:
+    words = ["pl-pointwise", name]
+    words += [] if config is None else ["--config", short_path(config)]
+    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
+
+
+def short_path(path: str | Path) -> str:
+    """Relative to the current folder if it is below it."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

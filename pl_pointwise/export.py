@@ -1,0 +1,134 @@
+"""``pl-pointwise export``: the model of a checkpoint as a folder that other libraries load.
+
+    pl-pointwise export --ckpt_path lightning_logs/version_0/checkpoints/epoch=2-step=30.ckpt
+
+The module is built from the arguments in the checkpoint, which is data: of its class path nothing
+is imported but what this package ships. The class of a task of one's own is named by ``--config``,
+the ``config.yaml`` that the fit left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+
+from .checkpoint_options import hyperparameters
+from .cli import PointwiseCLI
+from .cli_run import config_of, exports, short_path
+from .configs import config_path
+from .errors import TrainingError
+from .module import PointwiseModule
+
+log = logging.getLogger(__name__)
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        prog="pl-pointwise export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
+    parser.add_argument("--output", type=Path, help="the folder; without: export, beside the run's")
+    parser.add_argument(
+        "-c", "--config", action="append", default=[], help="names the class of a task of your own"
+    )
+    known = parser.parse_args(list(args))
+    try:
+        folder = export(known.ckpt_path, known.output, known.config)
+    except (FileNotFoundError, TrainingError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
+
+
+def export(checkpoint: str, output: Path | None = None, configs: Sequence[str] = ()) -> Path:
+    """Writes the model of a checkpoint as a folder, by its module's ``export``.
+
+    output: the folder; None takes ``export`` in the folder of the run.
+    configs: names or paths; the last model they name says of what class the module is.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint or configuration.
+        TrainingError: the checkpoint is damaged, or of another class than the configuration's, or
+            of one that nobody named.
+        TypeError: the class has no ``export``.
+    """
+    if not Path(checkpoint).is_file():
+        raise FileNotFoundError(f"--ckpt_path {checkpoint}: there is no such file.")
+    kind = class_of(checkpoint, configs)
+    if not exports(kind):
+        raise TypeError(
+            f"{kind.__name__} has no export(): define export(self, path) in it, which writes what "
+            "others are to load into the folder path and returns it (docs/own_task.md)."
+        )
+    module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
+    module.weights_of = Path(checkpoint).name
+    config = config_of(checkpoint)
+    run = Path(checkpoint).parent if config is None else config.parent
+    written: Path = module.export(output or run / "export")
+    return written
+
+
+def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
+    """The class of a checkpoint's module: the configurations', or one that this package ships.
+
+    Raises:
+        TrainingError: see :func:`export`.
+    """
+    named = str(hyperparameters(checkpoint).get("_class_path") or "")
+    if configs:
+        kind = _class_named_by(configs)
+        of = named.rpartition(".")[2]
+        if of and of not in [parent.__name__ for parent in kind.__mro__]:
+            raise TrainingError(
+                f"--ckpt_path {checkpoint} is of a {of}, and --config names a {kind.__name__}. "
+                "Give the configuration it was trained with."
+            )
+        return kind
+    found = None
+    if named.partition(".")[0] == PACKAGE:
+        try:
+            found = resolve_name(named)
+        except (ImportError, AttributeError, ValueError):
+            log.debug("%s", named, exc_info=True)
+    if isinstance(found, type) and issubclass(found, PointwiseModule):
+        return found
+    config = config_of(checkpoint)
+    raise TrainingError(
+        f"--ckpt_path {checkpoint} is of {named or 'a class that it does not name'}, which "
+        f"{PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the class: "
+        f"--config {config or 'CONFIG, the config.yaml that the fit left'}"
+    )
+
+
+class _ModelNameCLI(PointwiseCLI):
+    """Reads which model the configuration of a fit names; builds and runs nothing."""
+
+    def _parse_ckpt_path(self) -> None:
+        pass
+
+    def _set_seed(self) -> None:
+        pass
+
+    def before_instantiate_classes(self) -> None:
+        pass
+
+    def instantiate_classes(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:
+    args = [word for config in configs for word in ("--config", config_path(config))]
+    cli = _ModelNameCLI(["fit", *args])
+    kind: type[PointwiseModule] = resolve_name(cli.config.fit.model.class_path)
+    return kind

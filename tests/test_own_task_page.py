@@ -1,0 +1,60 @@
+"""The commands of docs/own_task.md, typed one after the other in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pl_pointwise.cli import main
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/own_task.md"
+QUICK = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+QUICK += ["--trainer.enable_model_summary", "false"]
+
+
+def blocks() -> list[str]:
+    return re.findall(r"(?s)```\n(.*?)```", PAGE.read_text())
+
+
+def commands() -> list[list[str]]:
+    """The page's command lines, without the grids, which are fits of the same methods again."""
+    text = "\n".join(blocks()).replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("pl-pointwise")]
+    return [shlex.split(line)[1:] for line in dict.fromkeys(lines) if "--set" not in line]
+
+
+def test_the_page_works_from_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", "-ec", blocks()[0]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": python},
+        check=True,
+        timeout=200,
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "digits.py",
+        "digits.yaml",
+        "methods.yaml",
+    }
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [args[0] for args in commands()]
+    assert names == ["fit", "test", "export", "compare", "report"]
+    for args in commands():
+        found = [str(path) for path in Path("lightning_logs/version_0").rglob("*.ckpt")]
+        args = [found[0] if word.endswith(".ckpt") else word for word in args]
+        if args[0] == "compare":
+            del args[args.index("1") : args.index("2") + 1]  # Of the seeds.
+        main([*args, *(QUICK if args[0] in ("fit", "compare") else [])])
+    assert Path("lightning_logs/version_0/export/model.safetensors").is_file()
+    assert Path("results/report.html").is_file()
+    assert "failed" not in capsys.readouterr().out
