@@ -84,4 +84,4 @@ def test_pointwise_loses_no_training_sample_where_an_average_loses_many() -> Non
     kept, objective = lost()
     assert kept <= 1
     assert objective < 0.5
-    assert lost("digits/average")[0] > 50
+    assert lost("digits/average")[0] > 20
