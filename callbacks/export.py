@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.model_card import card_facts
 from pl_pointwise.module import PointwiseModule
 
 from .feasible_checkpoint import FeasibleCheckpoint
@@ -34,6 +36,9 @@ class ModelExport(Callback):
             that the exported weights had, if they had any.
         push_to_hub: the repository to push the folder to, "owner/name"; made if there is none.
         private: whether a repository made is private.
+        license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
+        language: of the data, such as ["en"], on the card.
+        datasets: trained on, by their names on the hub, on the card.
 
     Raises:
         ValueError: another ``after``, or a name that the hub does not allow.
@@ -45,6 +50,9 @@ class ModelExport(Callback):
         after: Literal["fit", "test"] = "fit",
         push_to_hub: str | None = None,
         private: bool = True,
+        license: str | None = None,
+        language: Sequence[str] = (),
+        datasets: Sequence[str] = (),
     ) -> None:
         if after not in ("fit", "test"):
             raise ValueError(f'after={after!r}: "fit" or "test".')
@@ -54,6 +62,7 @@ class ModelExport(Callback):
         self.after = after
         self.push_to_hub = push_to_hub
         self.private = private
+        self.facts = card_facts(license, language, datasets)
         self._chosen = ""
         self._evaluated: dict[str, Any] = {}
         """What the last validation found."""
@@ -107,6 +116,7 @@ class ModelExport(Callback):
         return chosen
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
+        module.card_facts = self.facts
         folder = module.export(Path(trainer.default_root_dir) / self.folder)
         of = f"the checkpoint {module.weights_of}" if module.weights_of else "the last step"
         log.info("Model exported to %s, with the weights of %s", folder, of)

@@ -5,6 +5,8 @@ Nothing is learned here. Which hooks it hangs on is in manual_optimization.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -32,6 +34,7 @@ class Evaluated(LightningModule):
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
         certificate: what ``compare --require`` certified of this model, for its card.
+        card_facts: what only the user knows, for its card; see model_card.py.
         weights_of: the checkpoint that its weights are of, for its card; "" for those of the last
             step.
     """
@@ -39,6 +42,7 @@ class Evaluated(LightningModule):
     shared_objective: ClassVar[str] = "objective"
     certificate: str | None = None
     weights_of: str = ""
+    card_facts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from .checkpoint_options import hyperparameters
 from .cli import PointwiseCLI
 from .cli_run import config_of, exports, short_path
 from .configs import config_path
 from .errors import TrainingError
+from .model_card import card_facts
 from .module import PointwiseModule
 
 log = logging.getLogger(__name__)
@@ -40,19 +42,29 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
+    parser.add_argument("--license", help="of the model, for its card: apache-2.0, …")
+    parser.add_argument("--language", nargs="+", default=[], help="of the data, likewise: en, …")
+    parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
+    facts = card_facts(known.license, known.language, known.datasets)
     try:
-        folder = export(known.ckpt_path, known.output, known.config)
+        folder = export(known.ckpt_path, known.output, known.config, facts)
     except (FileNotFoundError, TrainingError, TypeError, ValueError) as error:
         parser.error(str(error))
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
 
-def export(checkpoint: str, output: Path | None = None, configs: Sequence[str] = ()) -> Path:
+def export(
+    checkpoint: str,
+    output: Path | None = None,
+    configs: Sequence[str] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes the model of a checkpoint as a folder, by its module's ``export``.
 
     output: the folder; None takes ``export`` in the folder of the run.
     configs: names or paths; the last model they name says of what class the module is.
+    facts: for the model card, see :func:`~pl_pointwise.model_card.card_facts`.
 
     Raises:
         FileNotFoundError: there is no such checkpoint or configuration.
@@ -70,6 +82,7 @@ def export(checkpoint: str, output: Path | None = None, configs: Sequence[str] =
         )
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     module.weights_of = Path(checkpoint).name
+    module.card_facts = dict(facts or {})
     config = config_of(checkpoint)
     run = Path(checkpoint).parent if config is None else config.parent
     written: Path = module.export(output or run / "export")

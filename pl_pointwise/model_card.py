@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,7 @@ def write_card(
         tags=["pl-pointwise", "constrained-fine-tuning"],
         model_name=name,
         eval_results=list(_eval_results(module, pipeline_tag)) or None,
+        **module.card_facts,
     )
     card = ModelCard.from_template(
         data,
@@ -76,6 +77,14 @@ def write_card(
     path = folder / "README.md"
     card.save(path)
     return path
+
+
+def card_facts(
+    license: str | None = None, language: Sequence[str] = (), datasets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What only the user knows, as the hub's metadata has it; what is not given is left out."""
+    given = {"license": license, "language": list(language), "datasets": list(datasets)}
+    return {name: value for name, value in given.items() if value}
 
 
 def public_name(model: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from lightning.pytorch import Callback, Trainer
 
 from pl_pointwise import Pointwise
@@ -71,6 +72,12 @@ def test_export_holds_the_trained_weights(tmp_path: Path) -> None:
     run(module, tmp_path, ModelExport("model"))
     assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
     assert module.weight.abs().sum() > 0
+
+
+def test_the_card_has_what_only_the_user_knows(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
+    run(Exporting(Pointwise()), tmp_path, ModelExport("model", **facts))
+    assert ModelCard.load(tmp_path / "model/README.md").data.to_dict().items() >= facts.items()
 
 
 def test_after_test_the_card_certifies_what_test_found(tmp_path: Path) -> None:
