@@ -168,10 +168,12 @@ class NotChecked(BaseException):
 
 @contextmanager
 def without_loading() -> Iterator[None]:
-    """Reading a model's or tokenizer's files with transformers raises :class:`NotChecked`."""
+    """Looking for a model's files with transformers, on the hub too, raises :class:`NotChecked`."""
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers.utils import hub
 
     with (
+        patch.object(hub, "cached_files", side_effect=NotChecked, create=True),  # New in 4.50.
         patch.object(PretrainedConfig, "get_config_dict", side_effect=NotChecked),
         patch.object(PreTrainedTokenizerBase, "from_pretrained", side_effect=NotChecked),
     ):
