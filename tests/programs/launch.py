@@ -80,6 +80,7 @@ def _as_main(module: str, arguments: Sequence[str], more: dict[str, str], log: P
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(more)
+    multiprocessing.set_start_method(None, force=True)  # Of a new process, for its own children.
     os.chdir(ROOT)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
