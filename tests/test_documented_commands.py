@@ -53,6 +53,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "check_before", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(compare, "_write_array", taken.append)
+    monkeypatch.setattr(compare, "_print_dry_run", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(report, "report", lambda folder: "")
     monkeypatch.setattr(monitor, "monitor", lambda folder, options: [])
     if words[0] == "compare":
