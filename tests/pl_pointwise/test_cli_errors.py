@@ -54,7 +54,7 @@ CASES = {
     "fti": "pl-pointwise: error: there is no command 'fti'. Did you mean 'fit'? --help lists them.",
     "--config reranker": "pl-pointwise: error: a command comes first: pl-pointwise fit, validate, "
     "test or predict.",
-    "fit": "pl-pointwise: error: --data and --model must be given, on the command line or in a "
+    "fit": "pl-pointwise: error: --model must be given, on the command line or in a "
     "file (--config TASK).",
     "fit --config reranker/pointwize": "No configuration 'reranker/pointwize': neither a file nor "
     "a packaged one. Did you mean 'reranker/pointwise'? pl-pointwise --help lists them.",
