@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -83,7 +84,10 @@ def _as_main(module: str, arguments: Sequence[str], more: dict[str, str], log: P
     multiprocessing.set_start_method(None, force=True)  # Of a new process, for its own children.
     os.chdir(ROOT)
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # A child of multiprocessing ends without them.
 
 
 def inherited() -> dict[str, str]:
