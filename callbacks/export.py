@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class ModelExport(Callback):
     """Calls the module's ``export(folder)``, on rank 0.
 
-    After a fit with :class:`~pl_pointwise.callbacks.FeasibleCheckpoint`, of the checkpoint that it
+    After a fit with :class:`~.feasible_checkpoint.FeasibleCheckpoint`, of the checkpoint that it
     chose, else of the last weights. The log and the model card say which. What is fitted stays as
     it is: the chosen one is loaded beside it.
 

@@ -98,7 +98,7 @@ class PointwiseModule(ManualOptimization):
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations, evaluated, evaluated_metrics, certificate: :class:`~.evaluated.Evaluated`'s.
         measured: what the last training step measured, of all ranks; None before the first.
-            Its violations are the strict ones where the task gives :meth:`strict_values`.
+            Its violations are the strict ones where the task gives ``strict_values``.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
