@@ -47,7 +47,7 @@ include_patterns = [
 # have to be downloaded.
 nitpicky = True
 _OTHERS = (
-    "Path|abc|argparse|collections|contextlib|datasets|huggingface_hub|jsonargparse|lightning"
+    "PIL|Path|abc|argparse|collections|contextlib|datasets|huggingface_hub|jsonargparse|lightning"
     "|lightning_fabric|matplotlib|numpy|os|pandas|pathlib|peft|pyarrow|sentence_transformers|torch"
     "|torchmetrics|transformers|types|typing"
 )

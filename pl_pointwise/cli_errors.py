@@ -414,6 +414,15 @@ def end(program: str, text: str) -> NoReturn:
 class CommandParser(argparse.ArgumentParser):
     """argparse's parser, for the commands beside LightningCLI's, whose errors are sentences."""
 
+    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=f"pl-pointwise {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
     def error(self, message: str) -> NoReturn:
         if debugging():
             super().error(message)

@@ -9,7 +9,6 @@ the ``config.yaml`` that the fit left.
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from .checkpoint_options import hyperparameters
 from .cli import PointwiseCLI
+from .cli_errors import CommandParser
 from .cli_run import config_of, exports, short_path
 from .configs import config_path
 from .errors import TrainingError
@@ -31,12 +31,7 @@ PACKAGE = __name__.partition(".")[0]
 
 def main(args: Sequence[str]) -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        prog="pl-pointwise export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("export", __doc__)
     parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
     parser.add_argument("--output", type=Path, help="the folder; without: export, beside the run's")
     parser.add_argument(

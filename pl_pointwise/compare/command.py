@@ -104,13 +104,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="pl-pointwise compare",
-        description=__doc__.split("\n")[0],
-        epilog=overview(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("compare", __doc__.split("\n")[0], overview())
     parser.add_argument(
         "-c", "--config", action="append", required=True, help="base, then overlays; name or path"
     )
@@ -154,6 +148,11 @@ def _parser() -> argparse.ArgumentParser:
         help="run nothing and write nothing: the list of runs, and an estimate of time and memory "
         "from a training step and an evaluation batch of each method",
     )
+    _add_ways_to_run(parser)
+    return parser
+
+
+def _add_ways_to_run(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--jobs",
@@ -168,7 +167,6 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--collect", action="store_true", help="run nothing; tables and plots of what there is"
     )
-    return parser
 
 
 def compare(

@@ -7,7 +7,6 @@ are escaped. One script sorts tables; the page's content policy lets no other ru
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import json
@@ -20,6 +19,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from ..cli_errors import CommandParser
 from .plots import PLOTS
 from .runs import Outcome, Run
 from .tables import tables
@@ -29,7 +29,7 @@ PAGE = "report.html"
 
 def main(args: Sequence[str]) -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(prog="pl-pointwise report", description=__doc__.split("\n")[0])
+    parser = CommandParser("report", __doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="what compare was given as --output")
     parser.add_argument("--output", type=Path, help="the page; default: report.html in the folder")
     known = parser.parse_args(list(args))

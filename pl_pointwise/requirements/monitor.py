@@ -15,7 +15,6 @@ at 1 − confidence for all requirements together. Ends with status 1 unless all
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -74,12 +73,7 @@ class Check:
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the new records are."""
-    parser = CommandParser(
-        prog="pl-pointwise monitor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
     known, options = parser.parse_known_args(list(args))

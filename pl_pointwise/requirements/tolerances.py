@@ -160,12 +160,10 @@ def _curves(
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
-        prog="pl-pointwise tolerances",
-        description="Which ε which share of the samples meets, and how many samples certify a "
+        "tolerances",
+        "Which ε which share of the samples meets, and how many samples certify a "
         "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
-        epilog=overview(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        overview(),
     )
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="base, then overlays; name or path"

@@ -32,7 +32,7 @@ from .policy import Policy
 from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
 from .scoring import ResponseScorer, ResponseStatistics
-from .strict import Strict, StrictTests, is_valid_call
+from .strict import is_valid_call
 
 USAGE = """
 from {package} import {kind}
@@ -61,9 +61,6 @@ class LanguageModelModule(PointwiseModule):
 
     own_hooks: ClassVar[Mapping[str, str]] = {
         "on_fit_start": "_prepare_fit",
-        "on_train_batch_end": "_keep_strict_values",
-        "on_save_checkpoint": "_save_strict_values",
-        "on_load_checkpoint": "_load_strict_values",
         "on_train_epoch_end": "_log_reference_cache",
         "on_train_start": "_fill_cache",
     }
@@ -74,8 +71,6 @@ class LanguageModelModule(PointwiseModule):
     """The task's adapters."""
     default_generation: ClassVar[Generation] = Generation()
     """How the task answers prompts."""
-    strict_tests: StrictTests | None = None
-    """The tests of generated answers that constraints are judged by; see :meth:`judge_by`."""
 
     def load_policy(self, policy: Policy | Mapping[str, Any]) -> None:
         """Load the model; a mapping is from a checkpoint's hyperparameters.
@@ -116,8 +111,6 @@ class LanguageModelModule(PointwiseModule):
     def _prepare_fit(self) -> None:
         """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
         self.train()
-        if self.strict_tests is not None:
-            self.strict_tests.start()
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache
         if kept_in is None or self.scorer.cache is not None:
@@ -174,50 +167,6 @@ class LanguageModelModule(PointwiseModule):
     def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
         """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
         return self.scorer(batch, reference)
-
-    # Strict tests of generated answers (strict.py) ------------------------------------------------
-
-    def judge_by(self, strict: Strict | Mapping[str, Any] | None) -> None:
-        """Let tests of generated answers judge constraints, in a task's ``__init__``.
-
-        A mapping is from a checkpoint's hyperparameters.
-        """
-        if strict is not None:
-            self.strict_tests = StrictTests(from_plain(Strict, strict), self.constraints)
-
-    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """By constraint which response each of its values is of, shaped as they are; −1: none."""
-        raise NotImplementedError(f"{type(self).__name__} takes no strict tests.")
-
-    def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        """What the tests say of answers generated to the batch's prompts."""
-        if self.strict_tests is None:
-            return {}
-        surrogates = self.constraint_values(outputs, batch)
-        masks = self.membership(batch)
-        responses = {
-            name: columns.where(masks[name], -1)
-            for name, columns in self.constrained_responses(batch).items()
-        }
-        return self.strict_tests.values(self, batch, surrogates, responses)
-
-    @property
-    def judges_strictly(self) -> bool:
-        overridden = type(self).strict_values is not LanguageModelModule.strict_values
-        return self.strict_tests is not None or overridden
-
-    def _keep_strict_values(self, *_: Any) -> None:
-        if self.strict_tests is not None:
-            self.strict_tests.keep(self.measured, self.multipliers.samples)
-
-    def _save_strict_values(self, checkpoint: dict[str, Any]) -> None:
-        if self.strict_tests is not None:
-            self._keep_strict_values()  # Callbacks save before the module's own batch end.
-            self.strict_tests.save(checkpoint)
-
-    def _load_strict_values(self, checkpoint: dict[str, Any]) -> None:
-        if self.strict_tests is not None:
-            self.strict_tests.load(checkpoint)
 
     # The state: what is trained, and nothing of the frozen base -----------------------------------
 
