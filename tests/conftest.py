@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 
@@ -23,6 +24,12 @@ settings.load_profile("quick")
 def quiet_lightning() -> None:
     """Lightning's notices about devices and workers are not what a failing test needs to show."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, so a garbage collection, one at least per fit, skips it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from pl_pointwise import Training, tasks
+from pl_pointwise.compare import command
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -134,6 +135,16 @@ def overlays(task: str) -> list[str]:
     files = sorted((Path(root) / task / "configs").rglob("*.yaml"))
     stems = [path.stem for path in files if path.parent.name != "compare"]
     return [f"{task}/{stem}" for stem in stems if stem != "base"]
+
+
+@pytest.fixture
+def runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a packaged comparison the runs and tables: what else it does has tests of its own.
+
+    The check beforehand builds every method once more, and plots take a fifth of the time.
+    """
+    monkeypatch.setattr(command, "check_methods", lambda *_: {})
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
 def _taken(kind: type, options: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def test_packaged_config_trains(name, tiny, conversation_file, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_packaged_comparison_runs(name, tiny, conversation_file, tmp_path, capsys) -> None:
+def test_packaged_comparison_runs(
+    name, tiny, conversation_file, runs_alone, tmp_path, capsys
+) -> None:
     place = tiny.index("--trainer.max_epochs")  # A method may train for no epoch at all.
     arguments = tiny[:place] + tiny[place + 2 :]
     arguments += ["--data.init_args.train_file", conversation_file]

@@ -64,8 +64,10 @@ def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_packaged_comparison_makes_a_table(name, tiny, tmp_path) -> None:
+def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> None:
     output = tmp_path / "out"
+    if name != "demo":
+        request.getfixturevalue("runs_alone")
     rows = ["--rows", f"reranker/{name}", "--output", str(output)]
     tiny += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
     main(["compare", "--config", "reranker", *rows, *tiny])
@@ -75,7 +77,8 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path) -> None:
     for line in lines:
         assert line["error"] == ""
         assert float(line["test/relevance/max"]) >= float(line["test/relevance/cvar95"])
-    assert (output / "cdf.png").stat().st_size > 10_000
+    if name == "demo":
+        assert (output / "cdf.png").stat().st_size > 10_000
     assert "| pointwise" in (output / "comparison.md").read_text()
 
 

@@ -76,7 +76,7 @@ def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_packaged_rows_compare(name, adapted, tmp_path, capsys) -> None:
+def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> None:
     base = [] if name in ("table", "practical", "required") else [f"safety/{name}"]
     output = tmp_path / "results"
     arguments = [word for each in ("safety", *base) for word in ("--config", each)]

@@ -63,7 +63,7 @@ def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> Non
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_packaged_rows_compare(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
+def test_packaged_rows_compare(name, tiny, tiny_pairs, runs_alone, tmp_path, capsys) -> None:
     orca = name == "orca"
     overlay = ["--config", "when2call/orca"] if orca else []
     arguments = tiny_pairs if orca else tiny
