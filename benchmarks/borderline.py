@@ -23,17 +23,16 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import logging
 import time
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar
 
-import torch
-from lightning.pytorch import Trainer, seed_everything
+from arms import parser_of, print_arms, quiet_trainer, run_all
+from lightning.pytorch import seed_everything
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
@@ -158,17 +157,7 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
         seed=seed,
         **files,
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        precision="bf16-mixed",
-        max_epochs=0 if arm == "untrained" else arguments.epochs,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = quiet_trainer(folder, arguments.epochs)
     if arm != "untrained":
         trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
@@ -187,14 +176,7 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
     }
 
 
-def print_table(results: list[dict[str, Any]]) -> None:
-    print(f"| arm | seeds | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
-    for arm in ARMS:
-        of_arm = [row for row in results if row["arm"] == arm]
-        if of_arm:
-            values = [[row["metrics"][key] for row in of_arm] for key in COLUMNS.values()]
-            cells = [f"{mean(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in values]
-            print(f"| {arm} | {len(of_arm)} | {' | '.join(cells)} |")
+def print_types(results: list[dict[str, Any]]) -> None:
     types = sorted({name for row in results for name in row["by_type"]})
     print(f"\n| look-alikes violate comply | {' | '.join(types)} |\n|---|{'---|' * len(types)}")
     for arm in ARMS:
@@ -205,35 +187,19 @@ def print_table(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, ARMS, epochs=8)
     for name in ("model", "benign", "unsafe"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--output", type=Path, required=True, help="what was run is kept here")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "group", "untrained"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=-2.0, help="ε of comply_borderline")
     parser.add_argument("--benign-count", type=int, default=60)
     parser.add_argument("--benign-characters", type=int, default=300, help="of an answer")
     parser.add_argument("--unsafe-count", type=int, default=120)
     parser.add_argument("--unsafe-test", type=int, default=30)
+    parser.set_defaults(arms=["none", "group", "untrained"])
     arguments = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    results = []
-    for seed in arguments.seeds:
-        for arm in arguments.arms:
-            path = arguments.output / f"{arm}-{seed}.json"
-            if not path.is_file():
-                path.write_text(json.dumps(measure(arguments, arm, seed), indent=1))
-            results.append(json.loads(path.read_text()))
-            shown = {k: round(results[-1]["metrics"][v], 3) for k, v in COLUMNS.items()}
-            print(arm, seed, results[-1]["seconds"], "s", shown, flush=True)
-    print_table(results)
+    results = run_all(arguments, partial(measure, arguments), COLUMNS)
+    print_arms(ARMS, results, COLUMNS)
+    print_types(results)
 
 
 if __name__ == "__main__":

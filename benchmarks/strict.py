@@ -23,16 +23,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import time
-import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-from lightning.pytorch import Trainer, seed_everything
+from arms import parser_of, print_arms, quiet_trainer, run_all
+from lightning.pytorch import seed_everything
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule, Policy
@@ -182,17 +181,7 @@ def measure(
         seed=seed,
         **files,
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        precision="bf16-mixed",
-        max_epochs=arguments.epochs,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = quiet_trainer(folder, arguments.epochs)
     if arm != "untrained":
         trainer.fit(module, data)
     trained = time.monotonic()
@@ -209,29 +198,10 @@ def measure(
     }
 
 
-def print_table(results: list[dict[str, Any]]) -> None:
-    print(f"| arm | seeds | s | {' | '.join(COLUMNS)} |\n|---|---|---|{'---|' * len(COLUMNS)}")
-    for arm in ARMS:
-        of_arm = [row for row in results if row["arm"] == arm]
-        if of_arm:
-            values = [
-                [row["metrics"].get(k, float("nan")) for row in of_arm] for k in COLUMNS.values()
-            ]
-            cells = [f"{mean(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in values]
-            seconds = mean(row["seconds"] for row in of_arm)
-            print(f"| {arm} | {len(of_arm)} | {seconds:.0f} | {' | '.join(cells)} |", flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, ARMS, epochs=10)
     parser.add_argument("model", type=Path)
     parser.add_argument("records", type=Path, nargs="+")
-    parser.add_argument("--output", type=Path, required=True, help="what was run is kept here")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--prefer-tolerance", type=float, default=-0.5)
     parser.add_argument("--avoid-tolerance", type=float, default=-4.0)
@@ -239,21 +209,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=112, help="of a generated answer")
     parser.add_argument("--at-most", type=int, default=24, help="prompts of a behaviour and side")
     arguments = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    records, results = read_records(arguments.records, arguments), []
-    for seed in arguments.seeds:
-        for arm in arguments.arms:
-            path = arguments.output / f"{arm}-{seed}.json"
-            if not path.is_file():
-                found = measure(arguments, records, arm, seed)
-                path.write_text(json.dumps(found, indent=1))
-            results.append(json.loads(path.read_text()))
-            shown = {k: round(results[-1]["metrics"].get(v, -1), 3) for k, v in COLUMNS.items()}
-            print(arm, seed, results[-1]["seconds"], "s", shown, flush=True)
-    print_table(results)
+    records = read_records(arguments.records, arguments)
+    results = run_all(arguments, partial(measure, arguments, records), COLUMNS)
+    print_arms(ARMS, results, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,19 @@ def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
     return ids
 
 
+def examples_for_trl(
+    rows: list[dict[str, Any]], tokenizer: Any
+) -> tuple[list[dict[str, str]], list[tuple[int, list[int]]]]:
+    """Prompt, chosen and rejected as texts, and their lengths in tokens."""
+    examples, sizes = [], []
+    for row in rows:
+        ids = prompt_ids(row, tokenizer)
+        sides = {side: row[f"{side}_response"]["content"] for side in ("chosen", "rejected")}
+        examples.append({"prompt": tokenizer.decode(ids), **sides})
+        sizes.append((len(ids), [len(tokenizer(text)["input_ids"]) + 1 for text in sides.values()]))
+    return examples, sizes
+
+
 def run_trl(
     name: str,
     arguments: argparse.Namespace,
@@ -91,12 +104,7 @@ def run_trl(
 
     memory = Memory()
     tokenizer = AutoTokenizer.from_pretrained(arguments.folder)
-    examples, sizes = [], []
-    for row in rows:
-        ids = prompt_ids(row, tokenizer)
-        sides = {side: row[f"{side}_response"]["content"] for side in ("chosen", "rejected")}
-        examples.append({"prompt": tokenizer.decode(ids), **sides})
-        sizes.append((len(ids), [len(tokenizer(text)["input_ids"]) + 1 for text in sides.values()]))
+    examples, sizes = examples_for_trl(rows, tokenizer)
 
     class Marks(TrainerCallback):
         on_step_begin = on_train_end = clock.mark

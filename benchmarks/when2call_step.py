@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,7 +53,6 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model.batch import collate_responses
     from pl_pointwise.tasks.language_model.loading import Lora, load_language_model, load_tokenizer
     from pl_pointwise.tasks.language_model.reference import ReferenceCache
     from pl_pointwise.tasks.language_model.scoring import ResponseScorer
@@ -61,12 +61,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = str(arguments.model)
-    tokenizer = load_tokenizer(name, tools=True)
     model = load_language_model(name, lora=Lora(), dtype=arguments.dtype).to(device).train()
-    rows = [_tokenize(row, tokenizer) for row in _rows(arguments.records)]
-    samples = [row for row in rows if len(row[0]) <= arguments.max_prompt]
-    random.Random(0).shuffle(samples)
-
+    batches = _batches(arguments, load_tokenizer(name, tools=True), device)
     cache = None
     if arguments.cache:
         low = arguments.precision == "bf16-mixed"
@@ -74,11 +70,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     scorer = ResponseScorer(model, method=arguments.method, cache=cache)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-5)
 
-    batches = []
-    for step in range(arguments.steps + 1):
-        rows = samples[step * arguments.batch_size :][: arguments.batch_size]
-        batch = collate_responses(*zip(*rows, strict=True))
-        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
     precision = torch.autocast(device, torch.bfloat16, enabled=arguments.precision != "32")
 
     def step(batch: dict[str, torch.Tensor]) -> float:
@@ -123,6 +114,23 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
         ),
         "mean_loss": round(sum(losses) / len(losses), 4),
     }
+
+
+def _batches(
+    arguments: argparse.Namespace, tokenizer: Any, device: str
+) -> list[dict[str, torch.Tensor]]:
+    """One more than there are timed steps, of records whose prompts are not too long."""
+    from pl_pointwise.tasks.language_model.batch import collate_responses
+
+    rows = [_tokenize(row, tokenizer) for row in _rows(arguments.records)]
+    samples = [row for row in rows if len(row[0]) <= arguments.max_prompt]
+    random.Random(0).shuffle(samples)
+    batches = []
+    for step in range(arguments.steps + 1):
+        chosen = samples[step * arguments.batch_size :][: arguments.batch_size]
+        batch = collate_responses(*zip(*chosen, strict=True))
+        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+    return batches
 
 
 def _rows(records: Path) -> list[dict[str, object]]:

@@ -88,8 +88,7 @@ def win_rate(
             "The win rate needs alpaca_eval: pip install 'pl-pointwise[alpaca-eval]'. The files "
             "can also be judged elsewhere: alpaca_eval --model_outputs … --reference_outputs …"
         ) from error
-    rows, name = _read(policy)
-    other_rows, other_name = _read(reference)
+    (rows, name), (other_rows, other_name) = _read(policy), _read(reference)
     if name == other_name:
         raise DataError(
             f'{policy} and {reference} are both by "{name}": a model does not win against itself. '
