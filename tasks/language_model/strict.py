@@ -224,6 +224,7 @@ class StrictTests:
         will be used."""
         self._restored = self._readable = False
         self._latest: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._answers: dict[int, tuple[str, bool]] = {}
 
     def values(
         self,
@@ -251,11 +252,13 @@ class StrictTests:
         for name, entries in speaks.items():
             ask |= (entries & known[name].isnan()).any(1)
         rows = ask.nonzero()[:, 0].tolist()
-        texts = [""] * len(index)
+        self._answers = {}
         if rows:
             answers = module.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-            for row, text in zip(rows, answers.texts, strict=True):
-                texts[row] = text
+            self._answers = dict(
+                zip(rows, zip(answers.texts, answers.cut, strict=True), strict=True)
+            )
+        texts = [self._answers[row][0] if row in rows else "" for row in range(len(index))]
         found = {}
         for name, test in self.settings.tests.items():
             bounds = module.constraints if module.training else module.evaluation_constraints
@@ -271,6 +274,11 @@ class StrictTests:
             found[name] = torch.where(speaking, kept, surrogate)
         self._latest = (batch["prompt_ids"], found)
         return found
+
+    def answers_to(self, batch: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
+        """By position in a batch: the answers it was judged by, (text, cut); none of another."""
+        same = self._latest is not None and self._latest[0] is batch["prompt_ids"]
+        return self._answers if same else {}
 
     @staticmethod
     def _speaks_for(
