@@ -3,12 +3,13 @@
 # make test          lint, types, tests
 # make evidence      docs/evidence.md anew: every method tuned, chosen, judged; hours, goes on where it
 #                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
+# make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea safety"
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
 #
-# Demo, test and docs create .venv if there is none and install this package into it, editable, with the
-# versions in constraints.txt.  The other two have environments of their own.  Another
+# Demo, test, notebooks and docs create .venv if there is none and install this package into it,
+# editable, with the versions in constraints.txt.  The other two have environments of their own.  Another
 # interpreter: make demo PYTHON=python3.12.  Tests by four processes: make test WORKERS=4
 
 PYTHON ?= python3
@@ -25,9 +26,10 @@ EVIDENCE_FOLDERS = $(if $(EVIDENCE_DATA),--data $(EVIDENCE_DATA)) \
 	$(if $(EVIDENCE_MODELS),--models $(EVIDENCE_MODELS))
 PYTEST_ARGS  ?=
 WORKERS      ?= 2
+NOTEBOOKS    ?=
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo evidence test lint types pytest docs test-lowest test-minimal clean
+.PHONY: demo evidence test lint types pytest notebooks docs test-lowest test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
@@ -54,6 +56,9 @@ types: $(VENV)/.installed-test
 # Two processes with two threads each on two cores were seen twenty times slower.
 pytest: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+notebooks: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python docs/store_notebooks.py $(NOTEBOOKS)
 
 # A warning is an error.  The reference's pages are written anew, or those of removed modules stay.
 docs: $(VENV)/.installed-docs
