@@ -9,9 +9,9 @@ cities and the like are drawn. By seed, a half of the sentences is unseen, and s
 values.
 
 Arms, of the same data, model and steps: "untrained"; "plain", cross-entropy on the right answers;
-"likelihood", KL under pointwise constraints, s̄ ≥ ε of the right and s̄ ≤ ε of the wrong answers,
-at three ε of the right ones; "strict", the first of these, but the multipliers of right answers
-that are calls follow whether the generated answer is a valid call.
+"likelihood", the same under the pointwise constraint s̄ ≥ ε on each of them, at three ε; "strict",
+the first of these, but the multipliers of right answers that are calls follow whether the generated
+answer is a valid call, asked in every second epoch.
 
 Printed, mean over the seeds (smallest–largest): of the unseen requests that need a call the share
 answered by a call of tools that exist, by a valid one (with the required arguments), and by
@@ -120,25 +120,19 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def record(row: dict[str, str], values: dict[str, list[str]], random: Random) -> dict[str, Any]:
-    """One request: the right answer to prefer, a wrong one to avoid."""
+    """One request and the right answer."""
     drawn = {name: random.choice(values[name]) for name in re.findall(r"{(\w+)}", row["prompt"])}
     others = [name for name in REQUIRED if name != row["tool"]]
     offered = random.sample(others, 2 if row["tool"] else 3) + (
         [row["tool"]] if row["tool"] else []
     )
     random.shuffle(offered)
-    if row["behaviour"] == "call":
-        right: dict[str, Any] = {"tool_calls": [{"name": row["tool"], "arguments": drawn}]}
-        wrong: dict[str, Any] = {"content": "I am sorry, none of my tools can do that."}
-    else:
-        name = row["tool"] or offered[0]
-        arguments = {each: random.choice(values[each]) for each in REQUIRED[name]}
-        right = {"content": row["answer"]}
-        wrong = {"tool_calls": [{"name": name, "arguments": arguments}]}
+    call = [{"name": row["tool"], "arguments": drawn}]
+    right = {"tool_calls": call} if row["behaviour"] == "call" else {"content": row["answer"]}
     return {
         "prompt": row["prompt"].format(**drawn),
         "tools": [schema(name) for name in offered],
-        "responses": [{"role": "prefer", **right}, {"role": "avoid", **wrong}],
+        "responses": [{"role": "prefer", **right}],
         "category": row["behaviour"],
     }
 
@@ -171,16 +165,15 @@ def build_module(arguments: argparse.Namespace, arm: str) -> ConversationModule:
             chat_template=TEMPLATE,
             lora=None,  # All weights: answers are generated faster without adapters.
             generation=Generation(max_new_tokens=arguments.max_new_tokens, sample=False),
-            reference_cache="memory",
         ),
         formulation=Pointwise() if constrained else None,
         prefer_tolerance=LIKELIHOOD.get(arm, next(iter(LIKELIHOOD.values()))),
-        avoid_tolerance=arguments.avoid_tolerance,
+        avoid_tolerance=None,
         refuse_tolerance=None,
-        objective="cross_entropy" if arm == "plain" else "kl",
-        objective_roles=["prefer"] if arm == "plain" else ["prefer", "avoid"],
+        objective="cross_entropy",
+        objective_roles=["prefer"],
         evaluation=ConversationEvaluation(answer_in=["test", "train"]),
-        judged_by=Strict({"prefer": "tool_call"}) if arm == "strict" else None,
+        judged_by=Strict({"prefer": "tool_call"}, 2) if arm == "strict" else None,
         training=Training(
             optimization=Optimization(
                 learning_rate=arguments.learning_rate, weight_decay=0.0, schedule="cosine"
@@ -232,7 +225,6 @@ def main() -> None:
     parser = parser_of(__doc__, ARMS, epochs=16)
     parser.add_argument("model", type=Path)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--avoid-tolerance", type=float, default=-2.0)
     parser.add_argument("--copies", type=int, default=2, help="records of a sentence")
     parser.add_argument("--max-new-tokens", type=int, default=48, help="of a generated answer")
     arguments = parser.parse_args()
