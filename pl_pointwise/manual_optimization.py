@@ -315,7 +315,7 @@ class ManualOptimization(Evaluated, Resuming):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
-        self._scheduler_positions = trainer_checks.note_schedulers(self)
+            self._scheduler_positions = trainer_checks.note_schedulers(self)
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
@@ -334,7 +334,7 @@ class ManualOptimization(Evaluated, Resuming):
             norm = norm.full_tensor()
         if self.gradient_clip_val is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
-        return norm / scale
+        return norm if scaler is None else norm / scale
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
