@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -371,6 +372,11 @@ class ManualOptimization(Evaluated, Resuming):
         return nullcontext() if block is None else block()
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
+        if dist.is_available() and dist.is_initialized():
+            # Lightning's reduce puts a barrier first, at which the host waits for every GPU.
+            value = value.clone()
+            dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
+            return value
         reduced = self.trainer.strategy.reduce(value, reduce_op=operation)
         assert isinstance(reduced, Tensor)
         return reduced
