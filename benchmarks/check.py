@@ -5,8 +5,8 @@
 Runs every row below whose packages are installed, compares its ratio with ``published.json``, and
 names what fell: status 1 then. A ratio is of speed to speed taken side by side in one run, so that
 another machine gives about the same; a busy one may not. With --publish, on an idle machine, the
-ratios measured take the place of those in the file. Models and records are made by ``random_model.py``,
-but for the re-ranker, whose model and corpus are packages.
+ratios measured take the place of those in the file. Models and records are random_model.py's, but
+for the re-ranker, whose model and corpus are packages.
 """
 
 from __future__ import annotations

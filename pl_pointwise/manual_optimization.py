@@ -372,7 +372,7 @@ class ManualOptimization(Evaluated, Resuming):
         return nullcontext() if block is None else block()
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
-        if dist.is_available() and dist.is_initialized():
+        if self.trainer.world_size > 1 and dist.is_initialized():
             # Lightning's reduce puts a barrier first, at which the host waits for every GPU.
             value = value.clone()
             dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
