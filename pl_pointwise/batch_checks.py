@@ -49,7 +49,7 @@ class Checks:
         self._awaiting_gradient = False
         self._first: Any = None
         """The first batch, for as long as no weight has had a gradient."""
-        self._seen: np.ndarray | None = None
+        self._seen: np.ndarray[Any, Any] | None = None
         """bool (N,): samples that this epoch has visited, in the first one of a loader."""
         self._epochs = 0
         """That the loader has begun."""
