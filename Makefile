@@ -4,6 +4,7 @@
 # make evidence      docs/evidence.md anew: every method tuned, chosen, judged; hours, goes on where it
 #                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
 # make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea safety"
+# make bench-check   the cheap benchmarks: what fell by more than a fifth; ten minutes, an idle machine
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
@@ -22,6 +23,7 @@ ifdef QUICK
 DEMO_ARGS    := --trainer.max_steps 5 --trainer.limit_test_batches 5 --output results/demo-quick
 endif
 EVIDENCE_ARGS ?=
+BENCH_ARGS   ?=
 EVIDENCE_FOLDERS = $(if $(EVIDENCE_DATA),--data $(EVIDENCE_DATA)) \
 	$(if $(EVIDENCE_MODELS),--models $(EVIDENCE_MODELS))
 PYTEST_ARGS  ?=
@@ -29,7 +31,7 @@ WORKERS      ?= 2
 NOTEBOOKS    ?=
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo evidence test lint types pytest notebooks docs test-lowest test-minimal clean
+.PHONY: demo evidence bench-check test lint types pytest notebooks docs test-lowest test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
@@ -38,6 +40,9 @@ demo: $(VENV)/.installed-demo
 evidence: $(VENV)/.installed-demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence --workers $(WORKERS) \
 		$(EVIDENCE_FOLDERS) $(EVIDENCE_ARGS)
+
+bench-check: $(VENV)/.installed-demo
+	$(BIN)/python benchmarks/check.py $(BENCH_ARGS)
 
 test: lint types pytest
 

@@ -24,7 +24,7 @@ def augmented(
     active = multiplier * violation + alpha * violation.square()
     if signed:
         return active
-    inactive = -multiplier.square() / (4 * alpha)
+    inactive = multiplier.square() / (-4 * alpha)
     return torch.where(multiplier + 2 * alpha * violation > 0, active, inactive)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
@@ -48,7 +49,7 @@ class Checks:
         self._awaiting_gradient = False
         self._first: Any = None
         """The first batch, for as long as no weight has had a gradient."""
-        self._seen: Tensor | None = None
+        self._seen: np.ndarray[Any, Any] | None = None
         """bool (N,): samples that this epoch has visited, in the first one of a loader."""
         self._epochs = 0
         """That the loader has begun."""
@@ -76,7 +77,7 @@ class Checks:
         watched = dataset is not None and has_multipliers_per_sample(module)
         self.loader = module.trainer.train_dataloader
         self._batch_is_new, self._epochs = True, 0
-        self._seen = torch.zeros(len(dataset), dtype=torch.bool) if watched else None
+        self._seen = np.zeros(len(dataset), dtype=bool) if watched else None
 
     def epoch(self, module: Any) -> None:
         """At the start of an epoch: Lightning may have reloaded the training data.
@@ -92,7 +93,7 @@ class Checks:
         elif self._epochs or self._seen is None:
             self._seen = None
         else:
-            self._seen.zero_()  # It may hold the rest of an epoch that was resumed.
+            self._seen.fill(False)  # It may hold the rest of an epoch that was resumed.
         self._epochs += 1
 
     def batch(self, module: PointwiseModule, batch: Any) -> None:
@@ -137,8 +138,9 @@ class Checks:
                 comes twice in an epoch whose sampler hands out each position once.
         """
         self._require_distinct(module, measured.index)
-        carried = any(bool(mask.any()) for mask in measured.masks.values())
-        if not self._awaiting_gradient or not carried:
+        if not self._awaiting_gradient:
+            return
+        if not any(bool(mask.any()) for mask in measured.masks.values()):
             return
         if measured.gradient_norm == 0 and not values_have_gradient(module, self._first):
             trained = [name for name, p in module.named_parameters() if p.requires_grad]
@@ -154,14 +156,15 @@ class Checks:
     def _require_distinct(self, module: PointwiseModule, index: Tensor) -> None:
         if self._seen is None:
             return
-        index = index[index >= 0]
-        if bool((index >= len(self._seen)).any()):
+        real = index.numpy()
+        real = real[real >= 0]
+        if len(real) and real.max() >= len(self._seen):
             return  # The store says which.
-        again = index[self._seen[index]].tolist()
-        if not again and len(set(index.tolist())) < len(index):
-            distinct, counts = index.unique(return_counts=True)
+        again = real[self._seen[real]].tolist()
+        if not again and len(set(real.tolist())) < len(real):
+            distinct, counts = np.unique(real, return_counts=True)
             again = distinct[counts > 1].tolist()
-        self._seen[index] = True
+        self._seen[real] = True
         if not again:
             return
         self._seen = None

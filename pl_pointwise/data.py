@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ PADDING = -1
 SPLITS = ("train", "val", "test")
 """The training split; the selection split, by which settings and methods are chosen; and the
 certification split, which is used once, for the model that was chosen."""
-
-T = TypeVar("T")
 
 
 class Rows(Protocol):
@@ -135,24 +133,25 @@ class PointwiseSampler(DistributedSampler[Any]):
     def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
         count = len(self.dataset)  # type: ignore[arg-type]
+        dtype = torch.int32 if count < 2**31 else torch.int64  # The same order in half the memory.
         if self.shuffle:
             # Not seed + epoch: the next seed would repeat this one's orders, an epoch earlier.
             seed = self.seed if self.epoch == 0 else mixed(self.seed, self.epoch)
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator)
+            order = torch.randperm(count, generator=generator, dtype=dtype)
             if self.strata is not None:
                 order = _spread(order, self.strata[order], generator)
         else:
-            order = torch.arange(count)
+            order = torch.arange(count, dtype=dtype)
         missing = -count % self.num_replicas
         if not missing:
             return order
         return torch.cat([order, -1 - order[torch.arange(missing) % count]])
 
     def __iter__(self) -> Iterator[int]:
-        # A copy: a view would keep the positions of all ranks for as long as the epoch lasts.
-        order = torch.as_tensor(self.order())  # A subclass may give a list.
-        mine = order[self.rank :: self.num_replicas][self.skip :].clone()
+        mine = torch.as_tensor(self.order())  # A subclass may give a list.
+        mine = mine[self.rank :: self.num_replicas][self.skip :]
+        mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         return _positions(mine, draws)

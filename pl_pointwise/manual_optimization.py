@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -315,7 +316,7 @@ class ManualOptimization(Evaluated, Resuming):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
-        self._scheduler_positions = trainer_checks.note_schedulers(self)
+            self._scheduler_positions = trainer_checks.note_schedulers(self)
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
@@ -334,7 +335,7 @@ class ManualOptimization(Evaluated, Resuming):
             norm = norm.full_tensor()
         if self.gradient_clip_val is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
-        return norm / scale
+        return norm if scaler is None else norm / scale
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
@@ -371,6 +372,11 @@ class ManualOptimization(Evaluated, Resuming):
         return nullcontext() if block is None else block()
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
+        if self.trainer.world_size > 1 and dist.is_initialized():
+            # Lightning's reduce puts a barrier first, at which the host waits for every GPU.
+            value = value.clone()
+            dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
+            return value
         reduced = self.trainer.strategy.reduce(value, reduce_op=operation)
         assert isinstance(reduced, Tensor)
         return reduced

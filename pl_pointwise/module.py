@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -238,10 +238,11 @@ class PointwiseModule(ManualOptimization):
     def _counts(self, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
         """How many samples of the step carry each term, over all ranks, before any forward."""
         names = [OBJECTIVE, *self.constraints]
-        counts = torch.zeros(len(names), dtype=torch.float32, device=self.device)
-        for micro in micro_batches:
-            counts += torch.stack([carries(micro.masks[name]).sum() for name in names])
-        counts = self._over_ranks(counts, "sum")
+        found = []
+        for micro in micro_batches:  # Terms that every sample carries share one mask.
+            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
+            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
+        counts = self._over_ranks(torch.stack(found).sum(0).float(), "sum")
         return dict(zip(names, counts.clamp(min=1).unbind(), strict=True))
 
     # Forward and backward -----------------------------------------------------------------------
@@ -267,11 +268,13 @@ class PointwiseModule(ManualOptimization):
 
     def _gathered(self, packed: list[Tensor], norm: Tensor) -> Measured:
         """Packed rows of all ranks."""
-        rows = torch.cat(packed)
+        rows = packed[0] if len(packed) == 1 else torch.cat(packed)
         if self.trainer.world_size > 1:
             rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
-        flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
         layout = self._columns, self._per_sample, self.judges_strictly
+        if rows.device.type == "cpu":
+            return unpack(rows, *layout, float(norm))
+        flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
         return unpack(flat[:-1].view(rows.shape), *layout, float(flat[-1]))
 
     @property
@@ -300,7 +303,8 @@ class PointwiseModule(ManualOptimization):
                     slopes = slopes or batch_terms.slopes([terms], counts, self.device)
                     loss = loss + batch_terms.loss(terms, slopes, counts)
                 # The ranks' gradients are averaged, and the counts are those of all ranks.
-                self.manual_backward(loss * self.trainer.world_size)
+                ranks = self.trainer.world_size
+                self.manual_backward(loss * ranks if ranks > 1 else loss)
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             self.manual_backward(connected_zero(self))
         return packed, self._clip_gradient()
@@ -376,8 +380,8 @@ class PointwiseModule(ManualOptimization):
         batch_terms = self._batch_terms()
         for name, formulation in self.formulations.items():
             mask = measured.masks[name]
-            rows = mask.any(1)
-            if not rows.any():
+            rows = None if mask.all() else carries(mask)
+            if rows is not None and not rows.any():
                 continue
             if formulation.scope == "sample":
                 visit = [
@@ -387,7 +391,7 @@ class PointwiseModule(ManualOptimization):
                     measured.multipliers[name],
                 ]
                 visit += [measured.surrogates[name]] if measured.surrogates else []
-                visits[name] = visit if rows.all() else [part[rows] for part in visit]
+                visits[name] = visit if rows is None else [part[rows] for part in visit]
             elif batch_terms is not None and formulation.scope == "batch":
                 visits[name], psi = batch_terms.visit(name, measured)
                 measured.lagrangian += psi
@@ -415,9 +419,11 @@ class PointwiseModule(ManualOptimization):
                 parts = [each[None] for each in (value, mask, multiplier, stepped, *surrogate)]
                 self.dual_steps[name] = DualStep(None, *parts)
                 continue
-            parts = list(map(torch.cat, zip(*visits, strict=True)))
-            last = last_visits(parts[0])
-            if len(last) < len(parts[0]):
+            parts = visits[0]
+            if len(visits) > 1:
+                parts = list(map(torch.cat, zip(*visits, strict=True)))
+            if len(set(parts[0].tolist())) < len(parts[0]):
+                last = last_visits(parts[0])
                 parts = [part[last] for part in parts]
             index, violation, mask, multiplier, *surrogate = parts
             stepped = torch.where(mask, formulation.ascend(violation, multiplier), multiplier)
@@ -431,8 +437,10 @@ class PointwiseModule(ManualOptimization):
 
     def _batch_terms(self) -> BatchTerms | None:
         """None where every formulation acts on samples."""
-        now = {name: self.in_force(name) for name in self.formulations}
-        formulations = {name: f for name, f in now.items() if isinstance(f, BatchFormulation)}
+        formulations: dict[str, BatchFormulation] = {}
+        for name, declared in self.formulations.items():
+            if isinstance(declared, BatchFormulation):
+                formulations[name] = cast(BatchFormulation, self.in_force(name))
         if not formulations:
             return None
         dual_first = self.order == "dual_first"

@@ -151,14 +151,17 @@ class Multipliers(Mapping[str, Tensor]):
             TrainingError: an index outside the training set, or K differs from what it was.
         """
         table = self._table(name, (self.samples, columns))
+        lowest = -1
         if len(index):
-            lowest, highest = int(index.min()), int(index.max())
+            lowest, highest = map(int, index.aminmax())
             if lowest < -1 or highest >= self.samples:
                 raise TrainingError(
                     f"Sample index {lowest if lowest < -1 else highest} is outside the training "
                     f'set of {self.samples} samples: batch["index"] must be the sample\'s position '
                     "in it."
                 )
+        if lowest >= 0:  # No padding.
+            return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
         return rows.masked_fill((index < 0)[:, None], 0.0)
 
@@ -191,7 +194,7 @@ class Multipliers(Mapping[str, Tensor]):
                 problem = "are no table of numbers"
             elif table.dim() == 2 and len(table) != self.samples:
                 problem = f"are of {len(table):,} samples, the others of {self.samples:,}"
-            elif not torch.isfinite(table).all():
+            elif table.numel() and not all(map(math.isfinite, map(float, table.aminmax()))):
                 problem = "are not all finite"
             else:
                 continue

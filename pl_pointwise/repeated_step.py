@@ -77,6 +77,8 @@ def without_non_finite(
 
     counts: of the whole batch, which remain the denominators.
     """
+    if measured.finite and math.isfinite(measured.gradient_norm):
+        return measured
     index, found = measured.index, measured
     left_out = torch.zeros(len(index), dtype=torch.bool)
     for attempt in count():

@@ -64,6 +64,8 @@ class Measured:
     gradient_norm: float  # before clipping
     surrogates: dict[str, Tensor] = field(default_factory=dict)
     """Where the module judges strictly, the violations that the weights followed, alike."""
+    finite: bool = False
+    """Whether all values are known to be finite in float32, so that none needs looking for."""
 
     def surrogate(self, name: str) -> Tensor:
         """The violations of a constraint that the weights followed, (R, sides·K)."""
@@ -86,12 +88,8 @@ class Measured:
 
         A violation beyond float32 counts as infinite: λ, which is float32, would become so.
         """
-        found = [*self.violations.items(), *self.surrogates.items()]
-        values = torch.cat([self.objective[:, None], *(v for _, v in found)], dim=1)
-        if values.abs().amax() <= torch.finfo(torch.float32).max:  # False for NaN too.
-            return torch.zeros(len(values), dtype=torch.bool)
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for name, violation in found:
+        for name, violation in [*self.violations.items(), *self.surrogates.items()]:
             bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
         return bad
 
@@ -144,14 +142,15 @@ def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian
     lagrangian: of the micro-batch, a scalar.
     """
     device = terms.objective.device
-    shares = (lagrangian / max(1, len(index))).expand(len(index))
-    columns = [index.to(device), terms.objective, terms.masks[OBJECTIVE], shares]
-    columns = [column[:, None] for column in columns]
+    shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
+    # The first column is in the widest dtype, and torch converts the others to it.
+    columns = [index.to(device, widest(device)), terms.objective, terms.masks[OBJECTIVE], shares]
     for name, violation in terms.violations.items():
         columns += [violation, terms.masks[name]]
         columns += [terms.strict[name]] if terms.strict else []
         columns += [multipliers[name]] if name in multipliers else []
-    return torch.cat([column.detach().to(widest(device)) for column in columns], dim=1)
+    with torch.no_grad():
+        return torch.column_stack(columns)
 
 
 def spread(
@@ -189,32 +188,32 @@ def unpack(
     per_sample: the constraints whose multipliers were packed too.
     strict: whether strict violations were.
     """
-    index, objective, mask, shares = rows[:, :4].unbind(1)
-    masks, violations = {OBJECTIVE: mask.bool()}, dict[str, Tensor]()
-    surrogates, multipliers = dict[str, Tensor](), dict[str, Tensor]()
     per_sample = set(per_sample)
-    rest = rows[:, 4:]
-    for name, width in columns.items():
-        count = 2 + strict + (name in per_sample)
-        parts = list(rest[:, : count * width].split(width, dim=1))
-        rest = rest[:, count * width :]
-        violations[name], masks[name] = parts[0], parts[1].bool()
+    counts_of = {name: 2 + strict + (name in per_sample) for name in columns}
+    widths = [columns[name] for name, count in counts_of.items() for _ in range(count)]
+    index, objective, mask, shares, *parts = rows.split([1, 1, 1, 1, *widths], dim=1)
+    masks, violations = {OBJECTIVE: mask[:, 0].bool()}, dict[str, Tensor]()
+    surrogates, multipliers = dict[str, Tensor](), dict[str, Tensor]()
+    for name, count in counts_of.items():
+        own, parts = parts[:count], parts[count:]
+        violations[name], masks[name] = own[0], own[1].bool()
         if strict:
-            surrogates[name], violations[name] = parts[0], parts[2]
+            surrogates[name], violations[name] = own[0], own[2]
         if name in per_sample:
-            multipliers[name] = parts[-1]
+            multipliers[name] = own[-1]
     counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
-    lagrangian = float(shares.sum())
+    lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        index.long(),
-        objective,
+        index[:, 0].long(),
+        objective[:, 0],
         violations,
         masks,
         multipliers,
         counts,
-        lagrangian,
+        float(shares.sum()),
         gradient_norm,
         surrogates,
+        finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
 
 
@@ -249,6 +248,8 @@ def complete_masks(
 
 def carries(mask: Tensor) -> Tensor:
     """(b,) bool: samples that carry a term at all, from its mask (b,) or (b, K)."""
+    if mask.dim() == 2 and mask.shape[1] == 1:
+        return mask[:, 0]
     return mask if mask.dim() == 1 else mask.any(1)
 
 
@@ -315,7 +316,7 @@ def violations_and_mask(
             f'membership()["{name}"] has {mask.shape[1]} columns, '
             f"constraint_values() {width}: they must agree."
         )
-    mask = mask.expand(-1, width)
+    mask = mask if mask.shape[1] == width else mask.expand(-1, width)
     return violation, mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
 
 
