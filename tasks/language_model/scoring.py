@@ -37,6 +37,7 @@ from pl_pointwise.tasks.common.agreement import (
     rounding,
 )
 from pl_pointwise.tasks.common.sizes import recurring
+from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
 
 from .batch import Pairs
 from .comparison import probe_of, shortened, value_problem
@@ -110,6 +111,9 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
+        self.kernel: Kernel | None = None
+        """Attention of the shared prompt on a GPU, see varlen.py; None computes it by sample."""
+        self._seeks_kernel = True
         self._by_values_only = False  # An evaluation chose, so the first step compares again.
         if method == "shared_prompt":
             install(base_of(model))
@@ -125,6 +129,9 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
+        if self._seeks_kernel and pairs.prompt_ids.is_cuda:
+            self.kernel = choose_kernel(self.model, pairs.prompt_ids.device)
+            self._seeks_kernel = False
         if self.method == "auto" or (self._by_values_only and torch.is_grad_enabled()):
             self.choose_method(batch)
         wanted = _wanted(pairs, reference)
@@ -175,6 +182,10 @@ class ResponseScorer:
             bound = rounding(self.model, exact)
             for method in ("shared_prompt", "chunked"):
                 problem = self._try(method, probe, plain, differentiate, gradients, bound)
+                if problem is not None and method == "shared_prompt" and self.kernel is not None:
+                    log.warning("%s is not used: %s.", self.kernel.name, problem)
+                    self.kernel = None
+                    problem = self._try(method, probe, plain, differentiate, gradients, bound)
                 if problem is None:
                     return method
                 log.warning('The scoring method "%s" is not used: %s.', method, problem)
@@ -308,7 +319,8 @@ class ResponseScorer:
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
         layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = layout.filled(recurring(len(layout.source), device)).to(device)
+        layout = layout.filled(recurring(len(layout.source), device))
+        layout = layout.for_kernel(self.kernel).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
