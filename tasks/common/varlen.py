@@ -233,10 +233,15 @@ def segment_mask(
     )
     query_left = segments.query_ends[1:][query_of] - at
     key_left = segments.key_ends[1:][key_of] - of
+    # Tensors, so that FlexAttention is compiled once for all windows.
+    before, after = (
+        torch.full((), reach if reach >= 0 else queries + keys, device=at.device, dtype=at.dtype)
+        for reach in window
+    )
 
     def seen(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        together = query_of[query] == key_of[key]
-        return together & _within(window, query_left[query] - key_left[key])
+        ahead = query_left[query] - key_left[key]
+        return (query_of[query] == key_of[key]) & (ahead + before >= 0) & (ahead <= after)
 
     return seen
 

@@ -302,12 +302,15 @@ class ResponseScorer:
 
         if wanted is None or len(wanted.targets) == len(pairs.targets):
             return statistics(hidden, pairs.targets, reference)
-        asked = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
-        asked[wanted.within(pairs)] = True
-        some, kl, reference_ll = statistics(hidden[asked], wanted.targets, reference)
-        rest, _, _ = statistics(hidden[~asked], pairs.targets[~asked], None)
+        others = pairs.only(set(pairs.places) - set(wanted.places))
+        # Not by a bool mask, whose count of tokens the host would wait for.
+        asked, left = wanted.within(pairs), others.within(pairs)
+        some, kl, reference_ll = statistics(
+            hidden.index_select(0, asked), wanted.targets, reference
+        )
+        rest, _, _ = statistics(hidden.index_select(0, left), others.targets, None)
         log_likelihood = some.new_zeros(len(hidden))
-        log_likelihood = log_likelihood.masked_scatter(asked, some).masked_scatter(~asked, rest)
+        log_likelihood = log_likelihood.index_copy(0, asked, some).index_copy(0, left, rest)
         return log_likelihood, kl, reference_ll
 
     def _hidden(self, pairs: Pairs) -> Tensor:
@@ -378,14 +381,14 @@ def _summed(
     """Sums and means over each response's tokens, from (n,) and, for what is wanted, (m,)."""
 
     def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor(owners.response_lengths, device=tokens.device)
+        lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
         places = torch.arange(owners.widths[1], device=tokens.device)
         mask = places < lengths[..., None]  # (B, R, T)
         sums = tokens.new_zeros(mask.shape).masked_scatter(mask, tokens).sum(-1)
         return sums, sums / lengths.clamp(min=1)
 
     sums, means = per_response(log_likelihood, pairs)
-    lengths = torch.tensor(pairs.response_lengths, device=sums.device)
+    lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
     if wanted is None or kl is None or reference_log_likelihood is None:
         return ResponseStatistics(sums, means, lengths)
     _, divergence = per_response(kl, wanted)
