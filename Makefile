@@ -3,6 +3,7 @@
 # make test          lint, types, tests
 # make evidence      docs/evidence.md anew: every method tuned, chosen, judged; hours, goes on where it
 #                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
+# make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
@@ -24,10 +25,11 @@ EVIDENCE_ARGS ?=
 EVIDENCE_FOLDERS = $(if $(EVIDENCE_DATA),--data $(EVIDENCE_DATA)) \
 	$(if $(EVIDENCE_MODELS),--models $(EVIDENCE_MODELS))
 PYTEST_ARGS  ?=
+BENCH_ARGS   ?=
 WORKERS      ?= 2
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo evidence test lint types pytest docs test-lowest test-minimal clean
+.PHONY: demo evidence bench-gpu test lint types pytest docs test-lowest test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
@@ -36,6 +38,9 @@ demo: $(VENV)/.installed-demo
 evidence: $(VENV)/.installed-demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence --workers $(WORKERS) \
 		$(EVIDENCE_FOLDERS) $(EVIDENCE_ARGS)
+
+bench-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
 
 test: lint types pytest
 

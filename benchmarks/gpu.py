@@ -191,7 +191,10 @@ def write_inputs(arguments: argparse.Namespace, folder: Path) -> None:
             "vocab_size": 128_256,
         }  # fmt: skip
     torch.manual_seed(0)
-    config = LlamaConfig(**sizes, **ids, max_position_embeddings=8192, tie_word_embeddings=True)
+    config = LlamaConfig(
+        **sizes, **ids, max_position_embeddings=8192, tie_word_embeddings=True,
+        initializer_range=0.3 if tiny else 0.05,  # so that likelihoods differ
+    )  # fmt: skip
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder / MODEL)
     words.save_pretrained(folder / MODEL)
     words = tokenizer(pair=True)
@@ -233,6 +236,8 @@ def tokenizer(pair: bool) -> Any:
         tokenizer_object=backend, pad_token="[PAD]", model_max_length=8192,
         model_input_names=["input_ids", "attention_mask"], **names,
     )  # fmt: skip
+    if pair:  # With a template, CrossEncoder takes a pair for a conversation.
+        return found
     found.chat_template = (
         "{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}"
         "{%- for message in messages %}[CLS]{{ message.content }}[SEP]{%- endfor %}"
