@@ -316,10 +316,11 @@ def window_of(mask_function: Callable[..., Tensor], longest: int, rows: int = 64
     seen = mask_function(zero, zero, at[None, None, :, None], keys[None, None, None, :])
     seen = seen.expand(1, 1, len(at), longest)[0, 0]
     before, after = int(seen[-1].sum()) - 1, int(seen[0].sum()) - 1
-    window = tuple(-1 if reach == longest - 1 else reach for reach in (before, after))
-    if min(before, after) < 0 or not seen.equal(_within(window, keys - at[:, None])):
+    if min(before, after) < 0:
         return None
-    return window[0], window[1]
+    whole = longest - 1
+    window = -1 if before == whole else before, -1 if after == whole else after
+    return window if seen.equal(_within(window, keys - at[:, None])) else None
 
 
 # The choice ---------------------------------------------------------------------------------------
@@ -332,16 +333,18 @@ def choose_kernel(model: nn.Module, device: torch.device) -> Kernel | None:
     """
     weight = next(weight for weight in model.parameters() if weight.is_floating_point())
     dtype = _computing_dtype(weight)
-    dropout = attention_dropout(model)
-    refused = []
+    dropout, sizes = attention_dropout(model), head_sizes(model)
+    refused: list[str] = []
     for kernel in KERNELS:
         problem = None if kernel.installed else f"{kernel.package} is not installed"
         if problem is None and kernel.low_only and dtype not in LOW:
             problem = f"it does not compute in {dtype}"
         if problem is None and dropout and not kernel.drops:
             problem = f"it has no dropout, and the model's attention one of {dropout}"
-        if problem is None:
-            problem = kernel_problem(kernel, *head_sizes(model), dtype, device)
+        if problem is None and sizes is None:
+            problem = "the model's configuration does not say how many heads it has"
+        if problem is None and sizes is not None:
+            problem = kernel_problem(kernel, *sizes, dtype, device)
         if problem is None:
             log.info("Attention in segments: %s%s.", kernel.name, _after(refused))
             return kernel
@@ -361,12 +364,14 @@ def attention_dropout(model: Any) -> float:
     return max((float(value) for value in named if isinstance(value, float)), default=0.0)
 
 
-def head_sizes(model: Any) -> tuple[int, int, int]:
-    """Heads, key heads and the size of a head of a model, by its configuration."""
+def head_sizes(model: Any) -> tuple[int, int, int] | None:
+    """Heads, key heads and the size of a head, by a model's configuration; None if it says not."""
     config = model.config.get_text_config()
-    heads = int(config.num_attention_heads)
-    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    return heads, key_heads, int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    heads, hidden = (getattr(config, n, None) for n in ("num_attention_heads", "hidden_size"))
+    if not isinstance(heads, int) or not isinstance(hidden, int):
+        return None
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return heads, int(key_heads), int(getattr(config, "head_dim", None) or hidden // heads)
 
 
 def kernel_problem(
@@ -376,42 +381,41 @@ def kernel_problem(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    differentiate: bool = True,
 ) -> str | None:
     """Why a kernel is not to be used, or None if it computes what the definition says.
 
     On random rows of segments with more keys than queries and equally many, everything seen, causal
-    and in windows: values, and gradients.
+    and in windows: values, and gradients. In an evaluation too, which has none of its own.
     """
     queries, keys = (37, 130, 1, 64, 200), (37, 161, 60, 64, 333)
-    segments = Segments.of(queries, keys).to(device)
-    generator = torch.Generator().manual_seed(0)
     shapes = [(sum(queries), heads), (sum(keys), key_heads), (sum(keys), key_heads)]
-    inputs = [
-        torch.randn(*shape, size, generator=generator)
-        .to(device, dtype)
-        .requires_grad_(differentiate)
-        for shape in shapes
-    ]
-    weights = torch.randn(*shapes[0], size, generator=generator).to(device)
-    bound = 3e-2 if dtype in LOW else 1e-3
     scaling = 3 * size**-0.5  # Sharper than models', so that a key too many is seen.
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    bound = 3e-2 if dtype in LOW else 1e-3
+
+    def computed(
+        attend: Callable[..., Tensor], inputs: Sequence[Tensor], window: Window
+    ) -> tuple[Tensor, list[Tensor]]:
+        inputs = [each.detach().requires_grad_() for each in inputs]
+        found = attend(*inputs, segments, window, scaling, 0.0).float()
+        gradients = torch.autograd.grad((found * weights).sum(), inputs)
+        return found.detach(), [each.float() for each in gradients]
+
+    off = torch.autocast(device.type, enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), off:
+        segments = Segments.of(queries, keys).to(device)
+        generator = torch.Generator().manual_seed(0)
+        inputs = [
+            torch.randn(*shape, size, generator=generator).to(device, dtype) for shape in shapes
+        ]
+        weights = torch.randn(*shapes[0], size, generator=generator).to(device)
         for window in (EVERYTHING, CAUSAL, (9, 0), (7, 7)):
+            expected, wanted = computed(by_definition, [each.float() for each in inputs], window)
             try:
-                found = kernel.attend(*inputs, segments, window, scaling, 0.0).float()
-                wide = [each.detach().float().requires_grad_(differentiate) for each in inputs]
-                expected = by_definition(*wide, segments, window, scaling)
-                problem = disagreement("attention", found.detach(), expected.detach(), bound)
-                if problem is None and differentiate:
-                    gradients = torch.autograd.grad((found * weights).sum(), inputs)
-                    others = torch.autograd.grad((expected * weights).sum(), wide)
-                    wide_gradients = [each.float() for each in gradients]
-                    problem = gradient_problem(wide_gradients, others, bound)
-            except (
-                Exception
-            ) as error:  # whatever a kernel may raise on a device it was not made for
-                problem = f"{type(error).__name__}: {error}"
+                found, gradients = computed(kernel.attend, inputs, window)
+            except Exception as error:  # whatever one may raise on a device it was not made for
+                return (str(error) or type(error).__name__).splitlines()[0]
+            problem = disagreement("attention", found, expected, bound)
+            problem = problem or gradient_problem(gradients, wanted, bound)
             if problem is not None:
-                return f"with the window {window}, {problem.splitlines()[0]}"
+                return f"with the window {window}, {problem}"
     return None

@@ -130,7 +130,7 @@ class ResponseScorer:
         """
         pairs = Pairs.of(batch)
         if self._seeks_kernel and pairs.prompt_ids.is_cuda:
-            self.kernel = choose_kernel(self.model, pairs.prompt_ids.device)
+            self.kernel = choose_kernel(base_of(self.model), pairs.prompt_ids.device)
             self._seeks_kernel = False
         if self.method == "auto" or (self._by_values_only and torch.is_grad_enabled()):
             self.choose_method(batch)

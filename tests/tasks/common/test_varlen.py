@@ -268,6 +268,11 @@ def test_the_definition_passes_the_check_in_both_precisions(dtype: torch.dtype) 
     assert kernel_problem(BY_DEFINITION, 4, 2, 16, dtype, CPU) is None
 
 
+def test_the_check_has_gradients_in_an_evaluation_too() -> None:
+    with torch.inference_mode():
+        assert kernel_problem(BY_DEFINITION, 4, 2, 16, torch.float32, CPU) is None
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_kernel_that_sees_other_keys_is_refused_in_bfloat16_too(name: str) -> None:
     problem = kernel_problem(BROKEN[name], 4, 2, 16, torch.bfloat16, CPU)
