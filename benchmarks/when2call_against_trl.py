@@ -48,7 +48,7 @@ CONTESTANTS = (
 )
 ON_REQUEST = (("trl-dpo", "ours-dpo"),)  # named in --contestants
 UNTIMED = 2  # steps before those that are timed
-PASSES = {"trl-dpo": 3, "ours-pointwise": 3}  # forward, backward, reference; others two
+PASSES = {"trl-dpo": 3, "ours-dpo": 3, "ours-pointwise": 3}  # forward, backward, reference; others two
 
 
 def main() -> None:
@@ -105,6 +105,28 @@ def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
     return ids
 
 
+def trl_settings(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What both of TRL's trainers are given."""
+    micro = arguments.micro_batch or arguments.batch_size
+    return {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": arguments.batch_size // micro,
+        "max_steps": arguments.steps + UNTIMED,
+        "bf16": True,
+        "use_cpu": not CUDA,
+        "gradient_checkpointing": False,
+        "learning_rate": arguments.learning_rate,
+        "logging_steps": 1,
+        "use_liger_kernel": arguments.fast and find_spec("liger_kernel") is not None,
+        "max_length": 2048,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": CUDA,
+    }
+
+
 def run_trl(
     name: str,
     arguments: argparse.Namespace,
@@ -133,24 +155,7 @@ def run_trl(
     class Marks(TrainerCallback):
         on_step_begin = on_train_end = clock.mark
 
-    micro = arguments.micro_batch or arguments.batch_size
-    settings = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": arguments.batch_size // micro,
-        "max_steps": arguments.steps + UNTIMED,
-        "bf16": True,
-        "use_cpu": not CUDA,
-        "gradient_checkpointing": False,
-        "learning_rate": arguments.learning_rate,
-        "logging_steps": 1,
-        "use_liger_kernel": arguments.fast and find_spec("liger_kernel") is not None,
-        "max_length": 2048,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "dataloader_pin_memory": CUDA,
-    }
+    settings = trl_settings(arguments, folder)
     lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.05, task_type="CAUSAL_LM")
     flash = arguments.fast and find_spec("flash_attn") is not None
     model = AutoModelForCausalLM.from_pretrained(

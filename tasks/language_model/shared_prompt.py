@@ -223,12 +223,10 @@ def _row_mask(
             **kwargs,
         )
 
-    kernel, segments = layout.kernel, layout.segments
-    if kernel is not None and segments is not None and not additive:
-        plainly = allow_is_causal_skip and (local_size is None or segments.longest[1] < local_size)
-        window = CAUSAL if plainly else window_of(mask_function, segments.longest[1])
-        if window is not None:
-            return RowMask(layout.samples, (), (), (kernel, segments, window))
+    reach = local_size if allow_is_causal_skip else 0
+    found = None if additive else _by_kernel(layout, mask_function, reach)
+    if found is not None:
+        return found
 
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
@@ -260,6 +258,21 @@ def _row_mask(
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
         branches.append(allowed(positions[sample.trunk :], positions, seen))
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
+
+
+def _by_kernel(
+    layout: Layout, mask_function: Callable[..., Tensor], reach: int | None
+) -> RowMask | None:
+    """The mask where the layout has a kernel and the model's rule is a window, else None.
+
+    reach: sequences shorter than it are plainly causal; None: all are.
+    """
+    kernel, segments = layout.kernel, layout.segments
+    if kernel is None or segments is None:
+        return None
+    longest = segments.longest[1]
+    window = CAUSAL if reach is None or longest < reach else window_of(mask_function, longest)
+    return None if window is None else RowMask(layout.samples, (), (), (kernel, segments, window))
 
 
 def _row_attention(
