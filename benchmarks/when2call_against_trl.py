@@ -48,7 +48,8 @@ CONTESTANTS = (
 )
 ON_REQUEST = (("trl-dpo", "ours-dpo"),)  # named in --contestants
 UNTIMED = 2  # steps before those that are timed
-PASSES = {"trl-dpo": 3, "ours-dpo": 3, "ours-pointwise": 3}  # forward, backward, reference; others two
+# Forward, backward, reference; others two.
+PASSES = {"trl-dpo": 3, "ours-dpo": 3, "ours-pointwise": 3}
 
 
 def main() -> None:
