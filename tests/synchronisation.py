@@ -47,11 +47,11 @@ class Waits:
         with self._modes[0], self._modes[1]:
             yield
 
-    def move(self, value: Any) -> None:
+    def move(self, value: Any, on_device: bool = True) -> None:
         """Marks all tensors in a value."""
         for each in tree_leaves(value):
             if isinstance(each, Tensor):
-                self.mark(each, True)
+                self.mark(each, on_device)
 
     def mark(self, tensor: Tensor, on_device: bool) -> None:
         self._on_device[tensor.untyped_storage()._cdata] = on_device
@@ -155,7 +155,9 @@ def step_waits(module: Any, fit: Callable[[], None], step: int = 1) -> list[str]
     def moved(batch: Any, device: torch.device, place: int) -> Any:
         found = move(batch, device, place)
         for each in found if isinstance(found, list) else [found]:
-            waits.move({key: v for key, v in each.items() if key not in module.host_keys})
+            for key, value in each.items():
+                # Also what stays: its memory may have been a marked tensor's before.
+                waits.move(value, on_device=key not in module.host_keys)
         return found
 
     def training_step(batch: Any, batch_idx: int) -> Any:
