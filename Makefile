@@ -5,6 +5,7 @@
 #                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
 # make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea safety"
 # make bench-check   the cheap benchmarks: what fell by more than a fifth; ten minutes, an idle machine
+# make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
 # make test-minimal  the tests without optional extras: what needs one is skipped
@@ -31,7 +32,8 @@ WORKERS      ?= 2
 NOTEBOOKS    ?=
 LOWEST_PYTHON ?= python3.10
 
-.PHONY: demo evidence bench-check test lint types pytest notebooks docs test-lowest test-minimal clean
+.PHONY: demo evidence bench-check bench-gpu test lint types pytest notebooks docs test-lowest \
+	test-minimal clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
@@ -43,6 +45,9 @@ evidence: $(VENV)/.installed-demo
 
 bench-check: $(VENV)/.installed-demo
 	$(BIN)/python benchmarks/check.py $(BENCH_ARGS)
+
+bench-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.gpu $(BENCH_ARGS)
 
 test: lint types pytest
 

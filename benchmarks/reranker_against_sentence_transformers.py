@@ -14,7 +14,8 @@ negative) or without a constraint.
 
 Scoring: from texts to scores, tokenisation included. Theirs is CrossEncoder.predict on all pairs,
 in float32 as it comes, or under bf16 autocast; ours is Trainer.predict in the same precision. The
-first of two runs is not timed.
+first of two runs is not timed. --fast gives sentence-transformers flash attention where it is
+installed, with which it computes no padding.
 
 A sample is a pair of query and passage; ratios are to the first of each table. The floor is the
 time of the matrix products of the pairs' tokens, padding not counted, three times in training.
@@ -29,7 +30,9 @@ import logging
 import tempfile
 import warnings
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,6 +41,7 @@ from rounds import (
     DEVICE,
     Clock,
     Memory,
+    add_common,
     lightning_trainer,
     product_rate,
     read_rows,
@@ -67,8 +71,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shapes", choices=("modernbert-base",))
     parser.add_argument("--contestants", nargs="+")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    add_common(parser)
     parser.set_defaults(random=None)  # shapes of language models
     run(parser.parse_args(), (TRAINING, SCORING, SCORING_BF16), measure, "pair")
 
@@ -89,15 +92,22 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         source = model_folder(arguments, Path(folder))
-        memory = contestant(name, arguments, rows, source, Path(folder), clock)
+        memory, scores = contestant(name, arguments, rows, source, Path(folder), clock)
         taken = clock.median_of_last(arguments.steps if training else 1)
-        floor = floor_seconds_per_pair(name, source, rows, arguments.max_length)
+        floor, flops, tokens = floor_of_a_pair(name, source, rows, arguments.max_length)
     pairs = pairs_in(rows) * (arguments.queries / len(rows) if training else 1)
     return {
         **{key: value / pairs for key, value in taken.items()},
         "floor_seconds": floor,
         "samples": 1,
+        "tokens": tokens,
+        "flops": flops,
         **memory.peak(),
+        **(
+            {"mean_score": mean(scores), "mean_square": mean(s * s for s in scores)}
+            if scores
+            else {}
+        ),
     }
 
 
@@ -129,8 +139,12 @@ def pairs_in(rows: list[Row]) -> int:
     return len(texts(rows))
 
 
-def floor_seconds_per_pair(name: str, source: str, rows: list[Row], max_length: int) -> float:
-    """The least time for a pair: products of weights and of attention at the measured rate.
+def floor_of_a_pair(
+    name: str, source: str, rows: list[Row], max_length: int
+) -> tuple[float, float, float]:
+    """The least time for a pair, its FLOP, and its tokens: means over the pairs.
+
+    The time is that of the products of weights and of attention at the measured rate.
 
     Windows of attention are not subtracted: the passages are hardly longer.
     """
@@ -147,17 +161,29 @@ def floor_seconds_per_pair(name: str, source: str, rows: list[Row], max_length: 
         queries, passages, truncation="longest_first", max_length=max_length
     )["input_ids"]
     flops = sum(2 * weights * len(pair) + attention * len(pair) ** 2 for pair in ids) / len(ids)
+    flops *= 3 if name in TRAINING else 1
     rate = product_rate(config, torch.float32 if name in SCORING else torch.bfloat16)
-    return flops * (3 if name in TRAINING else 1) / rate
+    return flops / rate, flops, sum(map(len, ids)) / len(ids)
+
+
+def cross_encoder(source: str, arguments: argparse.Namespace) -> Any:
+    from sentence_transformers.cross_encoder import CrossEncoder
+
+    flash = arguments.fast and find_spec("flash_attn") is not None
+    return CrossEncoder(
+        source,
+        num_labels=1,
+        max_length=arguments.max_length,
+        model_kwargs={"attn_implementation": "flash_attention_2"} if flash else None,
+    )
 
 
 def run_trainer(
     name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
-) -> Memory:
+) -> tuple[Memory, list[float]]:
     """CrossEncoderTrainer with LambdaLoss, the selected passage relevant."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (
-        CrossEncoder,
         CrossEncoderTrainer,
         CrossEncoderTrainingArguments,
     )
@@ -168,7 +194,7 @@ def run_trainer(
         on_step_begin = on_train_end = clock.mark
 
     memory = Memory()
-    model = CrossEncoder(source, num_labels=1, max_length=arguments.max_length)
+    model = cross_encoder(source, arguments)
     CrossEncoderTrainer(
         model=model,
         args=CrossEncoderTrainingArguments(
@@ -193,7 +219,7 @@ def run_trainer(
         loss=LambdaLoss(model, mini_batch_size=-1 if name.endswith("one-pass") else None),
         callbacks=[Marks()],
     ).train()
-    return memory
+    return memory, []
 
 
 def written(rows: list[Row], folder: Path) -> str:
@@ -204,7 +230,7 @@ def written(rows: list[Row], folder: Path) -> str:
 
 def run_ours(
     name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
-) -> Memory:
+) -> tuple[Memory, list[float]]:
     """RerankerModule under Lightning."""
     from pl_pointwise import Pointwise
     from pl_pointwise.tasks import RerankerDataModule, RerankerModule
@@ -224,30 +250,32 @@ def run_ours(
         batch_size=arguments.queries,
     )
     lightning_trainer(out, clock, max_epochs=1).fit(module, data)
-    return memory
+    return memory, []
 
 
 def run_predict(
     name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
-) -> Memory:
+) -> tuple[Memory, list[float]]:
     """CrossEncoder.predict on all pairs at once: it sorts them by length."""
-    from sentence_transformers.cross_encoder import CrossEncoder
+    import sentence_transformers.cross_encoder  # noqa: F401 — before the memory is read
 
     memory = Memory()
-    model = CrossEncoder(source, num_labels=1, max_length=arguments.max_length)
+    model = cross_encoder(source, arguments)
     pairs = texts(rows)
     low = name in SCORING_BF16
     clock.mark()
     for _ in range(2):
         with torch.autocast(DEVICE, torch.bfloat16) if low else nullcontext():
-            model.predict(pairs, show_progress_bar=False)
+            scores = model.predict(
+                pairs, show_progress_bar=False, activation_fn=torch.nn.Identity()
+            )
         clock.mark()
-    return memory
+    return memory, [float(score) for score in scores]
 
 
 def run_ours_predict(
     name: str, arguments: argparse.Namespace, rows: list[Row], source: str, out: Path, clock: Clock
-) -> Memory:
+) -> tuple[Memory, list[float]]:
     """Trainer.predict, from the file with the texts; reading it and the tokenizer included."""
     from pl_pointwise.tasks import RerankerDataModule, RerankerModule
 
@@ -261,9 +289,9 @@ def run_ours_predict(
     clock.mark()
     for _ in range(2):
         data = RerankerDataModule(source="files", predict_file=path, eval_batch_size=32)
-        trainer.predict(module, data)
+        found = trainer.predict(module, data)
         clock.mark()
-    return memory
+    return memory, [score for batch in found for query in batch for score in query["scores"]]
 
 
 if __name__ == "__main__":

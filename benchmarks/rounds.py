@@ -66,9 +66,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--max-prompt", type=int, default=1024, help="longer ones are left out")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--contestants", nargs="+")
+    add_common(options)
+    return options
+
+
+def add_common(options: argparse.ArgumentParser) -> None:
+    """What :func:`run` reads, and what only gpu.py asks for."""
+    options.add_argument("--json", type=Path, help="where to write every round's figures")
+    options.add_argument("--fast", action="store_true", help="the others' fast options, see gpu.py")
     options.add_argument("--only", help=argparse.SUPPRESS)
     options.add_argument("--folder", help=argparse.SUPPRESS)
-    return options
 
 
 def run(
@@ -108,6 +115,8 @@ def run(
     for group in groups:
         if present := {name: found[name] for name in group if name in found}:
             print(f"\n{table(present, unit)}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "rounds": found}, indent=1))
 
 
 def write_random(shape: str, tokenizer: Path, folder: Path) -> str:
@@ -230,6 +239,15 @@ def floor_seconds(model: str, samples: Sequence[tuple[int, Sequence[int]]], pass
     Args:
         passes: forward and backward passes over each token.
     """
+    from transformers import AutoConfig
+
+    flops, read = needed(model, samples)
+    rate = product_rate(AutoConfig.from_pretrained(model))
+    return passes * max(flops / rate, read / copy_rate())
+
+
+def needed(model: str, samples: Sequence[tuple[int, Sequence[int]]]) -> tuple[float, float]:
+    """FLOP of the matrix products in one pass over such samples, and bytes of weights in bf16."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(model)
@@ -245,8 +263,7 @@ def floor_seconds(model: str, samples: Sequence[tuple[int, Sequence[int]]], pass
         seen = prompt**2 / 2 + sum(length * prompt + length**2 / 2 for length in responses)
         flops += 2 * weights * tokens + 2 * head.numel() * sum(responses)
         flops += 4 * width * config.num_hidden_layers * seen
-    read = 2 * (weights + head.numel())  # bytes in bf16
-    return passes * max(flops / product_rate(config), read / copy_rate())
+    return flops, 2 * (weights + head.numel())
 
 
 def product_rate(config: Any, dtype: torch.dtype = torch.bfloat16) -> float:

@@ -72,7 +72,7 @@ def batch_statistic(
     for _, mask in parts:
         present = present + carries(mask).sum()
     left_out = 1 - reduce(present, "sum") / count
-    anchor = threshold.to(left_out)
+    anchor = threshold.to(left_out, non_blocking=True)
     if formulation.anchor == "largest":
         anchor = left_out.new_full((sides,), -math.inf)
         for violation, mask in parts:
@@ -91,7 +91,10 @@ def batch_statistic(
 
 def slope_of(statistic: BatchStatistic, multiplier: Tensor) -> Slope:
     """∂ψ/∂mean at λ."""
-    formulation, multiplier = statistic.formulation, multiplier.to(statistic.mean)
+    formulation, multiplier = (
+        statistic.formulation,
+        multiplier.to(statistic.mean, non_blocking=True),
+    )
     with torch.enable_grad():
         mean = statistic.mean.detach().requires_grad_()
         value = statistic.anchor + formulation.outer(mean)
@@ -104,7 +107,7 @@ def linearised(
 ) -> Tensor:
     """slope · inner(v − a), (b, sides·K), whose derivative in v is that of the batch's ψ."""
     per_side = violation.shape[1] // len(slope.slope)
-    factor = slope.slope.to(violation).repeat_interleave(per_side)
+    factor = slope.slope.to(violation, non_blocking=True).repeat_interleave(per_side)
     return factor * formulation.inner(_anchored(violation, mask, slope.anchor))
 
 
@@ -131,5 +134,7 @@ def _largest(violation: Tensor, mask: Tensor, sides: int) -> Tensor:
 
 def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:
     """v − a of each side's a, in the dtype of v, (b, sides·K); zero where the mask is False."""
-    columns = anchor.to(violation).repeat_interleave(violation.shape[1] // len(anchor))
+    columns = anchor.to(violation, non_blocking=True).repeat_interleave(
+        violation.shape[1] // len(anchor)
+    )
     return torch.where(mask, violation - columns, 0)

@@ -81,7 +81,7 @@ class BatchTerms:
         for name, formulation in self.formulations.items():
             shared = counts[name], device, reduce
             statistic = self._statistic(name, _parts(name, terms), *shared)
-            multiplier = self.multiplier(name).to(statistic.mean)
+            multiplier = self.multiplier(name).to(statistic.mean, non_blocking=True)
             if self.dual_first:
                 judged = statistic
                 if any(part.strict for part in terms):

@@ -144,7 +144,8 @@ def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian
     device = terms.objective.device
     shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     # The first column is in the widest dtype, and torch converts the others to it.
-    columns = [index.to(device, widest(device)), terms.objective, terms.masks[OBJECTIVE], shares]
+    index = index.to(device, widest(device), non_blocking=True)
+    columns = [index, terms.objective, terms.masks[OBJECTIVE], shares]
     for name, violation in terms.violations.items():
         columns += [violation, terms.masks[name]]
         columns += [terms.strict[name]] if terms.strict else []
@@ -230,7 +231,7 @@ def complete_masks(
     Raises:
         DataError: a mask that is not bool, or not of b rows.
     """
-    real = (index >= 0).to(device)
+    real = (index >= 0).to(device, non_blocking=True)
     complete = {}
     for name in names:
         mask = masks.get(name)
@@ -242,7 +243,8 @@ def complete_masks(
                 f'membership()["{name}"] must be bool of shape ({len(index)},) or '
                 f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
             )
-        complete[name] = mask.to(device) & (real if mask.dim() == 1 else real[:, None])
+        mask = mask.to(device, non_blocking=True)
+        complete[name] = mask & (real if mask.dim() == 1 else real[:, None])
     return complete
 
 
@@ -291,7 +293,7 @@ def validate_strict(given: Any, values: Mapping[str, Tensor]) -> dict[str, Tenso
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
                 f"{shape}, got {other}. Leave a constraint out that has no strict value."
             )
-        strict = strict.detach().to(values[name].device)
+        strict = strict.detach().to(values[name].device, non_blocking=True)
         found[name] = strict if strict.dtype == torch.float64 else strict.float()
     return found
 

@@ -4,7 +4,8 @@ Everything in a transformer's encoder but attention works token by token. So a p
 becomes a single row of N tokens, sequence behind sequence, the short ones first, every token with
 its position in its own sequence. Attention takes the row apart again: sequences of one length are
 a batch of their own, without padding and so, unless the model has windows, without a mask. What may
-see what is decided by the model's own mask functions, given positions.
+see what is decided by the model's own mask functions, given positions. With a kernel for segments
+of a row (varlen.py) all sequences are one call of that instead.
 
 :func:`install` hooks this into the encoder inside a classifier: its inputs are packed on the way
 in, its last hidden states padded on the way out, and the head around it (pooling by first token, by
@@ -21,7 +22,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from transformers import PreTrainedModel
 
 from .attention import Replacement, added, attention_function, visible
 from .dropout import dropout as quick_dropout
+from .varlen import Kernel, Segments, Window, attend, window_of
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class Packing:
     source: Tensor  # (N,) positions in the flattened padded batch
     positions: Tensor  # (N,) from 0 in each sequence
     groups: tuple[tuple[int, int], ...]  # (count, length) of the sequences, by rising length
+    kernel: Kernel | None = None  # attention in segments, see varlen.py
+    segments: Segments | None = None  # the sequences, where there is a kernel
 
     @classmethod
-    def of(cls, lengths: Tensor, width: int) -> Packing:
+    def of(cls, lengths: Tensor, width: int, kernel: Kernel | None = None) -> Packing:
         """The packing of sequences of the given lengths (n,) on the CPU, all above 0, padded to T.
 
         Padding is on the right.
@@ -55,13 +59,16 @@ class Packing:
         positions = columns.expand(len(lengths), width)[filled]
         distinct, counts = lengths.unique_consecutive(return_counts=True)
         groups = tuple(zip(counts.tolist(), distinct.tolist(), strict=True))
-        return cls((len(lengths), width), source, positions, groups)
+        sizes = lengths.tolist()
+        segments = None if kernel is None else Segments.of(sizes, sizes)
+        return cls((len(lengths), width), source, positions, groups, kernel, segments)
 
     def to(self, device: torch.device) -> Packing:
         source, positions = (
             tensor.to(device, non_blocking=True) for tensor in (self.source, self.positions)
         )
-        return Packing(self.shape, source, positions, self.groups)
+        segments = None if self.segments is None else self.segments.to(device)
+        return replace(self, source=source, positions=positions, segments=segments)
 
     def pack(self, padded: Tensor) -> Tensor:
         """(n, T, …) → (1, N, …)."""
@@ -76,10 +83,14 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """What the sequences of each group may see, in place of the usual mask tensor."""
+    """What the sequences of each group may see, in place of the usual mask tensor.
+
+    With a kernel: the window of all, and no masks.
+    """
 
     groups: tuple[tuple[int, int], ...]  # (count, length)
     masks: tuple[Tensor | None, ...]  # (1, 1, length, length) of each; None is everything
+    kernel: tuple[Kernel, Segments, Window] | None = None
 
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
@@ -183,6 +194,11 @@ def _packed_mask(
     packing = _packing.get()
     if packing is None:
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
+    kernel, segments = packing.kernel, packing.segments
+    if kernel is not None and segments is not None and not additive:
+        window = window_of(mask_function, packing.groups[-1][1])
+        if window is not None:
+            return PackedMask(packing.groups, (), (kernel, segments, window))
     longest = torch.arange(packing.groups[-1][1])
     rule = visible(mask_function, longest, longest)  # on the CPU: whether all is visible is free
     masks: list[Tensor | None] = []
@@ -209,14 +225,16 @@ def _packed_attention(
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
-    attend = attention_function(original, module)
+    plain = attention_function(original, module)
     if not isinstance(attention_mask, PackedMask):
-        result: tuple[Tensor, Tensor | None] = attend(
+        result: tuple[Tensor, Tensor | None] = plain(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
+    if attention_mask.kernel is not None:
+        return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
     if original == "sdpa" and _kernel_is_slow(query, key, **kwargs):
-        attend = softmax_attention
+        plain = softmax_attention
     sizes = [count * length for count, length in attention_mask.groups]
     pieces = zip(
         attention_mask.groups,
@@ -228,7 +246,7 @@ def _packed_attention(
     for group, mask, *qkv in pieces:
         # (heads, count · length, D) → (count, heads, length, D)
         q, k, v = (tensor.unflatten(1, group).transpose(0, 1) for tensor in qkv)
-        outputs.append(attend(module, q, k, v, mask, *args, **kwargs)[0].flatten(0, 1))
+        outputs.append(plain(module, q, k, v, mask, *args, **kwargs)[0].flatten(0, 1))
     return torch.cat(outputs)[None], None
 
 

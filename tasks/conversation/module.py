@@ -171,11 +171,13 @@ class ConversationModule(AnsweringModule):
 
         That meets the role's ε where s̄ meets its own; of a relative one it is s̄ − s̄_ref + δ + ε.
         """
-        means, shift = outputs.mean_log_likelihood, batch["shift"].to(outputs.log_likelihood)
+        means = outputs.mean_log_likelihood
+        shift = batch["shift"].to(means, non_blocking=True)
         reference = outputs.reference_mean_log_likelihood
         origin = torch.zeros_like(means)
         if reference is not None:
-            origin = torch.where(batch["relative"].to(means.device), reference, 0.0)
+            relative = batch["relative"].to(means.device, non_blocking=True)
+            origin = torch.where(relative, reference, 0.0)
         bounds = self.constraints if self.training else self.evaluation_constraints
         own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[name])
         return torch.where(shift.isnan(), means, own)

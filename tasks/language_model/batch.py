@@ -130,7 +130,7 @@ class Pairs:
             start + response_lengths[row][column]
             for start, (row, column) in zip(starts, places, strict=True)
         ]
-        tokens = _ranges(starts, ends).to(response_ids.device)
+        tokens = _ranges(starts, ends).to(response_ids.device, non_blocking=True)
         targets = response_ids.flatten()[tokens]
         return cls(prompt_ids, response_ids, prompt_lengths, response_lengths, places, targets)
 
@@ -152,7 +152,7 @@ class Pairs:
                 starts.append(start)
                 ends.append(end)
             start = end
-        return _ranges(starts, ends).to(self.targets.device)
+        return _ranges(starts, ends).to(self.targets.device, non_blocking=True)
 
     def length(self, row: int, column: int) -> int:
         return self.response_lengths[row][column]
@@ -182,7 +182,10 @@ class Pairs:
             for sequence, (row, _) in enumerate(self.places)
         ]
         ends = [sequence * width + size for sequence, size in enumerate(sizes)]
-        return ids, mask.long().to(ids.device), _ranges(starts, ends).to(ids.device)
+        mask, places = (
+            each.to(ids.device, non_blocking=True) for each in (mask.long(), _ranges(starts, ends))
+        )
+        return ids, mask, places
 
 
 def _ranges(starts: Sequence[int], ends: Sequence[int]) -> Tensor:

@@ -154,7 +154,7 @@ class ResponseModule(LanguageModelModule):
         responses, found = self.constrained_responses(batch), {}
         for name in self.constraints:
             values = self.response_values(name, outputs, batch)
-            columns = responses[name].clamp(min=0).to(values.device)
+            columns = responses[name].clamp(min=0).to(values.device, non_blocking=True)
             rows = columns.reshape(len(columns), -1)
             found[name] = values.gather(1, rows).view(columns.shape)
         return found
@@ -174,7 +174,8 @@ class ResponseModule(LanguageModelModule):
 
     def _over_objective(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
         """The mean over the objective's responses, (B, R) → (B,)."""
-        return mean_over(values, self.of_objective(batch).to(values.device))
+        carried = self.of_objective(batch).to(values.device, non_blocking=True)
+        return mean_over(values, carried)
 
     def add_divergence(
         self, metric: Metric, outputs: ResponseStatistics, batch: Mapping[str, Any], real: Tensor

@@ -37,6 +37,7 @@ from pl_pointwise.tasks.common.agreement import (
     rounding,
 )
 from pl_pointwise.tasks.common.sizes import recurring
+from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
 
 from .batch import Pairs
 from .comparison import probe_of, shortened, value_problem
@@ -110,6 +111,9 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
+        self.kernel: Kernel | None = None
+        """Attention of the shared prompt on a GPU, see varlen.py; None computes it by sample."""
+        self._seeks_kernel = True
         self._by_values_only = False  # An evaluation chose, so the first step compares again.
         if method == "shared_prompt":
             install(base_of(model))
@@ -125,6 +129,9 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
+        if self._seeks_kernel and pairs.prompt_ids.is_cuda:
+            self.kernel = choose_kernel(base_of(self.model), pairs.prompt_ids.device)
+            self._seeks_kernel = False
         if self.method == "auto" or (self._by_values_only and torch.is_grad_enabled()):
             self.choose_method(batch)
         wanted = _wanted(pairs, reference)
@@ -175,6 +182,10 @@ class ResponseScorer:
             bound = rounding(self.model, exact)
             for method in ("shared_prompt", "chunked"):
                 problem = self._try(method, probe, plain, differentiate, gradients, bound)
+                if problem is not None and method == "shared_prompt" and self.kernel is not None:
+                    log.warning("%s is not used: %s.", self.kernel.name, problem)
+                    self.kernel = None
+                    problem = self._try(method, probe, plain, differentiate, gradients, bound)
                 if problem is None:
                     return method
                 log.warning('The scoring method "%s" is not used: %s.', method, problem)
@@ -291,12 +302,15 @@ class ResponseScorer:
 
         if wanted is None or len(wanted.targets) == len(pairs.targets):
             return statistics(hidden, pairs.targets, reference)
-        asked = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
-        asked[wanted.within(pairs)] = True
-        some, kl, reference_ll = statistics(hidden[asked], wanted.targets, reference)
-        rest, _, _ = statistics(hidden[~asked], pairs.targets[~asked], None)
+        others = pairs.only(set(pairs.places) - set(wanted.places))
+        # Not by a bool mask, whose count of tokens the host would wait for.
+        asked, left = wanted.within(pairs), others.within(pairs)
+        some, kl, reference_ll = statistics(
+            hidden.index_select(0, asked), wanted.targets, reference
+        )
+        rest, _, _ = statistics(hidden.index_select(0, left), others.targets, None)
         log_likelihood = some.new_zeros(len(hidden))
-        log_likelihood = log_likelihood.masked_scatter(asked, some).masked_scatter(~asked, rest)
+        log_likelihood = log_likelihood.index_copy(0, asked, some).index_copy(0, left, rest)
         return log_likelihood, kl, reference_ll
 
     def _hidden(self, pairs: Pairs) -> Tensor:
@@ -308,7 +322,8 @@ class ResponseScorer:
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
         layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = layout.filled(recurring(len(layout.source), device)).to(device)
+        layout = layout.filled(recurring(len(layout.source), device))
+        layout = layout.for_kernel(self.kernel).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -366,14 +381,14 @@ def _summed(
     """Sums and means over each response's tokens, from (n,) and, for what is wanted, (m,)."""
 
     def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor(owners.response_lengths, device=tokens.device)
+        lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
         places = torch.arange(owners.widths[1], device=tokens.device)
         mask = places < lengths[..., None]  # (B, R, T)
         sums = tokens.new_zeros(mask.shape).masked_scatter(mask, tokens).sum(-1)
         return sums, sums / lengths.clamp(min=1)
 
     sums, means = per_response(log_likelihood, pairs)
-    lengths = torch.tensor(pairs.response_lengths, device=sums.device)
+    lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
     if wanted is None or kl is None or reference_log_likelihood is None:
         return ResponseStatistics(sums, means, lengths)
     _, divergence = per_response(kl, wanted)

@@ -15,6 +15,9 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
+With a kernel for segments of a row (varlen.py) there is one call for all samples: a trunk is a
+segment, and so is every branch, whose keys are the prompt's, gathered once more, and its own.
+
 :func:`install` switches a model to the attention of this file, which keeps its own inside
 (attention.py); it stays switched, as gradient checkpointing calls the layers again during the
 backward pass. Outside :func:`layout_in_use` everything passes through, so that generation and
@@ -30,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +43,14 @@ from torch.nn import functional
 
 from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
 from pl_pointwise.tasks.common.sizes import recurring_in_attention
+from pl_pointwise.tasks.common.varlen import (
+    CAUSAL,
+    Kernel,
+    Segments,
+    Window,
+    attend,
+    window_of,
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class Layout:
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row
     samples: tuple[Sample, ...]
+    kernel: Kernel | None = None  # attention in segments, see varlen.py
+    segments: Segments | None = None  # trunks and branches, where there is a kernel
 
     @classmethod
     def of(
@@ -119,12 +132,40 @@ class Layout:
         positions = torch.cat([self.positions, torch.arange(rest)])
         return Layout(source, positions, self.predicting, (*self.samples, Sample(rest, (0,))))
 
+    def for_kernel(self, kernel: Kernel | None) -> Layout:
+        """The layout, on the CPU, for attention by a kernel."""
+        if kernel is None:
+            return self
+        return replace(self, kernel=kernel, segments=segments_of(self.samples))
+
     def to(self, device: torch.device) -> Layout:
         source, positions, predicting = (
             tensor.to(device, non_blocking=True)
             for tensor in (self.source, self.positions, self.predicting)
         )
-        return Layout(source, positions, predicting, self.samples)
+        segments = None if self.segments is None else self.segments.to(device)
+        return replace(
+            self, source=source, positions=positions, predicting=predicting, segments=segments
+        )
+
+
+def segments_of(samples: Sequence[Sample]) -> Segments:
+    """Every trunk and every branch of a row as a segment, on the CPU."""
+    queries: list[int] = []
+    keys: list[int] = []
+    source: list[Tensor] = []
+    end = 0
+    for sample in samples:
+        prompt = torch.arange(end, end + sample.prompt)
+        end += sample.prompt
+        for number, length in enumerate(sample.responses):
+            if number and not length:  # One token, which predicts nothing: no queries.
+                continue
+            queries.append(length if number else sample.trunk)
+            keys.append(sample.prompt + length)
+            source += [prompt, torch.arange(end, end + length)]
+            end += length
+    return Segments.of(queries, keys, torch.cat(source))
 
 
 @dataclass(frozen=True)
@@ -137,6 +178,7 @@ class RowMask:
     samples: tuple[Sample, ...]
     trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
     branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
+    kernel: tuple[Kernel, Segments, Window] | None = None  # in place of the masks
 
 
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
@@ -181,6 +223,11 @@ def _row_mask(
             **kwargs,
         )
 
+    reach = local_size if allow_is_causal_skip else 0
+    found = None if additive else _by_kernel(layout, mask_function, reach)
+    if found is not None:
+        return found
+
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
         if also is not None:
@@ -206,10 +253,26 @@ def _row_mask(
             branches.append(None)
             continue
         # 0 the prompt, 1, 2, … the responses, by place in the sample
-        parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses])).to(device)
+        parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses]))
+        parts = parts.to(device, non_blocking=True)
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
         branches.append(allowed(positions[sample.trunk :], positions, seen))
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
+
+
+def _by_kernel(
+    layout: Layout, mask_function: Callable[..., Tensor], reach: int | None
+) -> RowMask | None:
+    """The mask where the layout has a kernel and the model's rule is a window, else None.
+
+    reach: sequences shorter than it are plainly causal; None: all are.
+    """
+    kernel, segments = layout.kernel, layout.segments
+    if kernel is None or segments is None:
+        return None
+    longest = segments.longest[1]
+    window = CAUSAL if reach is None or longest < reach else window_of(mask_function, longest)
+    return None if window is None else RowMask(layout.samples, (), (), (kernel, segments, window))
 
 
 def _row_attention(
@@ -226,15 +289,17 @@ def _row_attention(
 
     query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
     """
-    attend = attention_function(original, module)
+    plain = attention_function(original, module)
     if not isinstance(attention_mask, RowMask):
-        result: tuple[Tensor, Tensor | None] = attend(
+        result: tuple[Tensor, Tensor | None] = plain(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
+    if attention_mask.kernel is not None:
+        return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
 
     if original == "sdpa":
-        attend = partial(_attend, attend)
+        plain = partial(_attend, plain)
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
@@ -252,15 +317,15 @@ def _row_attention(
     for sample, trunk, branch, k, v, trunk_mask, branch_mask in rows:
         n = sample.trunk
         outputs.append(
-            attend(module, trunk, k[:, :, :n], v[:, :, :n], trunk_mask, *args, **kwargs)[0]
+            plain(module, trunk, k[:, :, :n], v[:, :, :n], trunk_mask, *args, **kwargs)[0]
         )
         if branch_mask is not None:
-            outputs.append(attend(module, branch, k, v, branch_mask, *args, **kwargs)[0])
+            outputs.append(plain(module, branch, k, v, branch_mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
 
 
 def _attend(
-    attend: Callable[..., Any],
+    plain: Callable[..., Any],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -275,7 +340,7 @@ def _attend(
     query = functional.pad(query, (0, 0, 0, more_queries)) if more_queries else query
     if more_keys:
         key, value = (functional.pad(each, (0, 0, 0, more_keys)) for each in (key, value))
-    return attend(module, query, key, value, mask, *args, **kwargs)[0][:, :count], None
+    return plain(module, query, key, value, mask, *args, **kwargs)[0][:, :count], None
 
 
 def _lacking(size: int, like: Tensor) -> int:

@@ -4,11 +4,11 @@ Two scoring methods, which differ in cost and in nothing else:
 
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
-    packed   all tokens as one row, no padding at all (packing.py); on a CPU, for models that attend
-             through transformers' interface
+    packed   all tokens as one row, no padding at all (packing.py); for models that attend through
+             transformers' interface, on a GPU with a kernel for segments of a row (varlen.py)
 
 :func:`choose_scoring_method` compares the second with the first on the first batch a module sees.
-On a GPU pairs are grouped: there attention sequence by sequence is many small kernels.
+On a GPU without such a kernel pairs are grouped: attention sequence by sequence is many small ones.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -42,6 +42,7 @@ from pl_pointwise.tasks.common.packing import (
     position_embedding,
     uninstall,
 )
+from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf1
 BERT-mini and MiniLM-L6 alike. The number for GPUs is an estimate.
 """
 
-ROW_TOKENS = 4096
-"""About how many tokens a packed row holds: more, and activations no longer fit the caches."""
+ROW_TOKENS = {"cpu": 4096, "cuda": 2**17}
+"""About how many tokens a packed row holds: on a CPU more, and activations do not fit the caches.
+
+On a GPU a row is a whole batch; its size bounds that of an evaluation.
+"""
 
 
 def score(logits: Tensor) -> Tensor:
@@ -79,8 +83,9 @@ def packed_scores(
 ) -> Tensor:
     """Rows of about ``ROW_TOKENS`` tokens, pairs of like length in one row."""
     install(model)
+    tokens = ROW_TOKENS.get(inputs["input_ids"].device.type, ROW_TOKENS["cuda"])
     order = lengths[present].argsort(stable=True)
-    rows = lengths[present][order].cumsum(0).sub(1).div(ROW_TOKENS, rounding_mode="floor")
+    rows = lengths[present][order].cumsum(0).sub(1).div(tokens, rounding_mode="floor")
     _, sizes = rows.unique_consecutive(return_counts=True)
     return _by_group(model, inputs, lengths, present, order.split(sizes.tolist()), pack=True)
 
@@ -112,13 +117,28 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest).to(device)):
+            with packed(Packing.of(lengths[rows], longest, kernel_of(model)).to(device)):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits
         scores.append(score(logits))
     order = torch.cat(list(groups)).argsort()
     return torch.cat(scores)[order.to(device, non_blocking=True)]
+
+
+def use_kernel(model: PreTrainedModel, kernel: Kernel | None) -> bool:
+    """Let packed rows of this model attend by a kernel from now on; whether there is one."""
+    vars(model)[_KERNEL] = kernel
+    return kernel is not None
+
+
+def kernel_of(model: PreTrainedModel) -> Kernel | None:
+    """The kernel that packed rows of this model attend by; None is sequence by sequence."""
+    found: Kernel | None = vars(model).get(_KERNEL)
+    return found
+
+
+_KERNEL = "_varlen_kernel"
 
 
 def choose_scoring_method(
@@ -131,7 +151,7 @@ def choose_scoring_method(
     gradients are wanted now, those of the weights. In evaluation mode and in float32.
     """
     device = inputs["input_ids"].device
-    if device.type != "cpu":
+    if device.type != "cpu" and not use_kernel(model, choose_kernel(model, device)):
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
     probe = by_length[[0, len(by_length) // 2, -1, -1]]
@@ -165,6 +185,7 @@ def choose_scoring_method(
     if problem is None:
         return "packed"
     uninstall(model)
+    use_kernel(model, None)
     log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
     return "grouped"
 

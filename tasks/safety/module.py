@@ -196,7 +196,7 @@ class SafetyModule(AnsweringModule):
         """KL a token of the helpful answer, its −s̄, or the Safe-DPO loss, (B,); 0 where neither."""
         if self.trained_on != "safe_dpo":
             return super().objective(outputs, batch)
-        paired = self._paired(batch).to(outputs.log_likelihood.device)
+        paired = self._paired(batch).to(outputs.log_likelihood.device, non_blocking=True)
         return torch.where(paired, self._safe_dpo(outputs, batch), 0)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class SafetyModule(AnsweringModule):
         s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
         if reference is None or s.shape[1] < 2:  # There is no pair.
             return s[:, 0]
-        unsafe = (batch["roles"] == UNSAFE).to(s.device)
+        unsafe = (batch["roles"] == UNSAFE).to(s.device, non_blocking=True)
         return safe_dpo_loss(
             s[:, 0],
             s[:, 1],

@@ -1,0 +1,106 @@
+"""The command for the figures of a GPU: its records, its targets, and with --tiny the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from pl_pointwise.tasks.language_model.loading import check_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+def figures(seconds: float, gib: float, loss: float = 0.7) -> dict[str, float]:
+    return {
+        "seconds": seconds, "tokens": 100.0, "samples": 4.0, "flops": 1e12, "peak_gib": gib,
+        "loss": loss,
+    }  # fmt: skip
+
+
+def verdicts(rounds: gpu.Rounds, peak: float | None = None) -> dict[str, list[str]]:
+    lines = gpu.page("a GPU", rounds, peak, tiny=False).splitlines()
+    table = lines[lines.index("| target | asked | found | |") + 2 :]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {title: rest for title, *rest in cells}
+
+
+def test_targets_are_judged_by_medians_and_beside_the_fastest_of_the_others() -> None:
+    rounds = {
+        "trl-dpo": [figures(1.7, 10.0), figures(1.6, 10.0), figures(9.0, 10.0)],
+        "ours-dpo": [figures(1.0, 6.5)] * 3,
+        "st-lambda": [figures(4.0, 10.0)],
+        "st-lambda-one-pass": [figures(1.5, 20.0)],
+        "ours-pointwise (re-ranking)": [figures(1.0, 5.0)],
+    }
+    found = verdicts(rounds)
+    assert found["DPO, tokens/s beside TRL"] == ["≥ 1.6 ×", "1.70 ×", "met"]
+    assert found["DPO, memory beside TRL"] == ["≤ 0.6 ×", "0.65 ×", "missed"]
+    step = "re-ranking step, {} beside CrossEncoderTrainer"
+    assert found[step.format("tokens/s")] == ["≥ 1.8 ×", "1.50 ×", "missed"]
+    assert found[step.format("memory")] == ["≤ 0.6 ×", "0.50 ×", "met"]
+    assert found["SimPO, tokens/s beside TRL"][-1] == "not measured"
+
+
+def test_a_ratio_at_another_loss_is_no_ratio() -> None:
+    rounds = {"trl-dpo": [figures(5, 1)], "ours-dpo": [figures(1, 1, loss=0.8)]}
+    verdict = verdicts(rounds)["DPO, tokens/s beside TRL"][-1]
+    assert verdict == "not comparable: loss 0.8000 and 0.7000"
+
+
+def test_mfu_is_of_the_stated_peak() -> None:
+    text = gpu.page("a GPU", {"trl-dpo": [figures(2.0, 1.0)]}, 1e12, tiny=False)
+    assert "| 50% |" in text
+    assert "1 TFLOP/s" in text
+
+
+def test_the_records_are_as_long_as_the_page_says() -> None:
+    prompts = [len(row["messages"][0]["content"]) for row in gpu.preferences(400, tiny=False)]
+    assert 400 < statistics.median(prompts) < 500
+    assert max(prompts) <= 1000
+    lengths = [
+        len(text)
+        for row in gpu.passages(100, tiny=False)
+        for text in row["passages"]["passage_text"]
+    ]
+    assert 60 < statistics.median(lengths) < 80
+    assert max(lengths) <= 300
+
+
+def test_the_tokenizers_make_one_token_of_a_letter_and_render_tools() -> None:
+    words = gpu.tokenizer(pair=False)
+    check_tokenizer(words, tools=True)
+    assert len(words("abc def")["input_ids"]) == 7
+    assert gpu.tokenizer(pair=True)("ab", "c")["input_ids"][0] == 1
+    assert gpu.tokenizer(pair=True).chat_template is None  # CrossEncoder would use it
+
+
+def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"no CUDA device here\. --tiny"):
+        gpu.main()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_command_runs_with_small_shapes(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--output", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, cwd=ROOT, env=environment)
+    rounds = json.loads((tmp_path / "figures.json").read_text())["rounds"]
+    for name in ("dpo", "simpo"):
+        theirs, ours = (rounds[f"{side}-{name}"][0]["loss"] for side in ("trl", "ours"))
+        assert ours == pytest.approx(theirs, abs=0.02)
+    theirs, ours = (rounds[f"{side}-predict-bf16"][0]["mean_square"] for side in ("st", "ours"))
+    assert ours == pytest.approx(theirs, abs=0.02)
+    text = (tmp_path / "figures.md").read_text()
+    assert "none of these figures means anything" in text
+    assert "not comparable" not in text

@@ -1,0 +1,184 @@
+"""A training step reads from the device once, and waits for it nowhere else.
+
+Counted on the CPU (tests/synchronisation.py), and where there is a GPU, with an error at every
+other wait.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pl_pointwise import Average, Pointwise, Training
+from pl_pointwise.tasks import (
+    ConversationDataModule,
+    ConversationModule,
+    RerankerDataModule,
+    RerankerModule,
+    SafetyDataModule,
+    SafetyModule,
+    When2CallDataModule,
+    When2CallModule,
+)
+from tests.synchronisation import step_waits
+from tests.tasks.conftest import make_data, make_module, quiet_trainer
+
+MODULE = "pl_pointwise/module.py: "
+ONE_COPY = [MODULE + "cpu: flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()"]
+
+# The cache finds a sample by its tokens, which it reads before anything is computed.
+KEYS = [
+    "tasks/language_model/scoring.py: cpu: "
+    "prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()"
+] * 2
+
+
+def reranker(root: Path, folder: Path) -> tuple[Any, Any]:
+    from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
+
+    model = save_tiny_cross_encoder(root / "model")
+    (root / "records.jsonl").write_text("\n".join(map(json.dumps, ms_marco_rows(9))))
+    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
+    module = RerankerModule(str(model), formulation=formulation, max_length=64)
+    data = RerankerDataModule(
+        source="files", train_file=str(root / "records.jsonl"), val_fraction=0.0, batch_size=3,
+        negatives=3,
+    )  # fmt: skip
+    return module, data
+
+
+def when2call(root: Path, folder: Path, **options: Any) -> tuple[Any, Any]:
+    from tests.tasks.when2call.conftest import preference_rows, write_rows
+
+    files = {"train_file": str(write_rows(root / "train.jsonl", preference_rows(9)))}
+    options = {"formulation": Pointwise(alpha=1.0, dual_lr=0.1)} | options
+    module = make_module(When2CallModule, folder, Training(), False, **options)
+    return module, make_data(When2CallDataModule, folder, files, val_fraction=0.0, batch_size=3)
+
+
+def simpo(root: Path, folder: Path) -> tuple[Any, Any]:
+    return when2call(root, folder, formulation=None, objective="simpo")
+
+
+def average(root: Path, folder: Path) -> tuple[Any, Any]:
+    """A statistic of the batch, whose slope has to be known before the backward pass."""
+    return when2call(root, folder, formulation=Average(alpha=0.8, dual_lr=0.1))
+
+
+def safety(root: Path, folder: Path) -> tuple[Any, Any]:
+    from tests.tasks.safety.conftest import benign_rows, unsafe_rows, write_rows
+
+    files = {
+        "benign_file": write_rows(root / "benign.jsonl", benign_rows(8)),
+        "unsafe_file": write_rows(root / "unsafe.jsonl", unsafe_rows(6)),
+    }
+    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
+    module = make_module(SafetyModule, folder, Training(), False, formulation=formulation)
+    return module, make_data(
+        SafetyDataModule, folder, files, unsafe_schema="labelled", val_fraction=0.0, batch_size=3
+    )
+
+
+def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
+    roles = ["prefer", "avoid", "reference", "refuse"]
+    rows = [
+        {
+            "prompt": f"What is {i}?",
+            "responses": [
+                {"text": f"It is {i}{'.' * j}", "role": roles[(i + j) % 4]} for j in range(2)
+            ],
+        }
+        for i in range(12)
+    ]
+    (root / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    formulation = Pointwise(alpha=1.0, dual_lr=0.1)
+    module = make_module(ConversationModule, folder, Training(), False, formulation=formulation)
+    files = {"train_file": str(root / "records.jsonl")}
+    return module, make_data(ConversationDataModule, folder, files, val_fraction=0.0, batch_size=3)
+
+
+TASKS: list[Callable[[Path, Path], tuple[Any, Any]]] = [
+    reranker, when2call, simpo, average, safety, conversation,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+def test_a_step_waits_for_the_device_once(
+    task: Any, tmp_path: Path, language_model_folder: Path
+) -> None:
+    """The second step: in the first one, scoring methods and data are checked."""
+    module, data = task(tmp_path, language_model_folder)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, max_steps=3)
+    found = step_waits(module, lambda: trainer.fit(module, data))
+    assert found == ONE_COPY, "\n".join(found)
+
+
+def test_with_a_reference_cache_the_tokens_are_read_besides(
+    tmp_path: Path, language_model_folder: Path
+) -> None:
+    module, data = when2call(tmp_path, language_model_folder, reference_cache="memory")
+    trainer = quiet_trainer(tmp_path, max_epochs=2, max_steps=12)
+    found = step_waits(module, lambda: trainer.fit(module, data), step=7)  # the second epoch
+    assert found == KEYS + ONE_COPY, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda values, device: values.sum().item(),
+        lambda values, device: bool(values.any()),
+        lambda values, device: values.tolist(),
+        lambda values, device: values[values > 0],
+        lambda values, device: (values > 0).nonzero(),
+        lambda values, device: values.unique(),
+        lambda values, device: torch.ones(3).to(device),
+        lambda values, device: torch.tensor([1.0], device=device),
+    ],
+)
+def test_a_wait_in_a_step_would_be_noticed(waiting: Any, tmp_path: Path) -> None:
+    module, data = reranker(tmp_path, tmp_path)
+    plain = module.objective
+
+    def objective(outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+        waiting(outputs, outputs.device)
+        return plain(outputs, batch)
+
+    module.objective = objective
+    trainer = quiet_trainer(tmp_path, max_epochs=1, max_steps=3)
+    assert len(step_waits(module, lambda: trainer.fit(module, data))) > len(ONE_COPY)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+def test_a_step_on_a_gpu_waits_nowhere_but_in_the_one_copy(
+    task: Any, tmp_path: Path, language_model_folder: Path
+) -> None:
+    module, data = task(tmp_path, language_model_folder)
+    steps, plain_step, gathered = [], module.training_step, module._gathered
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        steps.append(batch_idx)
+        torch.cuda.set_sync_debug_mode("error" if len(steps) == 2 else "default")
+        try:
+            return plain_step(batch, batch_idx)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def with_the_copy(*arguments: Any) -> Any:
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return gathered(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    module.training_step, module._gathered = training_step, with_the_copy
+    options = {"accelerator": "gpu", "devices": 1, "precision": "bf16-mixed"}
+    quiet_trainer(tmp_path, max_epochs=1, max_steps=3, **options).fit(module, data)
+    assert len(steps) == 3
