@@ -222,11 +222,11 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ARMS, epochs=16)
+    parser = parser_of(__doc__, ARMS, epochs=8)
     parser.add_argument("model", type=Path)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--copies", type=int, default=2, help="records of a sentence")
-    parser.add_argument("--max-new-tokens", type=int, default=48, help="of a generated answer")
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="of a generated answer")
     arguments = parser.parse_args()
     results = run_all(arguments, partial(measure, arguments), COLUMNS)
     print_arms(ARMS, results, COLUMNS)

@@ -332,7 +332,7 @@ class PointwiseDataModule(LightningDataModule):
       Samples of one unit count once in a certificate, and no unit may stand in two splits.
 
     Args:
-        batch_size: samples per rank in one optimisation step.
+        batch_size: samples per rank in one optimisation step; less than 1 is a ValueError.
         eval_batch_size: samples per rank and evaluation batch; None takes ``batch_size``.
         num_workers: loader processes.
         seed: of the order of training samples, together with ``seed_everything``'s.
@@ -347,8 +347,10 @@ class PointwiseDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if batch_size < 1 or (eval_batch_size is not None and eval_batch_size < 1):
+            raise ValueError(f"{batch_size=}, {eval_batch_size=}: give at least 1 sample.")
         self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size or batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.num_workers = num_workers
         self.seed = seed
         self.datasets: dict[str, Rows] = {}

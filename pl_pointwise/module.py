@@ -272,8 +272,6 @@ class PointwiseModule(ManualOptimization):
         if self.trainer.world_size > 1:
             rows = self.all_gather(rows).flatten(0, 1)  # type: ignore[union-attr]
         layout = self._columns, self._per_sample, self.judges_strictly
-        if rows.device.type == "cpu":
-            return unpack(rows, *layout, float(norm))
         flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()
         return unpack(flat[:-1].view(rows.shape), *layout, float(flat[-1]))
 

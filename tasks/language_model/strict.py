@@ -236,6 +236,9 @@ class StrictTests:
         """By constraint that has a test, shaped as ``surrogates``.
 
         responses: which response each value is of, (B,) or (B, K), −1 of none.
+
+        Raises:
+            TrainingError: answers are cut before a call that they should make could end.
         """
         if self._latest and self._latest[0] is batch["prompt_ids"] and not module.training:
             return self._latest[1]  # An evaluated batch is asked for twice.
@@ -247,6 +250,8 @@ class StrictTests:
         for name, test in self.settings.tests.items():
             columns = responses[name].cpu().reshape(len(index), -1)
             speaks[name] = self._speaks_for(test, module.encoder, batch, columns)
+            if test == "tool_call" and module.constraints[name].at_least is not None:
+                _require_room(name, batch, columns, speaks[name], module.generation.max_new_tokens)
             known[name] = self._known(name, module, index, columns)
         ask = torch.zeros(len(index), dtype=torch.bool)
         for name, entries in speaks.items():
@@ -354,6 +359,27 @@ def text_of_response(
     """The text of a response of a batch."""
     length = int(batch["response_lengths"][row, column])
     return response_text(encoder, batch["response_ids"][row, column, :length].tolist())
+
+
+def _require_room(
+    name: str, batch: Mapping[str, Any], columns: Tensor, speaks: Tensor, most: int
+) -> None:
+    """Refuses answers of so few tokens that none could pass: half a call is none.
+
+    columns, speaks: (B, K), which response each value is of, and whether the test speaks for it.
+
+    Raises:
+        TrainingError: the sample, and how many tokens its call has.
+    """
+    lengths = batch["response_lengths"].cpu().gather(1, columns.clamp(min=0))
+    lengths = lengths.where(speaks, 0).amax(1) - 1  # Without the token that ends it.
+    longest = int(lengths.argmax())
+    if int(lengths[longest]) > most:
+        raise TrainingError(
+            f"judged_by.tests.{name}: the tool call of sample {int(batch['index'][longest])} has "
+            f"{int(lengths[longest])} tokens, and an answer is cut after {most}, so it cannot "
+            "pass. Raise policy.generation.max_new_tokens."
+        )
 
 
 def _bound(constraint: Constraint) -> tuple[float, int]:

@@ -477,3 +477,9 @@ def test_positions_are_made_one_part_at_a_time() -> None:
     assert sum(1 for _ in sampler) == 5 * 10**5
     assert tracemalloc.get_traced_memory()[1] < 10e6
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["batch_size", "eval_batch_size"])
+def test_a_batch_of_no_sample_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=0.*give at least 1 sample"):
+        ToyData(ToyRows(4), **{name: 0})

@@ -14,6 +14,7 @@ from pl_pointwise import Pointwise
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
+from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.strict import Strict
 from tests.pl_pointwise.toy import At
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
@@ -48,7 +49,8 @@ class Scripted:
 
 
 def judged(folder: Path, monkeypatch: Any, strict: Strict, **options: Any) -> tuple[Any, Scripted]:
-    options = {"formulation": Pointwise(alpha=1.0, dual_lr=0.5)} | options
+    room = Generation(max_new_tokens=200)  # A token a byte.
+    options = {"formulation": Pointwise(alpha=1.0, dual_lr=0.5), "generation": room} | options
     module = made(folder, moved=False, judged_by=strict, **options)
     script = Scripted(module)
     monkeypatch.setattr(module, "generate", script)
@@ -113,6 +115,21 @@ def test_reports_follow_the_answers(language_model_folder, data, tmp_path, monke
     lines = (tmp_path / "answers" / "train.jsonl").read_text().splitlines()
     told = [json.loads(line).get("valid_call") for line in lines]
     assert told == [True, True, False, False, None, None]
+
+
+def test_answers_too_short_for_a_call_are_refused(
+    language_model_folder, data, tmp_path, monkeypatch
+) -> None:
+    tokens = len(WRITTEN)
+    options = {"generation": Generation(max_new_tokens=tokens - 1)}
+    strict = Strict({"prefer": "tool_call"})
+    module, _ = judged(language_model_folder, monkeypatch, strict, **options)
+    told = f"tests.prefer: the tool call of sample . has {tokens} tokens.* cut after {tokens - 1},"
+    with pytest.raises(TrainingError, match=told):
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
+    options = {"generation": Generation(max_new_tokens=tokens)}
+    module, _ = judged(language_model_folder, monkeypatch, strict, **options)
+    quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
 @pytest.mark.parametrize("at", [1, 2])
@@ -184,7 +201,8 @@ def test_generation_in_a_fit_changes_nothing_but_the_multipliers(
     for strict in (None, Strict({"prefer": "tool_call"})):
         torch.manual_seed(4)
         lora = {**vars(ADAPTERS), "lora_dropout": 0.3}
-        module = made(language_model_folder, lora=lora, judged_by=strict, micro_batch_size=2)
+        options = {"judged_by": strict, "generation": Generation(max_new_tokens=len(WRITTEN))}
+        module = made(language_model_folder, lora=lora, micro_batch_size=2, **options)
         quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
         assert all(part.training for part in module.modules())
         weights.append([p.detach().clone() for p in module.parameters()])
