@@ -290,6 +290,7 @@ def test_a_run_that_stands_twice_is_run_once(tmp_path: Path) -> None:
     assert len(stub.ran) == 3
 
 
+@pytest.mark.slow
 def test_two_workers_run_everything(tmp_path: Path) -> None:
     runs = runs_in(tmp_path)
     assert run_all(runs, 2, execute=Stub())

@@ -70,6 +70,7 @@ def console(folder: Path, env: dict[str, str], *args: str) -> subprocess.Complet
     return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=280)
 
 
+@pytest.mark.slow
 def test_files_of_the_current_folder_are_found(tmp_path: Path) -> None:
     """By the console script, whose own path is another; and by the processes of ``--jobs``."""
     env = folder_of_a_stranger(tmp_path)

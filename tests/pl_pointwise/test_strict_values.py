@@ -244,7 +244,7 @@ problems = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems, st.sampled_from(["standard", "augmented", "relaxed", "average"]))
 def test_optima_of_drawn_problems_are_those_of_the_proxy_lagrangian(
     numbers: list[tuple[float, float, float]], kind: str

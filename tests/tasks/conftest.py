@@ -137,6 +137,11 @@ def overlays(task: str) -> list[str]:
     return [f"{task}/{stem}" for stem in stems if stem != "base"]
 
 
+def slow_tables(names: list[str]) -> list[Any]:
+    """Packaged comparisons as parameters; the papers' tables, the longest, are of the slow set."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n == "table" else n for n in names]
+
+
 @pytest.fixture
 def runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a packaged comparison the runs and tables: what else it does has tests of its own.

@@ -81,6 +81,7 @@ def test_processes_of_their_own_give_the_same_results_and_outlive_a_killed_one(t
     assert "last words" in (tmp_path / "apart/runs/killed/seed-0/log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_terminating_a_comparison_ends_its_runs(tmp_path) -> None:
     command = [sys.executable, "-m", "pl_pointwise", "compare", *files(tmp_path, ENDLESS)]
     command += ["--output", str(tmp_path / "out"), "--jobs", "1"]
@@ -119,6 +120,7 @@ def test_processes_that_ignore_a_request_are_killed_with_what_they_started() -> 
         assert not Path(f"/proc/{child}").exists()
 
 
+@pytest.mark.slow
 def test_a_job_of_the_slurm_array_is_a_run_and_collecting_makes_the_table(tmp_path) -> None:
     common = [*files(tmp_path, POINTWISE), "--seeds", "0", "1", "--output", str(tmp_path / "out")]
     main(["compare", *common, "--slurm-array"])

@@ -18,6 +18,7 @@ import pl_pointwise
 from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import reranker
+from tests.tasks.conftest import slow_tables
 
 FOLDER = Path(reranker.__file__).parent / "configs"
 METHODS = sorted(path.stem for path in FOLDER.glob("methods/*.yaml"))
@@ -63,7 +64,7 @@ def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("name", slow_tables(COMPARISONS))
 def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> None:
     output = tmp_path / "out"
     if name != "demo":

@@ -16,7 +16,7 @@ import yaml
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import safety
-from tests.tasks.conftest import overlays
+from tests.tasks.conftest import overlays, slow_tables
 from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
 
 FOLDER = Path(safety.__file__).parent / "configs"
@@ -75,7 +75,7 @@ def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
     main(["fit", "--config", "safety", *overlay, *adapted(name), *root])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", slow_tables(ROWS))
 def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> None:
     base = [] if name in ("table", "practical", "required") else [f"safety/{name}"]
     output = tmp_path / "results"

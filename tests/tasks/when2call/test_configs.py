@@ -16,7 +16,7 @@ import yaml
 from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import when2call
-from tests.tasks.conftest import overlays
+from tests.tasks.conftest import overlays, slow_tables
 
 FOLDER = Path(when2call.__file__).parent / "configs"
 ROWS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
@@ -62,7 +62,7 @@ def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> Non
     main(["fit", "--config", "when2call", *overlay, *tiny, *root])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", slow_tables(ROWS))
 def test_packaged_rows_compare(name, tiny, tiny_pairs, runs_alone, tmp_path, capsys) -> None:
     orca = name == "orca"
     overlay = ["--config", "when2call/orca"] if orca else []
