@@ -177,11 +177,15 @@ def compare(
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots.
 
-    jobs: this many runs at once, in processes of their own; None runs them here, one by one.
-    collect: run nothing.
-    axes: the two metrics of the Pareto plot; None takes the objective that all methods share, and
-        CVaR95.
-    Returns: the names of the runs that failed; the table says why.
+    Args:
+        comparison: what to run.
+        jobs: this many runs at once, in processes of their own; None runs them here, one by one.
+        collect: run nothing.
+        axes: the two metrics of the Pareto plot; None takes the objective that all methods share,
+            and CVaR95.
+
+    Returns:
+        The names of the runs that failed; the table says why.
     """
     quieten()
     runs = comparison.runs

@@ -7,7 +7,7 @@ are the end of the sequence ("bottom right", as flash attention has it). That sa
 say of packed sequences, and of several responses to one prompt: a response is a segment whose keys
 are the prompt's and its own.
 
-:data:`KERNELS` in their order of preference, :func:`choose_kernel` takes the first that is
+``KERNELS`` in their order of preference, :func:`choose_kernel` takes the first that is
 installed, takes the precision and the dropout, and computes on the device at hand what
 :func:`by_definition` computes, values and gradients. That function also stands in for a kernel in
 a precision that it does not take, so that a model is compared in float32 through the very segments
