@@ -9,7 +9,7 @@ cities and the like are drawn. By seed, a half of the sentences is unseen, and s
 values.
 
 Arms, of the same data, model and steps: "untrained"; "plain", cross-entropy on the right answers;
-"likelihood", the same under the pointwise constraint s̄ ≥ ε on each of them, at three ε; "strict",
+"likelihood", the same under the pointwise constraint s̄ ≥ ε on each of them, at two ε; "strict",
 the first of these, but the multipliers of right answers that are calls follow whether the generated
 answer is a valid call, asked in every second epoch.
 
@@ -46,7 +46,7 @@ from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.strict import Strict, calls_in
 
 REQUESTS = Path(__file__).with_name("tool_requests.csv")
-LIKELIHOOD = {"likelihood −.5": -0.5, "likelihood −.1": -0.1, "likelihood −.02": -0.02}
+LIKELIHOOD = {"likelihood −.5": -0.5, "likelihood −.02": -0.02}
 """ε of the right answers by arm; the first is that of "strict" too."""
 ARMS = ("untrained", "plain", *LIKELIHOOD, "strict")
 COLUMNS = {
@@ -202,7 +202,11 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
     seed_everything(seed)
     module = build_module(arguments, arm)
     data = ConversationDataModule(
-        preparation=Preparation(val_fraction=0.0), batch_size=4, seed=seed, **files
+        preparation=Preparation(val_fraction=0.0),
+        batch_size=4,
+        eval_batch_size=16,
+        seed=seed,
+        **files,
     )
     trainer = quiet_trainer(folder, arguments.epochs)
     if arm != "untrained":
@@ -222,7 +226,7 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ARMS, epochs=8)
+    parser = parser_of(__doc__, ARMS, epochs=16)
     parser.add_argument("model", type=Path)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--copies", type=int, default=2, help="records of a sentence")
