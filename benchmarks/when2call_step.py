@@ -97,22 +97,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     cpu_seconds = (time.process_time() - cpu_start) / len(seconds)
     if arguments.profile:
         _profile(lambda: step(batches[1]))
-    mean = statistics.mean(seconds)
-    tokens = sum(int(batch["prompt_lengths"].sum()) for batch in batches[1:])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {
         "method": arguments.method + ("+cache" if arguments.cache else ""),
-        "seconds_per_step": round(mean, 3),
-        "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
+        **_figures(batches[1:], seconds),
         # of all threads: on a busy machine, with --threads 1, the figure to compare
         "cpu_seconds_per_step": round(cpu_seconds, 3),
-        "samples_per_second": round(arguments.batch_size / mean, 2),
-        "prompt_tokens_mean": round(tokens / len(seconds) / arguments.batch_size),
-        "prompt_tokens_per_second": round(tokens / sum(seconds)),
-        "peak_memory_gib": round(
-            torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else peak, 2
-        ),
         "mean_loss": round(sum(losses) / len(losses), 4),
+    }
+
+
+def _figures(batches: list[dict[str, torch.Tensor]], seconds: list[float]) -> dict[str, object]:
+    """What the timed steps took, and the most memory."""
+    mean = statistics.mean(seconds)
+    samples = sum(len(batch["prompt_lengths"]) for batch in batches)
+    tokens = sum(int(batch["prompt_lengths"].sum()) for batch in batches)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated()
+    return {
+        "seconds_per_step": round(mean, 3),
+        "seconds_median_best": [round(statistics.median(seconds), 3), round(min(seconds), 3)],
+        "samples_per_second": round(samples / sum(seconds), 2),
+        "prompt_tokens_mean": round(tokens / samples),
+        "prompt_tokens_per_second": round(tokens / sum(seconds)),
+        "peak_memory_gib": round(peak / 2**30, 2),
     }
 
 

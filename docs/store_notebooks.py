@@ -8,6 +8,7 @@ as times, is not stored.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,8 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 SOURCES = "sources_sha256"
 """The metadata field that says of which code the stored outputs are."""
+_PATH = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]*|\b[A-Z]:\\\w+")
+"""An absolute path, which is of the machine that a notebook ran on."""
 
 
 def fingerprint(notebook: Any) -> str:
@@ -80,8 +83,8 @@ def problems(notebook: Any) -> list[str]:
     if not pictures:
         found.append("no picture")
     text = _text(notebook)
-    words = ("/home/", "/root/", "/tmp/", "/work/", "site-packages", "Users\\", "Warning", "it/s]")
-    found += [f"{word!r} in sources or outputs" for word in words if word in text]
+    found += [f"the path {path} in sources or outputs" for path in _PATH.findall(text)]
+    found += [f"{word!r} in sources or outputs" for word in ("Warning", "it/s]") if word in text]
     return found
 
 

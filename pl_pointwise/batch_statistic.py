@@ -91,10 +91,8 @@ def batch_statistic(
 
 def slope_of(statistic: BatchStatistic, multiplier: Tensor) -> Slope:
     """∂ψ/∂mean at λ."""
-    formulation, multiplier = (
-        statistic.formulation,
-        multiplier.to(statistic.mean, non_blocking=True),
-    )
+    formulation = statistic.formulation
+    multiplier = multiplier.to(statistic.mean, non_blocking=True)
     with torch.enable_grad():
         mean = statistic.mean.detach().requires_grad_()
         value = statistic.anchor + formulation.outer(mean)

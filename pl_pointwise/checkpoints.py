@@ -30,9 +30,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.serialization import get_crc32_options
 
-from .data import generator_states
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
+from .sampler import generator_states
 from .step import OBJECTIVE, require_names
 
 

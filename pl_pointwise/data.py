@@ -1,4 +1,4 @@
-"""Samples that know their place: indexing, sampling over ranks, resumable loading.
+"""Samples that know their place: indexing and resumable loading.
 
 A multiplier belongs to a sample, so every row carries ``index``, its position in the data set, and
 a row that only fills up a rank's last batch carries −1 and counts nowhere.
@@ -6,22 +6,21 @@ a row that only fills up a rank's last batch carries −1 and counts nowhere.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
 from .rows import plain_fields
+from .sampler import Drawing, generator_states
+from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
 PADDING = -1
 """The index of a row that repeats a sample only to fill a batch."""
@@ -86,134 +85,6 @@ class IndexedDataset(Dataset[dict[str, Any]]):
                 f"batch is a mapping: name the entries, IndexedDataset(rows, fields=[{names}])."
             )
         return dict(zip(fields, entries, strict=True))
-
-
-class PointwiseSampler(DistributedSampler[Any]):
-    """Every sample once an epoch, over any number of ranks; padding is marked, not disguised.
-
-    With k ranks and batches of B, the ranks' j-th batches together are the j-th batch of kB of a
-    single rank. Where k does not divide the number of samples, the ranks that run short get
-    positions −1−i instead of a plain repetition of sample i. A DistributedSampler by type, so that
-    Lightning leaves it in place.
-
-    Args:
-        dataset: anything with a length.
-        num_replicas, rank: world size and global rank.
-        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone; orders of other
-            seeds and epochs have nothing to do with it.
-        seed: of the order.
-        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly, so
-            that a batch has each in the proportion that the whole data set has it, to within one
-            or two samples.
-    """
-
-    def __init__(
-        self,
-        dataset: Rows,
-        *,
-        num_replicas: int = 1,
-        rank: int = 0,
-        shuffle: bool = True,
-        seed: int = 0,
-        strata: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            num_replicas=num_replicas,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
-        self.strata = None if strata is None else torch.as_tensor(strata)
-        self.skip = 0
-        """Positions of this rank to leave out at the start of the next iteration only."""
-        self.draws_by_sample = False
-        """Whether positions tell a loader's worker what their rows draw; see :class:`Drawing`."""
-
-    def order(self) -> Tensor:
-        """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
-        count = len(self.dataset)  # type: ignore[arg-type]
-        dtype = torch.int32 if count < 2**31 else torch.int64  # The same order in half the memory.
-        if self.shuffle:
-            # Not seed + epoch: the next seed would repeat this one's orders, an epoch earlier.
-            seed = self.seed if self.epoch == 0 else mixed(self.seed, self.epoch)
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator, dtype=dtype)
-            if self.strata is not None:
-                order = _spread(order, self.strata[order], generator)
-        else:
-            order = torch.arange(count, dtype=dtype)
-        missing = -count % self.num_replicas
-        if not missing:
-            return order
-        return torch.cat([order, -1 - order[torch.arange(missing) % count]])
-
-    def __iter__(self) -> Iterator[int]:
-        mine = torch.as_tensor(self.order())  # A subclass may give a list.
-        mine = mine[self.rank :: self.num_replicas][self.skip :]
-        mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
-        self.skip = 0
-        draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
-        return _positions(mine, draws)
-
-
-def _positions(positions: Tensor, draws: int | None) -> Iterator[int]:
-    """The positions (n,) as numbers; all of them at once would take ten times the memory."""
-    for part in positions.split(65536):
-        for position in part.tolist():
-            yield position if draws is None else Drawing(position, draws)
-
-
-class Drawing(int):
-    """A position whose row draws its random numbers from a state of its own.
-
-    It reaches a loader's worker with the position, so that what a row draws there depends on the
-    seed, the epoch and the sample alone: not on the worker, nor on what it fetched before.
-    """
-
-    draws: int
-
-    def __new__(cls, position: int, draws: int) -> Drawing:
-        made = super().__new__(cls, position)
-        made.draws = draws
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Drawing, (int(self), self.draws)
-
-    def start(self) -> None:
-        """Seeds the generators of this process, which must be a loader's worker."""
-        sample = int(self) if self >= 0 else -1 - self
-        seed = mixed(self.draws, sample)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-
-
-def generator_states() -> tuple[Any, Any, Tensor]:
-    """Of Python, numpy and torch, in this process and on the CPU."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def mixed(*numbers: int) -> int:
-    """A number of 64 bits from several, in which near ones are far apart."""
-    text = ",".join(str(int(number)) for number in numbers)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:
-    """The positions so reordered that each stratum stands evenly in them, in its own order.
-
-    order, strata: (N,), a position and its stratum. The j-th of n samples of a stratum is put at
-    (j + u)/n of the way, u uniform on [0, 1), one for a stratum.
-    """
-    place = torch.empty(len(order), dtype=torch.float64)
-    for stratum in strata.unique():
-        of_it = strata == stratum
-        size = int(of_it.sum())
-        phase = torch.rand((), generator=generator, dtype=torch.float64)
-        place[of_it] = (torch.arange(size, dtype=torch.float64) + phase) / size
-    return order[place.argsort(stable=True)]
 
 
 class ResumableDataLoader(DataLoader[Any]):

@@ -5,12 +5,13 @@ That they run is tested by nbmake, which executes them.
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.scripts import module_of
 
 nbformat = pytest.importorskip("nbformat")
 
@@ -20,12 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 @pytest.fixture(name="store", scope="module")
 def module_that_stores() -> ModuleType:
-    spec = spec_from_file_location("store_notebooks", ROOT / "docs/store_notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs/store_notebooks.py")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -56,7 +52,8 @@ def spoil(notebook: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["no picture", "other code", "stderr", "error", "in /home/me", "UserWarning: so"]
+    "how",
+    ["no picture", "other code", "stderr", "error", "in /home/me", "C:\\Users", "UserWarning: so"],
 )
 def test_what_must_not_be_stored_is_found(how: str, store: ModuleType) -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)

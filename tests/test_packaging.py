@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+
+from tests.scripts import module_of
 
 if sys.version_info < (3, 11):
     pytest.skip("tomllib comes with Python 3.11", allow_module_level=True)
@@ -27,12 +28,7 @@ CONDA_NAMES = {
 
 @pytest.fixture(name="links")
 def module_of_links() -> ModuleType:
-    spec = spec_from_file_location("package_readme", ROOT / "docs/package_readme.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs/package_readme.py")
 
 
 def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:

@@ -74,15 +74,24 @@ class Segments:
 
 
 @dataclass(frozen=True)
+class Call:
+    """What a layer asks for besides query, key and value."""
+
+    segments: Segments
+    window: Window
+    scaling: float
+    dropout: float = 0.0  # the probability
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A way to compute attention in segments.
 
-    ``attend`` takes query (N, heads, D), key and value (M, key heads, D), the segments, the window,
-    the scaling and the dropout's probability, and gives (N, heads, D).
+    ``attend`` takes query (N, heads, D), key and value (M, key heads, D), and gives (N, heads, D).
     """
 
     name: str
-    attend: Callable[[Tensor, Tensor, Tensor, Segments, Window, float, float], Tensor]
+    attend: Callable[[Tensor, Tensor, Tensor, Call], Tensor]
     package: str  # the module it needs
     low_only: bool = True  # whether it takes 16 bits alone
     drops: bool = False  # whether it has dropout
@@ -98,17 +107,9 @@ class Kernel:
 # The kernels -------------------------------------------------------------------------------------
 
 
-def by_definition(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    window: Window,
-    scaling: float,
-    dropout: float = 0.0,
-) -> Tensor:
+def by_definition(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """What a kernel is to compute, segment by segment, in float32 or wider; without dropout."""
-    given, outputs = value.dtype, []
+    given, outputs, segments = value.dtype, [], call.segments
     wide = torch.promote_types(given, torch.float32)
     query, key, value = (each.to(wide) for each in (query, key, value))
     q_ends, k_ends = segments.query_ends.tolist(), segments.key_ends.tolist()
@@ -117,9 +118,9 @@ def by_definition(
         k, v = (each[k_ends[i] : k_ends[i + 1]].transpose(0, 1) for each in (key, value))
         first = k.shape[1] - q.shape[1]
         at, of = (torch.arange(n, device=q.device) for n in (q.shape[1], k.shape[1]))
-        seen = _within(window, of - (at + first)[:, None])
+        seen = _within(call.window, of - (at + first)[:, None])
         k, v = (each.repeat_interleave(len(q) // len(k), dim=0) for each in (k, v))
-        logits = (q * scaling) @ k.transpose(-1, -2)
+        logits = (q * call.scaling) @ k.transpose(-1, -2)
         outputs.append(logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v)
     return torch.cat(outputs, dim=1).transpose(0, 1).to(given)
 
@@ -133,68 +134,45 @@ def _within(window: Window, ahead: Tensor) -> Tensor:
     return seen & (ahead <= after) if after >= 0 else seen
 
 
-def _flash_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    window: Window,
-    scaling: float,
-    dropout: float,
-) -> Tensor:
+def _flash_attn(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     result: Tensor = flash_attn_varlen_func(
         query,
         key,
         value,
-        segments.query_ends,
-        segments.key_ends,
-        *segments.longest,
-        dropout_p=dropout,
-        softmax_scale=scaling,
-        causal=window[1] == 0,
-        window_size=window,
+        call.segments.query_ends,
+        call.segments.key_ends,
+        *call.segments.longest,
+        dropout_p=call.dropout,
+        softmax_scale=call.scaling,
+        causal=call.window[1] == 0,
+        window_size=call.window,
     )
     return result
 
 
-def _torch_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    window: Window,
-    scaling: float,
-    dropout: float,
-) -> Tensor:
+def _torch_varlen(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     result = varlen_attn(
         query,
         key,
         value,
-        segments.query_ends,
-        segments.key_ends,
-        *segments.longest,
-        scale=scaling,
-        window_size=window,
+        call.segments.query_ends,
+        call.segments.key_ends,
+        *call.segments.longest,
+        scale=call.scaling,
+        window_size=call.window,
         enable_gqa=key.shape[1] != query.shape[1],
     )
     assert isinstance(result, Tensor)
     return result
 
 
-def _flex(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    window: Window,
-    scaling: float,
-    dropout: float,
-) -> Tensor:
+def _flex(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     attend, create = _flex_functions(query.device.type == "cuda")
+    segments, window = call.segments, call.window
     mask = segments.block_masks.get(window)
     if mask is None:  # Once for all layers with this window.
         sizes = len(query), len(key)
@@ -202,7 +180,7 @@ def _flex(
         segments.block_masks[window] = mask
     q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
     grouped = key.shape[1] != query.shape[1]
-    result: Tensor = attend(q, k, v, block_mask=mask, scale=scaling, enable_gqa=grouped)
+    result: Tensor = attend(q, k, v, block_mask=mask, scale=call.scaling, enable_gqa=grouped)
     return result[0].transpose(0, 1)
 
 
@@ -292,7 +270,7 @@ def attend(
     if kernel.low_only and q.dtype not in LOW:  # A comparison in float32, see the top.
         compute = by_definition
     scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
-    return compute(q, k, v, segments, window, scaling, dropout)[None], None
+    return compute(q, k, v, Call(segments, window, scaling, dropout))[None], None
 
 
 _NOT_HERE = ("softcap", "position_bias", "s_aux", "sinks")
@@ -396,7 +374,7 @@ def kernel_problem(
         attend: Callable[..., Tensor], inputs: Sequence[Tensor], window: Window
     ) -> tuple[Tensor, list[Tensor]]:
         inputs = [each.detach().requires_grad_() for each in inputs]
-        found = attend(*inputs, segments, window, scaling, 0.0).float()
+        found = attend(*inputs, Call(segments, window, scaling)).float()
         gradients = torch.autograd.grad((found * weights).sum(), inputs)
         return found.detach(), [each.float() for each in gradients]
 

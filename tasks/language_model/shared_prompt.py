@@ -230,14 +230,8 @@ def _row_mask(
 
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
-        if also is not None:
-            rule = rule & also
-        if additive:
-            return added(rule, dtype)
-        more_queries, more_keys = _lacking(len(queries), rule), _lacking(len(keys), rule)
-        rule = functional.pad(rule, (0, more_keys), value=False)
-        # The added queries see something, as a softmax over nothing is NaN.
-        return functional.pad(rule, (0, 0, 0, more_queries), value=True)
+        rule = rule if also is None else rule & also
+        return added(rule, dtype) if additive else _filled(rule, len(queries), len(keys))
 
     trunks: list[Tensor | None] = []
     branches: list[Tensor | None] = []
@@ -258,6 +252,13 @@ def _row_mask(
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
         branches.append(allowed(positions[sample.trunk :], positions, seen))
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
+
+
+def _filled(rule: Tensor, queries: int, keys: int) -> Tensor:
+    """A bool mask made as large as :func:`_attend` makes queries and keys."""
+    rule = functional.pad(rule, (0, _lacking(keys, rule)), value=False)
+    # The added queries see something, as a softmax over nothing is NaN.
+    return functional.pad(rule, (0, 0, 0, _lacking(queries, rule)), value=True)
 
 
 def _by_kernel(

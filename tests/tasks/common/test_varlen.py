@@ -28,6 +28,7 @@ from pl_pointwise.tasks.common.varlen import (
     CAUSAL,
     EVERYTHING,
     KERNELS,
+    Call,
     Kernel,
     Segments,
     Window,
@@ -62,7 +63,7 @@ def test_the_definition_is_attention_under_the_mask_written_out(window: Window) 
     """Token by token, in float64; the last query of a segment stands at its last key."""
     queries, keys = [3, 1, 5], [3, 6, 9]
     q, k, v = random_attention(queries, keys)
-    found = by_definition(q, k, v, Segments.of(queries, keys), window, 0.4)
+    found = by_definition(q, k, v, Call(Segments.of(queries, keys), window, 0.4))
     expected = torch.zeros_like(q)
     row = start = 0
     for n, m in zip(queries, keys, strict=True):
@@ -84,8 +85,8 @@ def test_flex_attention_computes_the_definition(window: Window) -> None:
     queries, keys = [3, 1, 5], [3, 6, 9]
     inputs = random_attention(queries, keys)
     segments = Segments.of(queries, keys)
-    found = FLEX.attend(*inputs, segments, window, 0.4, 0.0)
-    expected = by_definition(*inputs, segments, window, 0.4)
+    call = Call(segments, window, 0.4)
+    found, expected = FLEX.attend(*inputs, call), by_definition(*inputs, call)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     assert list(segments.block_masks) == [window]  # made once, for all layers
 
@@ -173,7 +174,7 @@ def test_packed_pairs_in_segments_score_as_padded_ones_do() -> None:
     calls: list[Window] = []
 
     def noted(*arguments: Any) -> Tensor:
-        calls.append(arguments[4])
+        calls.append(arguments[3].window)
         return by_definition(*arguments)
 
     scoring.use_kernel(model, replace(BY_DEFINITION, attend=noted))
@@ -241,8 +242,9 @@ def test_a_filled_row_has_a_segment_that_nothing_sees() -> None:
 
 
 def broken(change: Callable[[Segments, Window], tuple[Segments, Window]]) -> Kernel:
-    def wrong(q: Tensor, k: Tensor, v: Tensor, s: Segments, w: Window, *rest: float) -> Tensor:
-        return by_definition(q, k, v, *change(s, w), *rest)
+    def wrong(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        segments, window = change(call.segments, call.window)
+        return by_definition(q, k, v, replace(call, segments=segments, window=window))
 
     return replace(BY_DEFINITION, attend=wrong)
 
@@ -281,8 +283,8 @@ def test_a_kernel_that_sees_other_keys_is_refused_in_bfloat16_too(name: str) -> 
 
 
 def test_a_kernel_with_a_wrong_gradient_is_refused() -> None:
-    def wrong(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        return by_definition(q, k.detach(), v, *rest) + 0 * k.sum()
+    def wrong(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+        return by_definition(q, k.detach(), v, call) + 0 * k.sum()
 
     problem = kernel_problem(replace(BY_DEFINITION, attend=wrong), 4, 2, 16, torch.float32, CPU)
     assert problem is not None
