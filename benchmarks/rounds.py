@@ -95,8 +95,11 @@ def run(
         torch.set_num_threads(arguments.threads)
         print(json.dumps(measure(arguments.only, arguments)))
         return
+    names = [name for group in groups for name in group]
+    if unknown := set(arguments.contestants or ()) - set(names):
+        sys.exit(f"unknown contestants {sorted(unknown)}: those that there are: {names}")
     found: dict[str, list[dict[str, float]]] = {
-        name: [] for group in groups for name in group if name in (arguments.contestants or group)
+        name: [] for name in names if name in (arguments.contestants or names)
     }
     with tempfile.TemporaryDirectory() as folder:
         source = str(arguments.model)

@@ -164,22 +164,24 @@ def method_lines(
 
 
 def paired_lines(judged: Judged, choices: Sequence[Choice]) -> list[list[str]]:
-    """Returns a line per method of ours: its test results minus those of the best rival.
+    """Returns a line per difference of test results at equal seeds.
 
-    The best rival is the one that was best on validation data: test data choose nothing.
+    Each of ours minus the best rival, then the best of ours minus each other rival. The best ones
+    are those that were best on validation data: test data choose nothing.
     """
-    rival = best_of(choices, "rival")
-    best = best_of(choices, "ours")
+    rival, best = best_of(choices, "rival"), best_of(choices, "ours")
     if rival is None or best is None:
         return []
-    against = rival.validation.entry.name
-    lines = [[f"minus {against}", "objective", "CVaR95", "share violated"]]
-    for choice in choices:
-        entry = choice.validation.entry
-        if entry.role == "ours":
-            found = [difference(judged, entry.name, against, n) for n in STATISTICS]
-            mark = " (best of ours on validation)" if choice == best else ""
-            lines.append([entry.method + mark, *map(_difference_cell, found)])
+    ours, rivals = ([c for c in choices if c.validation.entry.role == r] for r in ("ours", "rival"))
+    pairs = [(choice, rival) for choice in sorted(ours, key=lambda choice: choice != best)]
+    pairs += [(best, choice) for choice in rivals if choice != rival]
+    names = [choice.validation.entry.method for choice in (best, rival)]
+    header = "best on validation: {}, of the rivals {}".format(*names)
+    lines = [[header, "objective", "CVaR95", "share violated"]]
+    for first, second in pairs:
+        mine, other = first.validation.entry, second.validation.entry
+        found = [difference(judged, mine.name, other.name, name) for name in STATISTICS]
+        lines.append([f"{mine.method} − {other.method}", *map(_difference_cell, found)])
     return lines
 
 

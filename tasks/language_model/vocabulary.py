@@ -4,8 +4,10 @@
     divergence       KL_t = Σ_v π(v) (log π(v) − log π_ref(v)),   over the full vocabulary
 
 at each position that predicts a response token, in float32 (float64 for a float64 model) whatever
-the model's dtype. The projection runs over a chunk of positions at a time; with more than one chunk
-each is computed again in the backward pass, so at most one chunk's logits are alive.
+the model's dtype. The projection runs over a chunk of positions at a time, so that at most one
+chunk's logits are alive. With more than one chunk their gradient cannot wait for the backward pass.
+Where nothing from the hidden states on is trained it is computed at once, by token, as fused linear
+losses do; else each chunk is computed again in the backward pass.
 
 The logits are the model's own: its forward runs with the decoder's output put in place, so what it
 does to them (scaling in Granite and Cohere, soft-capping in Gemma) is neither lost nor repeated
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +45,17 @@ def token_statistics(
         logits, reference_logits: (n, V), computed in float32 or wider.
         targets: (n,) token ids.
     """
+    return _statistics(_log_softmax(logits), targets, _log_softmax(reference_logits))
+
+
+def _statistics(
+    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None
+) -> TokenStatistics:
+    """From log-probabilities (n, V)."""
     target = targets[:, None]
-    log_policy = _at_least_float32(logits).log_softmax(-1)
     log_likelihood = log_policy.gather(1, target).squeeze(1)
-    if reference_logits is None:
+    if log_reference is None:
         return log_likelihood, None, None
-    log_reference = _at_least_float32(reference_logits).log_softmax(-1)
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
     return log_likelihood, divergence, log_reference.gather(1, target).squeeze(1)
 
@@ -70,16 +77,18 @@ def chunked_token_statistics(
         reference_head: the head of the reference, where its weights are others.
     """
 
-    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
-        logits = head(hidden)
+    def reference_logits(reference: Tensor | None) -> Tensor | None:
         if reference is None:
-            return token_statistics(logits, targets)
+            return None
         with torch.no_grad(), reference_mode():
-            reference_logits = (reference_head or head)(reference)
-        return token_statistics(logits, targets, reference_logits)
+            return (reference_head or head)(reference)
+
+    def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
+        return token_statistics(head(hidden), targets, reference_logits(reference))
 
     size = max(1, chunk_elements // head.vocabulary)
-    recompute = len(hidden) > size and torch.is_grad_enabled()
+    several = len(hidden) > size and torch.is_grad_enabled()
+    at_once = several and head.frozen
     count = len(hidden)
     last = count % size or size
     more = min(recurring(last, hidden.device), size) - last
@@ -93,7 +102,12 @@ def chunked_token_statistics(
             targets[rows],
             None if reference_hidden is None else reference_hidden[rows],
         )
-        if recompute:
+        if at_once:
+            statistics: TokenStatistics = _WithGradient.apply(
+                *chunk[:2], reference_logits(chunk[2]), head
+            )
+            pieces.append(statistics)
+        elif several:
             rng = not head.plain  # only an adapted head can hold dropout
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
         else:
@@ -104,6 +118,51 @@ def chunked_token_statistics(
     )
     assert log_likelihood is not None
     return log_likelihood, divergence, reference_ll
+
+
+class _WithGradient(torch.autograd.Function):
+    """:func:`token_statistics` of hidden states (n, H) under a frozen head, and their gradient.
+
+    A token's statistics depend on its own hidden state alone, so row t of the gradient of Σ_t ℓ_t
+    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for each of
+    ℓ and KL; the plain way keeps (n, V), and recomputing takes every product a second time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, reference: Tensor | None, head: VocabularyHead
+    ) -> TokenStatistics:
+        with torch.enable_grad():
+            rows = _at_least_float32(hidden.detach()).requires_grad_()  # Rounded once, at the end.
+            logits = head(rows)
+        log_policy, log_reference = _log_softmax(logits.detach()), _log_softmax(reference)
+        log_likelihood, divergence, reference_ll = _statistics(log_policy, targets, log_reference)
+        probability, gradients = log_policy.exp(), []
+
+        def propagate(slope: Tensor, last: bool = False) -> None:
+            slope = slope.to(logits.dtype)
+            gradients.extend(torch.autograd.grad(logits, rows, slope, retain_graph=not last))
+
+        if log_reference is not None and divergence is not None:
+            # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
+            propagate(log_policy.sub_(log_reference).sub_(divergence[:, None]).mul_(probability))
+        ones = probability.new_ones(len(targets), 1)
+        propagate(probability.neg_().scatter_add_(1, targets[:, None], ones), last=True)  # 1_y − π
+        ctx.save_for_backward(*reversed(gradients))
+        ctx.dtype = hidden.dtype
+        ctx.set_materialize_grads(False)
+        if reference_ll is not None:
+            ctx.mark_non_differentiable(reference_ll)
+        return log_likelihood, divergence, reference_ll
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        parts = [
+            gradient * weight[:, None]
+            for gradient, weight in zip(ctx.saved_tensors, incoming, strict=False)
+            if weight is not None
+        ]
+        return sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None, None, None, None
 
 
 def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
@@ -164,6 +223,16 @@ class VocabularyHead:
             self.products = _product_dtype(weight)
             on_cuda = weight.device.type == "cuda"
             self.weight = weight.to(self.products if on_cuda else _wide(linear))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing behind the hidden states is trained."""
+        if not self.plain or any(each.requires_grad for each in self.linear.parameters()):
+            return False
+        inside = {id(each) for each in self.decoder.parameters()}
+        return not any(
+            each.requires_grad for each in self.model.parameters() if id(each) not in inside
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -246,6 +315,14 @@ def _wide(linear: nn.Linear) -> torch.dtype:
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@overload
+def _log_softmax(logits: Tensor) -> Tensor: ...
+@overload
+def _log_softmax(logits: Tensor | None) -> Tensor | None: ...
+def _log_softmax(logits: Tensor | None) -> Tensor | None:
+    return None if logits is None else _at_least_float32(logits).log_softmax(-1)
 
 
 @contextmanager

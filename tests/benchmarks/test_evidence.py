@@ -322,13 +322,14 @@ def test_examples_in_the_docstrings_hold() -> None:
 
 
 def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path: Path) -> None:
-    """From what the runs left to the tables: one reference, one of ours, one rival, two seeds."""
+    """From what the runs left to the tables: one reference, one of ours, two rivals, two seeds."""
     (tmp_path / "models" / "bert-mini-crossencoder").mkdir(parents=True)
     task = load("reranker-corpus", None, tmp_path / "models", tmp_path, quick=True)
     entries = {entry.method: entry for entry in task.entries()}
     ours, rival = (Measured(entries[m], 0, 1.0, 2.0, 0.5) for m in ("pointwise", "average"))
-    write_choices(task, choose([ours, rival], [0.5]))
-    reached = {"pointwise": (1.0, 2.0), "average": (3.0, 5.0)}
+    other = Measured(entries["tilted"], 0, 1.0, 4.0, 0.5)  # on validation data the worse rival
+    write_choices(task, choose([other, ours, rival], [0.5]))
+    reached = {"pointwise": (1.0, 2.0), "average": (3.0, 5.0), "tilted": (1.5, 3.5)}
     for seed in (0, 1):
         for entry, each in task.runs(to_judge(task), "judge", seed):
             Stub()(each)
@@ -345,11 +346,13 @@ def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path
     half = stats.t.ppf(0.975, 1) * np.std([1.0, 2.0], ddof=1) / np.sqrt(2)
     setting = entries["pointwise"].setting
     assert f"| pointwise | {setting} | 1 ± 0 | 1.5 ± {half:.2g} · 1.5" in text
-    assert "| pointwise (best of ours on validation) | 0 ± 0 | -2.5 ± 6.4 | 0 ± 0 |" in text
+    assert "| best on validation: pointwise, of the rivals average | objective |" in text
+    assert "| pointwise − average | 0 ± 0 | -2.5 ± 6.4 | 0 ± 0 |" in text
+    assert "| pointwise − tilted | 0 ± 0 | -1 ± 6.4 | 0 ± 0 |" in text
     assert "Without a setting within the budget: penalty linear, " in text
     written = write_report(judged)
     assert all(path.is_file() for path in written)
     assert {path.parent for path in written} == {task.output}  # a quick run reaches no page
     lines = written[1].read_text().splitlines()
-    assert len(lines) == 1 + 2 * 5
+    assert len(lines) == 1 + 2 * 6
     assert str(tmp_path) not in written[1].read_text()
