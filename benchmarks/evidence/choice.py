@@ -93,6 +93,14 @@ def choose(
     return choices
 
 
+def grouped(choices: Iterable[Choice]) -> dict[tuple[float, str], list[Choice]]:
+    """Returns the choices by budget's quantile and criterion."""
+    found: dict[tuple[float, str], list[Choice]] = {}
+    for choice in choices:
+        found.setdefault((choice.quantile, choice.criterion), []).append(choice)
+    return found
+
+
 def best_of(choices: Sequence[Choice], role: str) -> Choice | None:
     """Returns the choice that was best on validation data among the methods of a role.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from pl_pointwise.compare.runs import Run
 
-from .choice import Choice, best_of
+from .choice import Choice, best_of, grouped
 from .grids import Entry
 from .plots import draw
 from .stages import to_judge, tune_runs, tuned
@@ -113,14 +113,6 @@ def fragment(judged: Judged) -> str:
         if found := paired_lines(judged, choices):
             parts.append(markdown(found))
     return "\n".join(parts)
-
-
-def grouped(choices: Iterable[Choice]) -> dict[tuple[float, str], list[Choice]]:
-    """Returns the choices by budget's quantile and criterion."""
-    found: dict[tuple[float, str], list[Choice]] = {}
-    for choice in choices:
-        found.setdefault((choice.quantile, choice.criterion), []).append(choice)
-    return found
 
 
 def referred(study: Study) -> list[Entry]:

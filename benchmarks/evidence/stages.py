@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pl_pointwise.compare.runs import Run
 
-from .choice import Choice, Measured, best_of, choose
+from .choice import Choice, Measured, best_of, choose, grouped
 from .grids import Entry
 from .study import Study, load, measured
 
@@ -44,12 +44,18 @@ def choices_of(study: Study, quantiles: Sequence[float] | None = None) -> list[C
 
 
 def _taken_over(study: Study) -> list[Choice]:
-    """Of the other task's middle budget: the best of ours, and the best rival."""
+    """Another task's choices under one of its budgets.
+
+    With ``take: every method`` all of them; with ``take: best`` by criterion the best of ours and
+    the best rival.
+    """
     assert study.settings_of is not None
     other = load(study.settings_of, study.data, study.models, study.output.parent, study.quick)
     quantile = study.described["quantile"]
     under = [each for each in read_choices(other) if each.quantile == quantile]
-    found = (best_of(under, role) for role in ("ours", "rival"))
+    if study.described["take"] == "every method":
+        return under
+    found = (best_of(some, role) for some in grouped(under).values() for role in ("ours", "rival"))
     return [choice for choice in found if choice is not None]
 
 
