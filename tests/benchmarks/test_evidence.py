@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
 from benchmarks.evidence.report import Judged, fragment, inserted, write_report
 from benchmarks.evidence.splits import Sizes, split, write_splits
-from benchmarks.evidence.stages import read_choices, to_judge, write_choices
+from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, paired_difference
 from benchmarks.evidence.study import STUDIES, Study, load, measured
 from benchmarks.evidence.workers import run_all
@@ -103,6 +104,26 @@ def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
     found = choose([run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 1.0, 0.0)], [0.5])
     write_choices(of_none, found)
     assert read_choices(of_none) == found
+
+
+@pytest.mark.parametrize("take", ["best", "every method"])
+def test_a_task_takes_over_the_choices_of_another(take: str, tmp_path: Path) -> None:
+    """Of the quantile it names; the best of ours and of the rivals by each criterion, or all."""
+    other = load("reranker-corpus", None, None, tmp_path)
+    runs = [run("pointwise", "a", 1.0, 1.0), run("b", "x", 1.0, 3.0, 0.1), run("c", "x", 1.0, 2.0)]
+    chosen = choose(runs, [0.25, 0.5], ["cvar95", "violated"])
+    write_choices(other, chosen)
+    task = load("reranker-msmarco", None, None, tmp_path)
+    found = choices_of(replace(task, described={**task.described, "take": take}))
+    assert {choice.quantile for choice in found} == {0.5}
+    taken = [(choice.criterion, choice.validation.entry.method) for choice in found]
+    rivals = {"best": {"cvar95": ["c"], "violated": ["b"]}}.get(take, {})
+    expected = [
+        (criterion, method)
+        for criterion in ("cvar95", "violated")
+        for method in ["pointwise", *rivals.get(criterion, ["b", "c"])]
+    ]
+    assert taken == expected
 
 
 # Means and differences ----------------------------------------------------------------------------
