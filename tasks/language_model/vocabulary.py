@@ -137,7 +137,8 @@ class _WithGradient(torch.autograd.Function):
             logits = head(rows)
         log_policy, log_reference = _log_softmax(logits.detach()), _log_softmax(reference)
         log_likelihood, divergence, reference_ll = _statistics(log_policy, targets, log_reference)
-        probability, gradients = log_policy.exp(), []
+        probability = log_policy.exp()
+        gradients: list[Tensor] = []
 
         def propagate(slope: Tensor, last: bool = False) -> None:
             slope = slope.to(logits.dtype)
