@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
     As hyperparameters in all of them; as a folder, METHOD/seed-0, in TensorBoard and CSV files that
     are not in the run's own folder anyway; as name and tags in W&B and MLflow.
 
-    hparams: the module's, logged with them: TensorBoard shows what comes first, and no more.
+    hparams: the module's, logged with them: of several sets TensorBoard shows one, and which one
+        follows from the names of the files. So later sets, such as Lightning's own, get them too.
     """
-    title = f"{run.method} seed {run.seed}"
+    title, named = f"{run.method} seed {run.seed}", {"method": run.method, "seed": run.seed}
     for logger in loggers:
         if isinstance(logger, (TensorBoardLogger, CSVLogger)):
             _name_folder(logger, run)
@@ -45,7 +48,20 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
             for name, value in tags.items():
                 logger.experiment.set_tag(logger.run_id, name, value)
         kept = {name: value for name, value in hparams.items() if not name.startswith("_")}
-        logger.log_hyperparams({**kept, "method": run.method, "seed": run.seed})
+        vars(logger)["log_hyperparams"] = partial(_log_hyperparams, logger, named)
+        logger.log_hyperparams(kept)
+
+
+def _log_hyperparams(
+    logger: Logger,
+    added: Mapping[str, Any],
+    params: Mapping[str, Any] | Namespace,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """The logger's own method, with ``added``; a function of the module, as loggers are pickled."""
+    given = vars(params) if isinstance(params, Namespace) else params
+    type(logger).log_hyperparams(logger, {**given, **added}, *args, **kwargs)
 
 
 def _name_folder(logger: TensorBoardLogger | CSVLogger, run: Run) -> None:

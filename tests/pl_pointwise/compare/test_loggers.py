@@ -65,6 +65,10 @@ def test_tensorboard_has_a_folder_per_method_and_seed(tmp_path: Path) -> None:
         assert method.encode() in plugin
         assert b"seed" in plugin
         assert b"tolerance" in plugin  # The module's own are there as well.
+        for file in folder.glob("events.*"):  # TensorBoard shows one set: whichever file it is in.
+            found = accumulator.EventAccumulator(str(file)).Reload().summary_metadata
+            shown = found["_hparams_/session_start_info"].plugin_data.content
+            assert b"method" in shown
 
 
 def test_a_name_of_ones_own_stays_in_front(tmp_path: Path) -> None:
