@@ -14,6 +14,14 @@ class TrainingError(RuntimeError):
     """A run that cannot go on, or a checkpoint that does not belong to it."""
 
 
+class UnsupportedError(RuntimeError):
+    """A way to compute something that this model does not allow, such as a fast path.
+
+    Where the way was chosen by the module another one is taken; where the user chose it, it ends
+    the run.
+    """
+
+
 def one_of(
     option: str,
     value: str | None,

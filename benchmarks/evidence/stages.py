@@ -10,6 +10,7 @@ from pathlib import Path
 from pl_pointwise.compare.runs import Run
 
 from .choice import Choice, Measured, best_of, choose, grouped
+from .errors import MissingError
 from .grids import Entry
 from .study import Study, load, measured
 
@@ -69,11 +70,11 @@ def write_choices(study: Study, choices: Sequence[Choice]) -> Path:
 def read_choices(study: Study) -> list[Choice]:
     """
     Raises:
-        FileNotFoundError: nothing has been chosen yet.
+        MissingError: nothing has been chosen yet.
     """
     path = study.output / "choices.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: run the stages tune and choose first.")
+        raise MissingError(f"{path} is not there: run the stages tune and choose first.")
     choices = []
     for found in json.loads(path.read_text(encoding="utf-8")):
         validation = found.pop("validation")

@@ -20,7 +20,17 @@ from .splits import Grouped, Sizes
 from .statistics import mean
 
 HERE = Path(__file__).parent
-STUDIES = {path.stem: path for path in sorted((HERE / "studies").glob("*.yaml"))}
+
+
+def _takes_settings(path: Path) -> bool:
+    return "settings_of" in yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+STUDIES = {
+    path.stem: path
+    for path in sorted(sorted((HERE / "studies").glob("*.yaml")), key=_takes_settings)
+}
+"""The file of every task; those that take the settings of another come after it."""
 
 Metrics = Mapping[str, float]
 Value = Callable[[Metrics], float]

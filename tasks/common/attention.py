@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from pl_pointwise.errors import UnsupportedError
+
 _ORIGINAL_MASKS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_mask, "eager": eager_mask}
 
 
@@ -45,16 +47,16 @@ class Replacement:
         """Switch the model over.
 
         Raises:
-            NotImplementedError: the attention implementation has no counterpart here.
+            UnsupportedError: the attention implementation has no counterpart here.
         """
         current = model.config._attn_implementation
         if current in self.names.values():
             return
         if current not in self.names:
-            raise NotImplementedError(f'attention implementation "{current}" takes no such mask')
+            raise UnsupportedError(f'attention implementation "{current}" takes no such mask')
         model.set_attn_implementation(self.names[current])
         if model.config._attn_implementation != self.names[current]:
-            raise NotImplementedError(
+            raise UnsupportedError(
                 f"{type(model).__name__} does not use the attention interface of transformers"
             )
 

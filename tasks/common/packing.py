@@ -30,6 +30,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pl_pointwise.errors import UnsupportedError
+
 from .attention import Replacement, added, attention_function, visible
 from .dropout import dropout as quick_dropout
 from .varlen import Kernel, Segments, Window, attend, window_of
@@ -112,12 +114,12 @@ def install(model: PreTrainedModel) -> None:
     It stays so: gradient checkpointing calls the layers again during the backward pass.
 
     Raises:
-        NotImplementedError: the attention implementation has no counterpart here, or there is no
+        UnsupportedError: the attention implementation has no counterpart here, or there is no
             encoder inside the model.
     """
     encoder = model.base_model
     if encoder is model:
-        raise NotImplementedError(f"{type(model).__name__} has no encoder inside it")
+        raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
     _REPLACEMENT.install(model)
     if _HOOKED not in vars(encoder):
         first = first_position(encoder)

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_pointwise.errors import UnsupportedError
+
 from .agreement import LOW, disagreement, gradient_problem
 
 log = logging.getLogger(__name__)
@@ -253,14 +255,14 @@ def attend(
     query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
 
     Raises:
-        NotImplementedError: what no kernel here has: a bias, a cap of the logits, sinks; or dropout
+        UnsupportedError: what no kernel here has: a bias, a cap of the logits, sinks; or dropout
             where this one has none.
     """
     more = [name for name in _NOT_HERE if others.get(name) is not None]
     if dropout and not kernel.drops:
         more.append("dropout")
     if more:
-        raise NotImplementedError(f"{kernel.name} has no {', '.join(more)}")
+        raise UnsupportedError(f"{kernel.name} has no {', '.join(more)}")
     dtype = _computing_dtype(query)
     given = value.dtype if value.dtype in LOW else dtype
     q, k, v = (each[0].transpose(0, 1).to(given) for each in (query, key, value))

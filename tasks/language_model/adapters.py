@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
+from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source
 
@@ -172,7 +173,7 @@ def attention_layers(model: PreTrainedModel) -> list[str]:
     """
     try:
         inside = set(decoder_of(model).modules())
-    except NotImplementedError:
+    except UnsupportedError:
         inside = set(model.modules())
     attention = [
         f"{path}."

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common.sizes import recurring
 
 # (n,) log-likelihood, KL, log-likelihood under the reference; None without a reference
@@ -88,7 +89,7 @@ def chunked_token_statistics(
 
     size = max(1, chunk_elements // head.vocabulary)
     several = len(hidden) > size and torch.is_grad_enabled()
-    at_once = several and head.frozen
+    at_once = several and hidden.requires_grad and head.frozen
     count = len(hidden)
     last = count % size or size
     more = min(recurring(last, hidden.device), size) - last
@@ -188,7 +189,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     if decoder is model:
         decoder = getattr(model, "model", None)
     if decoder is None:
-        raise NotImplementedError(f"{type(model).__name__} has no separate decoder")
+        raise UnsupportedError(f"{type(model).__name__} has no separate decoder")
     assert isinstance(decoder, nn.Module)
     return decoder
 
@@ -212,7 +213,7 @@ class VocabularyHead:
     def __init__(self, model: PreTrainedModel) -> None:
         linear = model.get_output_embeddings()
         if linear is None:
-            raise NotImplementedError(f"{type(model).__name__} has no separate vocabulary layer")
+            raise UnsupportedError(f"{type(model).__name__} has no separate vocabulary layer")
         self.model, self.decoder, self.linear = model, decoder_of(model), linear
         # Otherwise adapted or quantised: then the layer's own product is taken.
         self.plain = type(linear) is nn.Linear

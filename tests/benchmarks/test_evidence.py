@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
 from benchmarks.evidence import choice, grids, splits, study
+from benchmarks.evidence.__main__ import main as evidence
 from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
@@ -104,6 +106,25 @@ def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
     found = choose([run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 1.0, 0.0)], [0.5])
     write_choices(of_none, found)
     assert read_choices(of_none) == found
+
+
+def test_a_task_that_takes_settings_over_is_run_after_the_one_that_chooses_them() -> None:
+    places = {name: place for place, name in enumerate(STUDIES)}
+    waiting = {
+        name: described["settings_of"]
+        for name, path in STUDIES.items()
+        if "settings_of" in (described := yaml.safe_load(path.read_text()))
+    }
+    assert waiting == {"reranker-msmarco": "reranker-corpus", "smollm": "when2call"}
+    assert all(places[other] < places[name] for name, other in waiting.items())
+
+
+def test_without_the_choices_to_take_over_a_task_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one is whose records are absent: the command goes on with the next."""
+    evidence(["--task", "smollm", "--output", str(tmp_path), "--stage", "choose"])
+    assert "smollm: skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("take", ["best", "every method"])

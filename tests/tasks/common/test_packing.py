@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common import packing
 from pl_pointwise.tasks.common.packing import Packing, install, packed, softmax_attention, uninstall
 from pl_pointwise.tasks.language_model.loading import prepare_for_training
@@ -189,14 +190,14 @@ def test_outside_a_packing_the_model_is_as_it_was_and_so_it_is_when_taken_out() 
 
 
 def test_a_model_without_an_encoder_inside_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="BertModel has no encoder inside it"):
+    with pytest.raises(UnsupportedError, match="BertModel has no encoder inside it"):
         install(make("bert").bert)
 
 
 def test_an_attention_that_takes_no_mask_is_refused() -> None:
     model = make("bert")
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
+    with pytest.raises(UnsupportedError, match='"flash_attention_2" takes no such mask'):
         install(model)
     assert not model.base_model._forward_hooks
 

@@ -22,6 +22,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common import varlen
 from pl_pointwise.tasks.common.varlen import (
     BY_DEFINITION,
@@ -331,7 +332,7 @@ def test_a_kernel_of_16_bits_is_the_definition_in_float32() -> None:
 def test_what_no_kernel_has_is_refused_by_name() -> None:
     q, k, v = (each.transpose(0, 1)[None] for each in random_attention([3], [3]))
     arguments = BY_DEFINITION, Segments.of([3], [3]), CAUSAL, q, k, v
-    with pytest.raises(NotImplementedError, match="by definition has no softcap, dropout"):
+    with pytest.raises(UnsupportedError, match="by definition has no softcap, dropout"):
         attend(*arguments, softcap=30.0, dropout=0.1)
 
 

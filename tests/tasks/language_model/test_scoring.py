@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, UnsupportedError
 from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.language_model import scoring as responses_module
 from pl_pointwise.tasks.language_model import shared_prompt as shared_prompt_module
@@ -548,7 +548,7 @@ def test_attention_that_takes_no_mask_is_refused_by_name(
 ) -> None:
     model = make_adapted(make_model("llama"))
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with pytest.raises(NotImplementedError, match='"flash_attention_2" takes no such mask'):
+    with pytest.raises(UnsupportedError, match='"flash_attention_2" takes no such mask'):
         ResponseScorer(model, method="shared_prompt")
 
 

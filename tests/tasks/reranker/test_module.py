@@ -31,7 +31,7 @@ from transformers import (
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.data import PADDING
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, UnsupportedError
 from pl_pointwise.tasks.reranker import scoring
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
@@ -336,7 +336,7 @@ def test_whatever_a_model_raises_when_packed_is_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: PreTrainedModel) -> None:
-        raise NotImplementedError('attention implementation "flash_attention_2" takes no such mask')
+        raise UnsupportedError('attention implementation "flash_attention_2" takes no such mask')
 
     monkeypatch.setattr(scoring, "install", refuse)
     module = RerankerModule(save(tmp_path), dropout=0.0)
