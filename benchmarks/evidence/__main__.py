@@ -17,10 +17,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pl_pointwise.compare.runs import Run
+
 from .errors import MissingError
 from .report import Judged, write_report
 from .stages import choices_of, read_choices, to_judge, tune_runs, write_choices
-from .study import STUDIES, Study, load
+from .study import STUDIES, Planned, Study, load
 from .workers import run_all
 
 STAGES = ("tune", "choose", "judge", "report")
@@ -33,7 +35,14 @@ def main(words: Sequence[str] | None = None) -> None:
     deadline = None if minutes is None else time.time() + 60 * minutes
     stages = STAGES if arguments.stage == "all" else (arguments.stage,)
     for name in arguments.task or STUDIES:
-        study = load(name, arguments.data, arguments.models, arguments.output, arguments.quick)
+        study = load(
+            name,
+            arguments.data,
+            arguments.models,
+            arguments.output,
+            arguments.quick,
+            arguments.published,
+        )
         try:
             _run(study, stages, arguments, deadline)
         except MissingError as error:
@@ -60,7 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="two steps a run, one setting a method"
     )
+    parser.add_argument(
+        "--published", action="store_true", help="run nothing that the committed results hold"
+    )
     return parser
+
+
+def _to_run(planned: Sequence[Planned]) -> list[Run]:
+    """The runs that are not published; those finished here are left to ``run_all``."""
+    return [each.run for each in planned if each.published is None]
 
 
 def _run(
@@ -68,9 +85,9 @@ def _run(
 ) -> None:
     """One task through the stages; a stage that ran out of time ends it."""
     if "tune" in stages and study.settings_of is None:
-        runs = [run for _, run in tune_runs(study)]
-        print(f"{study.name}: tune, {len(runs)} runs", flush=True)
-        if not run_all(runs, arguments.workers, deadline):
+        planned = tune_runs(study)
+        print(f"{study.name}: tune, {len(planned)} runs", flush=True)
+        if not run_all(_to_run(planned), arguments.workers, deadline):
             print(f"{study.name}: out of time; the same command goes on", flush=True)
             return
     if "choose" in stages:
@@ -79,9 +96,9 @@ def _run(
         print(f"{study.name}: {len(choices)} choices -> {path}", flush=True)
     if "judge" in stages:
         chosen = to_judge(study)
-        runs = [run for s in arguments.seeds for _, run in study.runs(chosen, "judge", s)]
-        print(f"{study.name}: judge, {len(chosen)} settings, {len(runs)} runs", flush=True)
-        if not run_all(runs, arguments.workers, deadline):
+        planned = [each for s in arguments.seeds for each in study.runs(chosen, "judge", s)]
+        print(f"{study.name}: judge, {len(chosen)} settings, {len(planned)} runs", flush=True)
+        if not run_all(_to_run(planned), arguments.workers, deadline):
             print(f"{study.name}: out of time; the same command goes on", flush=True)
     if "report" in stages:
         judged = Judged(study, read_choices(study), arguments.seeds)

@@ -52,7 +52,12 @@ class Entry:
     @property
     def name(self) -> str:
         """As a comparison names it."""
-        return f"{self.method}, {self.setting}" if self.setting else self.method
+        return named(self.method, self.setting)
+
+
+def named(method: str, setting: str) -> str:
+    """Returns a method with its setting, if it has one."""
+    return f"{method}, {setting}" if setting else method
 
 
 def read_grid(path: Path) -> list[Entry]:

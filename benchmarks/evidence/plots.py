@@ -30,7 +30,7 @@ def draw(judged: Judged, tuned: Sequence[Measured], path: Path) -> bool:
     Returns: whether there was anything to draw.
     """
     entries = {entry.method: entry for entry in [run.entry for run in tuned]}
-    entries |= {entry.method: entry for entry, _ in judged.runs}
+    entries |= {planned.entry.method: planned.entry for planned in judged.runs}
     if not (tuned or judged.results):
         return False
     styles = {
@@ -97,7 +97,7 @@ def _settings(panel: Any, tuned: Sequence[Measured], name: str, styles: dict[str
 
 def _judged(panel: Any, judged: Judged, name: str, styles: dict[str, Any]) -> None:
     """The chosen settings on test data, mean and 95 % interval over seeds."""
-    entries = {entry.name: entry for entry, _ in judged.runs}
+    entries = {planned.entry.name: planned.entry for planned in judged.runs}
     centres = []
     for label, by_seed in judged.results.items():
         method = entries[label].method

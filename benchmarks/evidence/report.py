@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from pl_pointwise.compare.runs import Run
 
 from .choice import Choice, best_of, grouped
 from .grids import Entry
 from .plots import draw
+from .results import RESULTS, Result, write_results
 from .stages import to_judge, tune_runs, tuned
 from .statistics import Estimate, estimate, paired_difference
-from .study import HERE, STATISTICS, Metrics, Study, Value
+from .study import HERE, STATISTICS, Metrics, Planned, Study, Value
 
-RESULTS = HERE / "results"
 DOCS = HERE.parents[1] / "docs"
 
 BySeed = dict[int, Metrics]
@@ -35,18 +31,17 @@ class Judged:
     seeds: Sequence[int]
 
     @cached_property
-    def runs(self) -> list[tuple[Entry, Run]]:
+    def runs(self) -> list[Planned]:
         chosen = to_judge(self.study)
-        return [pair for seed in self.seeds for pair in self.study.runs(chosen, "judge", seed)]
+        return [each for seed in self.seeds for each in self.study.runs(chosen, "judge", seed)]
 
     @cached_property
     def results(self) -> dict[str, BySeed]:
         """Metrics by method with setting, and seed, of the runs that are finished."""
         found: dict[str, BySeed] = {}
-        for entry, run in self.runs:
-            if run.finished:
-                metrics = (run.result() or {})["metrics"]
-                found.setdefault(entry.name, {})[run.seed] = metrics
+        for planned in self.runs:
+            if (result := planned.result) is not None:
+                found.setdefault(planned.entry.name, {})[planned.run.seed] = result["metrics"]
         return found
 
     def scales(self) -> dict[str, Value]:
@@ -78,7 +73,8 @@ def write_report(judged: Judged) -> list[Path]:
     text = fragment(judged)
     written = [folder / f"{study.name}.md", folder / f"{study.name}.csv"]
     written[0].write_text(text, encoding="utf-8")
-    write_csv(judged, written[1])
+    tuning = [] if study.settings_of else tune_runs(study)
+    write_results([*_lines("tune", tuning), *_lines("judge", judged.runs)], written[1])
     plot = docs / f"evidence_{study.name}.png"
     if draw(judged, [] if study.settings_of else tuned(study), plot):
         written.append(plot)
@@ -88,6 +84,15 @@ def write_report(judged: Judged) -> list[Path]:
         page.write_text(inserted(page.read_text(encoding="utf-8"), study.name, text), "utf-8")
         written.append(page)
     return written
+
+
+def _lines(stage: str, runs: Sequence[Planned]) -> list[tuple[str, str, str, int, Result]]:
+    """The finished runs as lines of the table of raw results."""
+    return [
+        (stage, each.entry.method, each.entry.setting, each.run.seed, each.result)
+        for each in runs
+        if each.result is not None
+    ]
 
 
 def fragment(judged: Judged) -> str:
@@ -219,27 +224,3 @@ def inserted(page: str, name: str, text: str) -> str:
     start, end = f"<!-- results: {name} -->", f"<!-- end: {name} -->"
     pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
     return pattern.sub(lambda _: f"{start}\n\n{text}\n{end}", page)
-
-
-def write_csv(judged: Judged, path: Path) -> None:
-    """Writes a line per finished run, with every number it has; "test/…" is the held-out part."""
-    study = judged.study
-    tuning = [] if study.settings_of else tune_runs(study)
-    lines: list[dict[str, Any]] = []
-    for part, runs in (("validation", tuning), ("test", judged.runs)):
-        for entry, run in runs:
-            result = run.result() or {}
-            if "metrics" not in result:
-                continue
-            metrics = {
-                name.replace("test/", "held-out/"): f"{value:.6g}"
-                for name, value in result["metrics"].items()
-            }
-            known = {"method": entry.method, "setting": entry.setting, "seed": run.seed}
-            seconds = f"{result['fit_seconds']:.1f}"
-            lines.append({"part": part, **known, "fit_seconds": seconds, **metrics})
-    names = dict.fromkeys(name for line in lines for name in line)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*names], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)

@@ -7,24 +7,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from pl_pointwise.compare.runs import Run
-
 from .choice import Choice, Measured, best_of, choose, grouped
 from .errors import MissingError
 from .grids import Entry
-from .study import Study, load, measured
+from .study import Planned, Study, load, measured
 
 TUNING_SEED = 0
 
 
-def tune_runs(study: Study) -> list[tuple[Entry, Run]]:
+def tune_runs(study: Study) -> list[Planned]:
     """Every setting of every method, measured on the validation part."""
     return study.runs(study.entries(), "tune", TUNING_SEED)
 
 
 def tuned(study: Study) -> list[Measured]:
     """What the finished runs reached on the validation part; some may be missing."""
-    found = (measured(study, entry, run) for entry, run in tune_runs(study))
+    found = (measured(study, planned) for planned in tune_runs(study))
     return [each for each in found if each is not None]
 
 
@@ -35,10 +33,9 @@ def choices_of(study: Study, quantiles: Sequence[float] | None = None) -> list[C
     """
     if study.settings_of is not None:
         return _taken_over(study)
-    runs = tune_runs(study)
-    found = [each for each in (measured(study, *run) for run in runs) if each is not None]
-    if len(found) < len(runs):
-        print(f"{study.name}: {len(runs) - len(found)} of {len(runs)} settings have no result")
+    found, planned = tuned(study), len(tune_runs(study))
+    if len(found) < planned:
+        print(f"{study.name}: {planned - len(found)} of {planned} settings have no result")
     rule = study.described["choose"]
     tunable = [each for each in found if each.entry.role != "reference"]
     return choose(tunable, quantiles or rule["quantiles"], rule["by"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from . import splits
 from .choice import Measured
 from .errors import MissingError
 from .grids import Entry, read_grid, write_methods
+from .results import RESULTS, Place, Result, read_results
 from .splits import Grouped, Sizes
 from .statistics import mean
 
@@ -50,6 +51,26 @@ OPTIONS = {
 
 
 @dataclass(frozen=True)
+class Planned:
+    """One method's run in one stage.
+
+    Attributes:
+        entry: the method in its setting.
+        run: its folder here.
+        published: what it reached elsewhere; None if it has to be run.
+    """
+
+    entry: Entry
+    run: Run
+    published: Result | None = None
+
+    @property
+    def result(self) -> Result | None:
+        """What it reached here, else what is published; None if it is not finished."""
+        return self.run.result() if self.run.finished else self.published
+
+
+@dataclass(frozen=True)
 class Study:
     """What ``studies/NAME.yaml`` says, with the folders of this machine.
 
@@ -60,6 +81,7 @@ class Study:
         models: the folder of weights.
         output: where runs go.
         quick: two steps a run and one setting a method, to try the machinery.
+        published: results that stand for runs of the same method, setting and seed.
     """
 
     name: str
@@ -68,6 +90,7 @@ class Study:
     models: Path | None
     output: Path
     quick: bool = False
+    published: Mapping[Place, Result] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -144,12 +167,15 @@ class Study:
             overrides=[*overrides, *(QUICK if self.quick else [])],
         )
 
-    def runs(self, entries: Sequence[Entry], stage: str, seed: int) -> list[tuple[Entry, Run]]:
+    def runs(self, entries: Sequence[Entry], stage: str, seed: int) -> list[Planned]:
         """Returns every method's run in one stage, whether finished or not."""
         if not entries:
             return []
         runs = self.comparison(entries, stage, seed).runs
-        return list(zip(entries, runs, strict=True))
+        return [
+            Planned(entry, run, self.published.get((stage, entry.name, seed)))
+            for entry, run in zip(entries, runs, strict=True)
+        ]
 
     def _with_model(self, model: str) -> dict[str, Any]:
         """The configuration that every run shares, over the packaged ones."""
@@ -198,20 +224,28 @@ class Study:
         return (root / name).absolute()
 
 
-def measured(study: Study, entry: Entry, run: Run) -> Measured | None:
-    """Returns what a finished run reached on held-out data, None if it is not finished."""
-    result = run.result()
-    if result is None or "error" in result:
+def measured(study: Study, planned: Planned) -> Measured | None:
+    """Returns what a run reached on held-out data, None if it is not finished."""
+    if planned.result is None:
         return None
-    reached = (study.value(name)(result["metrics"]) for name in STATISTICS)
-    return Measured(entry, run.seed, *reached)
+    reached = (study.value(name)(planned.result["metrics"]) for name in STATISTICS)
+    return Measured(planned.entry, planned.run.seed, *reached)
 
 
 def load(
-    name: str, data: Path | None, models: Path | None, output: Path, quick: bool = False
+    name: str,
+    data: Path | None,
+    models: Path | None,
+    output: Path,
+    quick: bool = False,
+    published: bool = False,
 ) -> Study:
-    """Returns the study of a task, whose runs go below ``output``."""
+    """Returns the study of a task, whose runs go below ``output``.
+
+    published: go on from the committed results.
+    """
     described = yaml.safe_load(STUDIES[name].read_text(encoding="utf-8"))
     folder = output / (f"{name}-quick" if quick else name)
     folder.mkdir(parents=True, exist_ok=True)
-    return Study(name, described, data, models, folder, quick)
+    results = read_results(RESULTS / f"{name}.csv") if published else {}
+    return Study(name, described, data, models, folder, quick, results)

@@ -19,10 +19,11 @@ from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
 from benchmarks.evidence.report import Judged, fragment, inserted, write_report
+from benchmarks.evidence.results import RESULTS, read_results, write_results
 from benchmarks.evidence.splits import Sizes, split, write_splits
 from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, paired_difference
-from benchmarks.evidence.study import STUDIES, Study, load, measured
+from benchmarks.evidence.study import STUDIES, Planned, Study, load, measured
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import ARRAYS, Comparison, Run
 
@@ -273,11 +274,11 @@ def test_the_corpus_is_split_into_files_that_the_runs_name(tmp_path: Path) -> No
     tuned = found.runs(entries, "tune", 0)
     judged = found.runs(entries[:2], "judge", 3)
     assert len(tuned) == len(entries)
-    assert "queries-validation.jsonl" in " ".join(tuned[0][1].arguments)
-    assert "queries-test.jsonl" in " ".join(judged[0][1].arguments)
-    assert "seed-3/queries-train.jsonl" in " ".join(judged[0][1].arguments)
-    assert "queries-test.jsonl" not in " ".join(tuned[0][1].arguments)
-    assert found.runs(entries, "tune", 0)[5][1].digest == tuned[5][1].digest
+    assert "queries-validation.jsonl" in " ".join(tuned[0].run.arguments)
+    assert "queries-test.jsonl" in " ".join(judged[0].run.arguments)
+    assert "seed-3/queries-train.jsonl" in " ".join(judged[0].run.arguments)
+    assert "queries-test.jsonl" not in " ".join(tuned[0].run.arguments)
+    assert found.runs(entries, "tune", 0)[5].run.digest == tuned[5].run.digest
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -339,13 +340,80 @@ def test_two_workers_run_everything(tmp_path: Path) -> None:
     assert all(each.finished for each in runs)
 
 
+# Results that are published -----------------------------------------------------------------------
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """But for digits after the sixth, and a metric that is not a number stays one."""
+    first = {"fit_seconds": 1.0, "metrics": {"test/kl": 0.123456, "train/kl": 2.0}}
+    second = {"fit_seconds": 2.5, "metrics": {"test/kl": NAN, "test/x/cvar95": -3.0}}
+    path = tmp_path / "x.csv"
+    write_results([("tune", "a", "b=1", 0, first), ("judge", "c", "", 4, second)], path)
+    found = read_results(path)
+    assert found["tune", "a, b=1", 0] == first
+    assert np.isnan(found["judge", "c", 4]["metrics"].pop("test/kl"))
+    assert found["judge", "c", 4] == {"fit_seconds": 2.5, "metrics": {"test/x/cvar95": -3.0}}
+    assert len(found) == 2
+    assert read_results(tmp_path / "none.csv") == {}
+
+
+def test_a_published_result_stands_until_the_run_is_finished_here(tmp_path: Path) -> None:
+    entry, published = Entry("a", "", "ours", []), {"metrics": {}}
+    (each, *_) = runs_in(tmp_path)
+    assert Planned(entry, each).result is None
+    assert Planned(entry, each, published).result is published
+    Stub()(each)
+    found = Planned(entry, each, published).result
+    assert found is not None
+    assert found["metrics"]["test/kl"] == 2.0
+
+
+def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables of the corpus for the published seeds are those that are committed."""
+    (tmp_path / "models" / "bert-mini-crossencoder").mkdir(parents=True)
+    ran: list[str] = []
+    monkeypatch.setattr(
+        "benchmarks.evidence.__main__.run_all",
+        lambda runs, *rest: ran.extend(run.title for run in runs) or True,
+    )
+    for module in ("report.RESULTS", "report.DOCS"):
+        monkeypatch.setattr(f"benchmarks.evidence.{module}", tmp_path / "written")
+    seeds = sorted({seed for stage, _, seed in read_results(CORPUS) if stage == "judge"})
+    words = ["--task", "reranker-corpus", "--models", str(tmp_path / "models"), "--published"]
+    words += ["--output", str(tmp_path), "--seeds"]
+    evidence([*words, *map(str, seeds)])
+    assert ran == []
+    for name in ("reranker-corpus.md", "reranker-corpus.csv"):
+        assert (tmp_path / "written" / name).read_text() == (RESULTS / name).read_text()
+    evidence([*words, *map(str, seeds), "99"])
+    assert {title.split("seed ")[1] for title in ran} == {"99"}
+
+
+CORPUS = RESULTS / "reranker-corpus.csv"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_published_results_are_of_the_settings_that_stand_in_the_grid(
+    name: str, tmp_path: Path
+) -> None:
+    """They are known by these names, so that a changed grid leaves none that means another run."""
+    published = read_results(RESULTS / f"{name}.csv")
+    if not published:
+        pytest.skip("nothing is published of it")
+    task = load(name, None, None, tmp_path)
+    tuned = {place[1] for place in published if place[0] == "tune"}
+    assert tuned == (set() if task.settings_of else {entry.name for entry in task.entries()})
+
+
 def test_constraints_weigh_alike_in_what_was_measured(tmp_path: Path) -> None:
     (each, *_) = runs_in(tmp_path)
     of_two = Study("x", {"objective": "kl", "constraints": ["x", "y"]}, None, None, tmp_path)
     entry = Entry("a", "", "ours", [])
-    assert measured(of_two, entry, each) is None
+    assert measured(of_two, Planned(entry, each)) is None
     Stub()(each)
-    assert measured(of_two, entry, each) == Measured(entry, 0, 2.0, 2.0, 2.0)
+    assert measured(of_two, Planned(entry, each)) == Measured(entry, 0, 2.0, 2.0, 2.0)
 
 
 def test_a_page_keeps_what_stands_outside_the_marks() -> None:
@@ -373,7 +441,8 @@ def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path
     write_choices(task, choose([other, ours, rival], [0.5]))
     reached = {"pointwise": (1.0, 2.0), "average": (3.0, 5.0), "tilted": (1.5, 3.5)}
     for seed in (0, 1):
-        for entry, each in task.runs(to_judge(task), "judge", seed):
+        for planned in task.runs(to_judge(task), "judge", seed):
+            entry, each = planned.entry, planned.run
             Stub()(each)
             result = json.loads((each.folder / "result.json").read_text())
             tail = reached.get(entry.method, (9.0, 9.0))[seed]
