@@ -96,10 +96,12 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
-    """The prompt of a record, tools included."""
+    """The prompt of a record, tools included, the same for both sides."""
+    tools = (json.loads(tool) for tool in row["tools"])
     ids: list[int] = tokenizer.apply_chat_template(
         row["messages"],
-        tools=[json.loads(tool) for tool in row["tools"]] or None,
+        tools=[{"type": "function", "function": tool.get("function", tool)} for tool in tools]
+        or None,
         add_generation_prompt=True,
         return_dict=True,
     )["input_ids"]

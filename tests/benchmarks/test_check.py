@@ -57,13 +57,17 @@ def test_what_is_not_a_number_counts_as_fallen() -> None:
         ),
         (
             check.safety_step,
-            "round 1, plain: {'cpu_seconds': 4.0}\nround 1, ours-cached: {'cpu_seconds': 2.0}\n",
-            {"safety step, ours-cached": 2.0},
+            "round 1, plain: {'cpu_seconds': 4.0}\nround 1, ours-cached: {'cpu_seconds': 2.0}\n"
+            "round 2, plain: {'cpu_seconds': 9.0}\nround 2, ours-cached: {'cpu_seconds': 1.9}\n"
+            "round 3, plain: {'cpu_seconds': 3.0}\nround 3, ours-cached: {'cpu_seconds': 6.0}\n",
+            {"safety step, ours-cached": 2.0},  # medians of the rounds
         ),
         (
             check.dual_store,
-            "| 1,000,000 | memory | 20 (19–21) | 4 |\n| 1,000,000 | cooper | 180 (1–2) | 8 |",
-            {"dual step, 10⁶ samples": 9.0},
+            "| 10,000 | memory | 20 (1–2) | – |\n| 10,000 | mapped | 22 (1–2) | – |\n"
+            "| 1,000,000 | memory | 25 (1–2) | 4 |\n| 1,000,000 | mapped | 20 (1–2) | 4 |\n"
+            "| 1,000,000 | cooper | 180 (1–2) | 8 |",
+            {"dual step of 10⁶ samples, memory": 0.8, "dual step of 10⁶ samples, mapped": 1.1},
         ),
         (
             check.constraint_overhead,
