@@ -117,6 +117,23 @@ def test_reports_follow_the_answers(language_model_folder, data, tmp_path, monke
     assert told == [True, True, False, False, None, None]
 
 
+def test_answers_of_a_judged_batch_are_not_taken_for_another(
+    language_model_folder, tmp_path, monkeypatch
+) -> None:
+    """A prediction after an evaluation writes the answers of its own prompts, in its order."""
+    train = str(write_rows(tmp_path / "rows.jsonl", rows()))
+    asked = [{"prompt": ask, "tools": [TOOL]} for ask in ("fails 8", "works 9")]
+    asked_file = str(write_rows(tmp_path / "asked.jsonl", asked))
+    data = data_of(train, batch_size=6, predict_file=asked_file)
+    module, _ = judged(language_model_folder, monkeypatch, Strict({"prefer": "tool_call"}))
+    trainer = quiet_trainer(tmp_path)
+    trainer.test(module, data, verbose=False)
+    batches = trainer.predict(module, data)
+    assert batches is not None
+    texts = [answer["answer"] for answers in batches for answer in answers]
+    assert texts == ["I think so.", WRITTEN]
+
+
 def test_answers_too_short_for_a_call_are_refused(
     language_model_folder, data, tmp_path, monkeypatch
 ) -> None:

@@ -90,6 +90,19 @@ def test_without_a_reference(make_model: Make) -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-12)
 
 
+def counted_products(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """A list that grows by one with every matrix product of a head."""
+    products: list[None] = []
+    multiply = vocabulary._multiply
+
+    def counted(*args: object) -> Tensor:
+        products.append(None)
+        return multiply(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(vocabulary, "_multiply", counted)
+    return products
+
+
 @pytest.mark.parametrize("trained", [None, "head", "decoder"])
 def test_no_product_is_computed_twice_under_a_frozen_head(
     trained: str | None, make_model: Make, monkeypatch: pytest.MonkeyPatch
@@ -100,25 +113,33 @@ def test_no_product_is_computed_twice_under_a_frozen_head(
         model.get_output_embeddings().requires_grad_()
     if trained == "decoder":
         decoder_of(model).requires_grad_()
-    products = 0
-    multiply = vocabulary._multiply
-
-    def counted(*args: object) -> Tensor:
-        nonlocal products
-        products += 1
-        return multiply(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(vocabulary, "_multiply", counted)
+    products = counted_products(monkeypatch)
     hidden, targets, reference = inputs(model)
     head = VocabularyHead(model)
     found = chunked_token_statistics(head, hidden, targets, reference, chunk_elements=CHUNK)
-    forward, products = products, 0
+    forward = len(products)
     total(found, "likelihood and divergence").backward()
+    backward = len(products) - forward
     if trained == "head":  # Its gradient needs what comes in: computed again, and three products.
-        assert (forward, products) == (8, 20 - 4)
+        assert (forward, backward) == (8, 20 - 4)
         assert model.get_output_embeddings().weight.grad is not None
     else:
-        assert (forward, products) == (16, 0)
+        assert (forward, backward) == (16, 0)
+
+
+def test_hidden_states_that_nothing_trains_have_no_gradient_computed(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the first step of a module whose trained weights lie elsewhere: logits alone."""
+    model = frozen(make_model)
+    products = counted_products(monkeypatch)
+    hidden, targets, reference = inputs(model)
+    head = VocabularyHead(model)
+    found = chunked_token_statistics(
+        head, hidden.detach(), targets, reference, chunk_elements=CHUNK
+    )
+    assert len(products) == 8
+    assert not total(found, "likelihood and divergence").requires_grad
 
 
 def test_low_precision_rounds_the_gradient_once(make_model: Make) -> None:
