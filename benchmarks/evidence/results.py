@@ -28,12 +28,15 @@ Place = tuple[str, str, int]
 
 
 def write_results(lines: Iterable[tuple[str, str, str, int, Result]], path: Path) -> None:
-    """Writes stage, method, setting, seed and result of each run; "test/…" is the held-out part."""
+    """Writes stage, method, setting, seed and result of each run; "test/…" is the held-out part.
+
+    Nine digits say a float32 exactly, so that tables made from the file are those of the runs.
+    """
     rows: list[dict[str, Any]] = []
     for stage, method, setting, seed, result in lines:
         values = (PARTS[stage], method, setting, seed, f"{result['fit_seconds']:.1f}")
         metrics = {
-            name.replace("test/", "held-out/"): f"{value:.6g}"
+            name.replace("test/", "held-out/"): f"{value:.9g}"
             for name, value in result["metrics"].items()
         }
         rows.append({**dict(zip(KNOWN, values, strict=True)), **metrics})
@@ -45,7 +48,7 @@ def write_results(lines: Iterable[tuple[str, str, str, int, Result]], path: Path
 
 
 def read_results(path: Path) -> dict[Place, Result]:
-    """Returns the results that ``write_results`` wrote, six digits of each; none without a file."""
+    """Returns the results that ``write_results`` wrote; none without a file."""
     if not path.is_file():
         return {}
     stages = {part: stage for stage, part in PARTS.items()}

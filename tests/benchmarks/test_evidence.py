@@ -344,13 +344,18 @@ def test_two_workers_run_everything(tmp_path: Path) -> None:
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """But for digits after the sixth, and a metric that is not a number stays one."""
-    first = {"fit_seconds": 1.0, "metrics": {"test/kl": 0.123456, "train/kl": 2.0}}
+    """To the last digit of a float32, and a metric that is not a number stays one."""
+    exact = float(np.float32(0.1234567))
+    first = {"fit_seconds": 1.0, "metrics": {"test/kl": exact, "train/kl": 2.0}}
     second = {"fit_seconds": 2.5, "metrics": {"test/kl": NAN, "test/x/cvar95": -3.0}}
     path = tmp_path / "x.csv"
     write_results([("tune", "a", "b=1", 0, first), ("judge", "c", "", 4, second)], path)
     found = read_results(path)
-    assert found["tune", "a, b=1", 0] == first
+    metrics = found["tune", "a, b=1", 0]["metrics"]
+    assert {name: np.float32(value) for name, value in metrics.items()} == {
+        "test/kl": np.float32(exact),
+        "train/kl": 2.0,
+    }
     assert np.isnan(found["judge", "c", 4]["metrics"].pop("test/kl"))
     assert found["judge", "c", 4] == {"fit_seconds": 2.5, "metrics": {"test/x/cvar95": -3.0}}
     assert len(found) == 2
