@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SHOWN = {"cvar95": "CVaR95", "violated": "share violated"}
 FAR = 0.9
 """The share of the dots that sets the limits of an axis: a few blown-up settings would take all."""
+FEW = 10
+"""With fewer dots, all of them set the limits."""
 
 
 def draw(judged: Judged, tuned: Sequence[Measured], path: Path) -> bool:
@@ -126,7 +128,7 @@ def _judged(panel: Any, judged: Judged, name: str, styles: dict[str, Any]) -> No
 
 def _limit(panel: Any, points: np.ndarray) -> int:
     """Sets the axes' limits by most of the points; returns how many lie outside."""
-    if len(points) < 3:
+    if len(points) < FEW:
         return 0
     low, high = points.min(axis=0), np.quantile(points, FAR, axis=0)
     room = 0.15 * (high - low) + 1e-6
