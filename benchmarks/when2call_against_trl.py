@@ -96,7 +96,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def prompt_ids(row: dict[str, Any], tokenizer: Any) -> list[int]:
-    """The prompt of a record, tools included, the same for both sides."""
+    """The prompt of a record, its tools in the form that the module gives to chat templates too."""
     tools = (json.loads(tool) for tool in row["tools"])
     ids: list[int] = tokenizer.apply_chat_template(
         row["messages"],

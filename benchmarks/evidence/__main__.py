@@ -66,10 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of judging")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--time-limit", type=float, metavar="MINUTES", help="start no run after it")
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()  # the committed results are of whole runs
+    either.add_argument(
         "--quick", action="store_true", help="two steps a run, one setting a method"
     )
-    parser.add_argument(
+    either.add_argument(
         "--published", action="store_true", help="run nothing that the committed results hold"
     )
     return parser

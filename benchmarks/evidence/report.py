@@ -89,9 +89,9 @@ def write_report(judged: Judged) -> list[Path]:
 def _lines(stage: str, runs: Sequence[Planned]) -> list[tuple[str, str, str, int, Result]]:
     """The finished runs as lines of the table of raw results."""
     return [
-        (stage, each.entry.method, each.entry.setting, each.run.seed, each.result)
+        (stage, each.entry.method, each.entry.setting, each.run.seed, result)
         for each in runs
-        if each.result is not None
+        if (result := each.result) is not None
     ]
 
 

@@ -33,9 +33,9 @@ def choices_of(study: Study, quantiles: Sequence[float] | None = None) -> list[C
     """
     if study.settings_of is not None:
         return _taken_over(study)
-    found, planned = tuned(study), len(tune_runs(study))
-    if len(found) < planned:
-        print(f"{study.name}: {planned - len(found)} of {planned} settings have no result")
+    found, settings = tuned(study), len(study.entries())
+    if len(found) < settings:
+        print(f"{study.name}: {settings - len(found)} of {settings} settings have no result")
     rule = study.described["choose"]
     tunable = [each for each in found if each.entry.role != "reference"]
     return choose(tunable, quantiles or rule["quantiles"], rule["by"])

@@ -29,7 +29,7 @@ def _takes_settings(path: Path) -> bool:
 
 STUDIES = {
     path.stem: path
-    for path in sorted(sorted((HERE / "studies").glob("*.yaml")), key=_takes_settings)
+    for path in sorted((HERE / "studies").glob("*.yaml"), key=lambda p: (_takes_settings(p), p))
 }
 """The file of every task; those that take the settings of another come after it."""
 
@@ -67,7 +67,8 @@ class Planned:
     @property
     def result(self) -> Result | None:
         """What it reached here, else what is published; None if it is not finished."""
-        return self.run.result() if self.run.finished else self.published
+        result = self.run.result()
+        return self.published if result is None or "error" in result else result
 
 
 @dataclass(frozen=True)
@@ -226,9 +227,10 @@ class Study:
 
 def measured(study: Study, planned: Planned) -> Measured | None:
     """Returns what a run reached on held-out data, None if it is not finished."""
-    if planned.result is None:
+    result = planned.result
+    if result is None:
         return None
-    reached = (study.value(name)(planned.result["metrics"]) for name in STATISTICS)
+    reached = (study.value(name)(result["metrics"]) for name in STATISTICS)
     return Measured(planned.entry, planned.run.seed, *reached)
 
 

@@ -412,6 +412,13 @@ def test_the_published_results_are_of_the_settings_that_stand_in_the_grid(
     assert tuned == (set() if task.settings_of else {entry.name for entry in task.entries()})
 
 
+def test_a_quick_run_takes_no_published_result(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps and whole runs have the same names."""
+    with pytest.raises(SystemExit):
+        evidence(["--quick", "--published"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 def test_constraints_weigh_alike_in_what_was_measured(tmp_path: Path) -> None:
     (each, *_) = runs_in(tmp_path)
     of_two = Study("x", {"objective": "kl", "constraints": ["x", "y"]}, None, None, tmp_path)

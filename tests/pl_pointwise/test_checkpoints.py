@@ -453,7 +453,7 @@ def assert_plain(value: Any) -> None:
     ],
 )
 def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path: Path) -> None:
-    """Hyperparameters are plain: a pickled object would need its class, or weights_only=False."""
+    """Hyperparameters are plain: a pickled object could not be loaded without running code."""
     path = tmp_path / "notebook.ckpt"
     module = Notebook(
         formulation,

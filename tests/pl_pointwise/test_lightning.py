@@ -328,7 +328,7 @@ class StreamWithLength(Stream):
 
 @pytest.mark.parametrize("stream", [Stream(), StreamWithLength()], ids=["without", "with length"])
 def test_a_stream_trains_statistics_and_refuses_multipliers_per_sample(stream: Any) -> None:
-    """With a length it ended in torch's ``NotImplementedError``."""
+    """With a length it ended in an error of torch's own."""
     batches = DataLoader(stream, batch_size=3, collate_fn=stack)
     assert run(Toy(Average()), batches).multipliers["fit"].shape == ()
     with pytest.raises(TrainingError, match="map-style data set"):
