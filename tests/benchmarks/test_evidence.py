@@ -367,6 +367,11 @@ def test_a_published_result_stands_until_the_run_is_finished_here(tmp_path: Path
     (each, *_) = runs_in(tmp_path)
     assert Planned(entry, each).result is None
     assert Planned(entry, each, published).result is published
+    each.folder.mkdir(parents=True)
+    failed = {"digest": each.digest, "error": "out of memory"}
+    (each.folder / "result.json").write_text(json.dumps(failed))
+    assert Planned(entry, each).result is None
+    assert Planned(entry, each, published).result is published
     Stub()(each)
     found = Planned(entry, each, published).result
     assert found is not None
