@@ -4,10 +4,10 @@ First value (``alpha="auto"``), from the first batch that carries the constraint
 
     α = s₀ / mean (v)₊²,    s₀ = mean |ℓ₀|
 
-so that the quadratic term weighs as much as the objective, whatever the units of either. An
-objective that starts at 0, such as a KL to the model itself, tells no scale: s₀ is then 10. (With 1
-two language tasks were far from their requirement after seven epochs; α fixed at 1 and at 10 was
-not.) Where hardly a value is violated v tells none: α = s₀.
+so that the quadratic term weighs as much as the objective, whatever the units of either. Where
+hardly a value is violated v tells no scale: α = s₀. An objective that starts at 0, such as a KL to
+the model itself, tells none: α is then 1, whatever v is, which suits constraints in the objective's
+unit. (Dividing a stated s₀ by mean (v)₊² made the constraint that was nearly met the strongest.)
 The growth below corrects a first value that is too small; one that is too large costs objective.
 
 Growth (``alpha_growth="auto"``): after an epoch whose violations are, in their root mean square,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOTHING = 1e-3  # An objective up to this is 0 but for rounding,
-UNKNOWN = 10.0  # and this is taken for it.
+PLAIN = 1.0  # and this is α.
 FACTOR = 2.0
 STALLED = 0.5  # Of the epoch before's violations.
 MET = 0.05  # Share of violated values; of |ℓ − c| and v − u*, their size against the first epoch's.
@@ -93,7 +93,7 @@ class AdaptiveAlpha:
                 continue
             scale = objective / max(carrying, 1)
             square = squares / values if violated / values > MET else 1.0
-            alpha = (scale if scale > NOTHING else UNKNOWN) / square
+            alpha = scale / square if scale > NOTHING else PLAIN
             declared = module.formulations[name]
             assert isinstance(declared, Ascending)
             alpha = min(alpha, declared.largest_alpha(alpha))

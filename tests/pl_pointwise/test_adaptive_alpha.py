@@ -106,18 +106,17 @@ def test_units_change_nothing(objective_unit: float, unit: float) -> None:
     torch.testing.assert_close(runs[1][1], runs[0][1], rtol=1e-3, atol=1e-4)
 
 
-def test_objective_that_starts_at_zero_counts_as_ten() -> None:
-    rows = ToyRows(4)
-    _, violation = first_violations(rows)
+@pytest.mark.parametrize("at_most", [-0.3, -3.0, 50.0])
+def test_objective_that_starts_at_zero_leaves_alpha_at_one(at_most: float) -> None:
+    """A stated scale over mean (v)₊² pulled hardest on what was nearly met."""
 
     class FromZero(Toy):
         def objective(self, outputs: Tensor, batch: Any) -> Tensor:
             return (outputs - outputs.detach()).square()
 
-    seen = Alphas()
-    fit(FromZero(Pointwise()), rows, epochs=1, callbacks=[seen])
-    expected = 10 / violation.clamp(min=0).square().mean()
-    assert seen.values == pytest.approx([float(expected)], rel=1e-6)
+    seen, bound = Alphas(), {"fit": Constraint(at_most=at_most)}
+    fit(FromZero(Pointwise(), bound), ToyRows(4), epochs=1, callbacks=[seen])
+    assert seen.values == [1.0]
 
 
 def test_start_where_all_are_satisfied_has_the_objectives_unit() -> None:
