@@ -234,7 +234,8 @@ class Pointwise(Ascending):
     Args:
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian λ·v.
             "auto" takes it from the first batch, so that objective and constraint weigh alike
-            whatever their units: see :mod:`pl_pointwise.adaptive_alpha`.
+            whatever their units, and 1 where the objective starts at 0: see
+            :mod:`pl_pointwise.adaptive_alpha`.
         dual_lr: η ≥ 0, the size of the dual step. "auto" is the classical multiplier step, η = 2α,
             and .1 where there is no α.
         alpha_growth: factor by which α grows; 1 keeps it fixed (the shifted-penalty method). "auto"
