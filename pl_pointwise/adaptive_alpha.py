@@ -7,7 +7,8 @@ First value (``alpha="auto"``), from the first batch that carries the constraint
 so that the quadratic term weighs as much as the objective, whatever the units of either. Where
 hardly a value is violated v tells no scale: α = s₀. An objective that starts at 0, such as a KL to
 the model itself, tells none: α is then 1, whatever v is, which suits constraints in the objective's
-unit. (Dividing a stated s₀ by mean (v)₊² made the constraint that was nearly met the strongest.)
+unit. That is asked without dropout, which alone makes a small KL. (Dividing a stated s₀ by
+mean (v)₊² made the constraint that was nearly met the strongest.)
 The growth below corrects a first value that is too small; one that is too large costs objective.
 
 Growth (``alpha_growth="auto"``): after an epoch whose violations are, in their root mean square,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTHING = 1e-3  # An objective up to this is 0 but for rounding,
+NOTHING = 1e-3  # An objective up to this without dropout is 0 but for rounding,
 PLAIN = 1.0  # and this is α.
 FACTOR = 2.0
 STALLED = 0.5  # Of the epoch before's violations.
@@ -80,20 +81,29 @@ class AdaptiveAlpha:
             if isinstance(f, Ascending) and f.alpha == "auto" and self._known(name, f) is None
         ]
 
-    def start(self, module: PointwiseModule, terms: Iterable[Terms], names: Iterable[str]) -> None:
-        """Sets the first α of the constraints ``names`` that the batch carries, on every rank."""
-        parts = list(terms)
+    def start(
+        self,
+        module: PointwiseModule,
+        terms: Iterable[Terms],
+        at_rest: Iterable[Terms],
+        names: Iterable[str],
+    ) -> None:
+        """Sets the first α of the constraints ``names`` that the batch carries, on every rank.
+
+        at_rest: the terms of the same batch in evaluation mode.
+        """
+        parts = list(zip(terms, at_rest, strict=True))
         for name in names:
-            sums = torch.zeros(5, dtype=torch.float64)
-            for part in parts:
-                sums += _first_sums(part, name, module.formulations[name].signed)
+            sums = torch.zeros(6, dtype=torch.float64)
+            for part, resting in parts:
+                sums += _first_sums(part, resting, name, module.formulations[name].signed)
             sums = module._over_ranks(sums.to(module.device, widest(module.device)), "sum").cpu()
-            objective, carrying, squares, violated, values = sums.tolist()
+            objective, resting_objective, carrying, squares, violated, values = sums.tolist()
             if not values:
                 continue
-            scale = objective / max(carrying, 1)
             square = squares / values if violated / values > MET else 1.0
-            alpha = scale / square if scale > NOTHING else PLAIN
+            starts_at_zero = resting_objective <= NOTHING * carrying
+            alpha = PLAIN if starts_at_zero else objective / carrying / square
             declared = module.formulations[name]
             assert isinstance(declared, Ascending)
             alpha = min(alpha, declared.largest_alpha(alpha))
@@ -162,13 +172,14 @@ class AdaptiveAlpha:
         return state if state and declared.alpha in ("auto", state.first) else None
 
 
-def _first_sums(terms: Terms, name: str, signed: bool) -> Tensor:
-    """Σ|ℓ₀|, its samples, Σ(v)₊², violated values, values; of an equality v² for (v)₊²."""
+def _first_sums(terms: Terms, at_rest: Terms, name: str, signed: bool) -> Tensor:
+    """Σ|ℓ₀|, the same at rest, samples, Σ(v)₊², violated values, values; of an equality v²."""
     values = _finite(terms.violations[name], terms.masks[name])
-    objective = _finite(terms.objective, terms.masks[OBJECTIVE])
+    objective = _finite(terms.objective, terms.masks[OBJECTIVE]).abs()
+    resting = _finite(at_rest.objective, at_rest.masks[OBJECTIVE]).abs()
     excess = values.abs() if signed else values.clamp(min=0)
     counts = [len(objective), excess.square().sum(), (excess > 0).sum(), len(values)]
-    return torch.tensor([objective.abs().sum(), *counts], dtype=torch.float64)
+    return torch.tensor([objective.sum(), resting.sum(), *counts], dtype=torch.float64)
 
 
 def _finite(values: Tensor, mask: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .batch_statistic import batch_statistic
 from .errors import DataError, TrainingError
 from .formulations import BatchFormulation, Formulation
+from .modes import evaluation_mode
 from .step import carries
 
 if TYPE_CHECKING:
@@ -161,21 +162,15 @@ def _pass(
     """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
     index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            for batch in loader:
-                moved = module.transfer_batch_to_device(batch, module.device, 0)
-                for micro in module._micro_batches(moved):
-                    terms = module._terms(micro)
-                    index.append(micro.index)
-                    for name, (violations, masks) in found.items():
-                        violations.append(terms.judged(name).cpu())
-                        masks.append(terms.masks[name].cpu())
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with evaluation_mode(module), torch.no_grad():
+        for batch in loader:
+            moved = module.transfer_batch_to_device(batch, module.device, 0)
+            for micro in module._micro_batches(moved):
+                terms = module._terms(micro)
+                index.append(micro.index)
+                for name, (violations, masks) in found.items():
+                    violations.append(terms.judged(name).cpu())
+                    masks.append(terms.masks[name].cpu())
     return torch.cat(index), found
 
 

@@ -25,6 +25,7 @@ from .checkpoints import (
 )
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
+from .modes import evaluation_mode
 from .optimizers import Training, connected_zero
 from .repeated_step import RunningStatistics, without_non_finite
 from .rows import take_rows
@@ -469,12 +470,15 @@ class PointwiseModule(ManualOptimization):
         return self.adaptive_alpha.in_force(name, self.formulations[name], epoch)
 
     def _start_alpha(self, micro_batches: list[MicroBatch]) -> None:
-        """Finds the first α where it is "auto", by one more forward pass over the first batch."""
+        """Finds the first α where it is "auto", by two more forward passes over the first batch."""
         # Not in on_train_epoch_start, which Lightning leaves out where a resume starts an epoch.
         self.adaptive_alpha.start_epoch(self.formulations, self.current_epoch)
         names = self.adaptive_alpha.without_start(self.formulations)
         if names:
-            self.adaptive_alpha.start(self, self._terms_without_gradient(micro_batches), names)
+            terms = self._terms_without_gradient(micro_batches)
+            with evaluation_mode(self):
+                at_rest = self._terms_without_gradient(micro_batches)
+            self.adaptive_alpha.start(self, terms, at_rest, names)
 
     def _terms_without_gradient(
         self, micro_batches: list[MicroBatch], strict: bool = False

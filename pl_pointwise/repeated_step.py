@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .checkpoints import replayed_random_state
 from .data import PADDING
+from .modes import evaluation_mode
 from .step import Measured, MicroBatch, non_finite_values, pack, stand_in, without_samples
 
 if TYPE_CHECKING:
@@ -110,18 +111,12 @@ def _culprits(module: PointwiseModule, bad: Tensor, micro_batches: list[MicroBat
     the others; where none has such a value there, all are taken.
     """
     module._statistics.restore()
-    modes = [(part, part.training) for part in module.modules()]
     packed = []
-    try:
-        module.eval()
-        with torch.no_grad(), replayed_random_state(module.device):
-            for micro in micro_batches:
-                terms = module._terms(micro)
-                multipliers = module._multiplier_rows(micro.index, terms)
-                packed.append(pack(micro.index, terms, multipliers, terms.objective.new_zeros(())))
-    finally:
-        for part, training in modes:
-            part.training = training
+    with evaluation_mode(module), torch.no_grad(), replayed_random_state(module.device):
+        for micro in micro_batches:
+            terms = module._terms(micro)
+            multipliers = module._multiplier_rows(micro.index, terms)
+            packed.append(pack(micro.index, terms, multipliers, terms.objective.new_zeros(())))
     alone = bad & module._gathered(packed, torch.zeros(())).non_finite()
     return alone if alone.any() else bad
 

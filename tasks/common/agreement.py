@@ -24,19 +24,6 @@ GRADIENT_ELEMENTS = 2**26
 """The most weights whose gradients are compared: the smallest ones, so layers of all kinds."""
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode (no dropout). Left as it was found."""
-    in_training = [module for module in model.modules() if module.training]
-    for module in in_training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
-
-
 class InFloat32(TorchFunctionMode):
     """Every operation on tensors of 16 bits takes them as float32, and none makes such tensors.
 

@@ -27,9 +27,9 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     compared_weights,
-    evaluation_mode,
     exact_products,
     gradient_problem,
     moved,

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     compared_weights,
     disagreement,
-    evaluation_mode,
     exact_products,
     gradient_problem,
     precision,

@@ -35,10 +35,12 @@ class Alphas(At):
         self.values.append(pl_module.in_force("fit").augmentation)
 
 
-def alphas(formulation: Any, rows: Any = None, epochs: int = 6, **options: Any) -> list[float]:
+def alphas(
+    formulation: Any, rows: Any = None, epochs: int = 6, kind: type[Toy] = Toy, **options: Any
+) -> list[float]:
     """α of each epoch; two steps make one."""
     seen = Alphas()
-    fit(Toy(formulation, **options), rows or ToyRows(8), epochs=epochs, callbacks=[seen])
+    fit(kind(formulation, **options), rows or ToyRows(8), epochs=epochs, callbacks=[seen])
     return seen.values[::2]
 
 
@@ -117,6 +119,18 @@ def test_objective_that_starts_at_zero_leaves_alpha_at_one(at_most: float) -> No
     seen, bound = Alphas(), {"fit": Constraint(at_most=at_most)}
     fit(FromZero(Pointwise(), bound), ToyRows(4), epochs=1, callbacks=[seen])
     assert seen.values == [1.0]
+
+
+def test_dropout_alone_is_no_scale_of_the_objective() -> None:
+    """The distance to the model itself is not 0 under dropout, as a KL would not be."""
+
+    class FromItself(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            first, last = initial_weights()
+            return (outputs - torch.tanh(batch["x"] @ first) @ last).square()
+
+    assert alphas(Pointwise(), epochs=1, dropout=0.4, kind=FromItself) == [1.0]
+    assert alphas(Pointwise(), epochs=1, dropout=0.4) != [1.0]
 
 
 def test_start_where_all_are_satisfied_has_the_objectives_unit() -> None:
