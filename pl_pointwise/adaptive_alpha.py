@@ -102,7 +102,7 @@ class AdaptiveAlpha:
             if not values:
                 continue
             square = squares / values if violated / values > MET else 1.0
-            starts_at_zero = resting_objective <= NOTHING * carrying
+            starts_at_zero = not carrying or resting_objective <= NOTHING * carrying
             alpha = PLAIN if starts_at_zero else objective / carrying / square
             declared = module.formulations[name]
             assert isinstance(declared, Ascending)

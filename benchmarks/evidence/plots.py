@@ -123,7 +123,7 @@ def _judged(panel: Any, judged: Judged, name: str, styles: dict[str, Any]) -> No
         )
     outside = _limit(panel, np.array(centres))
     note = f"; {outside} outside" if outside else ""
-    panel.set_title(f"chosen settings, test, 95 % intervals over seeds{note}", fontsize="medium")
+    panel.set_title(f"chosen settings, test, 95 % intervals{note}", fontsize="medium")
 
 
 def _limit(panel: Any, points: np.ndarray) -> int:

@@ -133,6 +133,17 @@ def test_dropout_alone_is_no_scale_of_the_objective() -> None:
     assert alphas(Pointwise(), epochs=1, dropout=0.4) != [1.0]
 
 
+def test_first_batch_whose_objective_is_not_finite_tells_no_scale() -> None:
+    """In training mode alone: without dropout the same batch may have finite values."""
+
+    class NotFinite(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            found = super().objective(outputs, batch)
+            return found * float("nan") if self.training and not self.skipped_steps else found
+
+    assert alphas(Pointwise(), epochs=1, kind=NotFinite) == [1.0]
+
+
 def test_start_where_all_are_satisfied_has_the_objectives_unit() -> None:
     rows = ToyRows(4)
     objective, _ = first_violations(rows)
