@@ -19,58 +19,65 @@ rely on it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from pl_pointwise.errors import UnsupportedError
 
 from .attention import Replacement, added, attention_function, visible
 from .dropout import dropout as quick_dropout
+from .sizes import recurring, recurring_in_attention
 from .varlen import Kernel, Segments, Window, attend, window_of
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the N tokens of the row come from."""
+    """Where the N tokens of the row come from.
+
+    Without a kernel the row is filled up to a size that recurs, with tokens that nobody reads.
+    """
 
     shape: tuple[int, int]  # (n, T) of the padded batch
     source: Tensor  # (N,) positions in the flattened padded batch
     positions: Tensor  # (N,) from 0 in each sequence
-    groups: tuple[tuple[int, int], ...]  # (count, length) of the sequences, by rising length
+    lengths: Tensor  # (n,) of the sequences, rising; on the CPU
     kernel: Kernel | None = None  # attention in segments, see varlen.py
     segments: Segments | None = None  # the sequences, where there is a kernel
 
     @classmethod
-    def of(cls, lengths: Tensor, width: int, kernel: Kernel | None = None) -> Packing:
+    def of(
+        cls, lengths: Tensor, width: int, device: torch.device, kernel: Kernel | None = None
+    ) -> Packing:
         """The packing of sequences of the given lengths (n,) on the CPU, all above 0, padded to T.
 
-        Padding is on the right.
+        Padding is on the right. The packing is for inputs on ``device``.
         """
         lengths, order = lengths.sort(stable=True)
         columns = torch.arange(width)
         filled = columns < lengths[:, None]  # (n, T)
         source = (order[:, None] * width + columns)[filled]
         positions = columns.expand(len(lengths), width)[filled]
-        distinct, counts = lengths.unique_consecutive(return_counts=True)
-        groups = tuple(zip(counts.tolist(), distinct.tolist(), strict=True))
+        if kernel is None:
+            filling = (0, recurring(len(source), device) - len(source))
+            source, positions = (functional.pad(each, filling) for each in (source, positions))
         sizes = lengths.tolist()
-        segments = None if kernel is None else Segments.of(sizes, sizes)
-        return cls((len(lengths), width), source, positions, groups, kernel, segments)
-
-    def to(self, device: torch.device) -> Packing:
-        source, positions = (
-            tensor.to(device, non_blocking=True) for tensor in (self.source, self.positions)
+        return cls(
+            (len(lengths), width),
+            source.to(device, non_blocking=True),
+            positions.to(device, non_blocking=True),
+            lengths,
+            kernel,
+            None if kernel is None else Segments.of(sizes, sizes).to(device),
         )
-        segments = None if self.segments is None else self.segments.to(device)
-        return replace(self, source=source, positions=positions, segments=segments)
 
     def pack(self, padded: Tensor) -> Tensor:
         """(n, T, …) → (1, N, …)."""
@@ -80,18 +87,82 @@ class Packing:
         """(1, N, …) → (n, T, …), 0 where there is no token."""
         count, width = self.shape
         zeros = row.new_zeros(count * width, *row.shape[2:])
-        return zeros.index_copy(0, self.source, row[0]).unflatten(0, self.shape)
+        tokens = int(self.lengths.sum())
+        filled = zeros.index_copy(0, self.source[:tokens], row[0, :tokens])
+        return filled.unflatten(0, self.shape)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The sequences of a row of N tokens as padded batches for attention.
+
+    Sequences of like length are together, each length and number of sequences one that recurs. The
+    batches flattened, one behind the other, are M places.
+    """
+
+    shapes: tuple[tuple[int, int], ...]  # (count, length) of each, by rising length
+    inside: tuple[Tensor | None, ...]  # (count, length) bool: is a token; None where all are
+    source: Tensor  # (M,) places in the row; where there is no token, those of some token
+    places: Tensor  # (N,) of the row's tokens among the M
+
+    @classmethod
+    def of(cls, lengths: Tensor, size: int, device: torch.device) -> Batches:
+        """Of sequences of rising lengths (n,) on the CPU, in a row of N = size tokens."""
+        padded = torch.tensor([recurring_in_attention(n, device) for n in lengths.tolist()])
+        kinds, counts = padded.unique_consecutive(return_counts=True)
+        shapes = [
+            (count, length)
+            for length, all_of_it in zip(kinds.tolist(), counts.tolist(), strict=True)
+            for count in powers_of_two(all_of_it)
+        ]
+        parts = [count for count, _ in shapes]
+        starts = lengths.cumsum(0) - lengths
+        inside: list[Tensor] = []
+        source: list[Tensor] = []
+        for (_, length), those, start in zip(
+            shapes, lengths.split(parts), starts.split(parts), strict=True
+        ):
+            columns = torch.arange(length)
+            inside.append(columns < those[:, None])
+            source.append((start[:, None] + columns * inside[-1]).flatten())
+        places = torch.cat([each.flatten() for each in inside]).nonzero()[:, 0]
+        places = functional.pad(places, (0, size - len(places)))
+        return cls(
+            tuple(shapes),
+            tuple(None if each.all() else each.to(device, non_blocking=True) for each in inside),
+            torch.cat(source).to(device, non_blocking=True),
+            places.to(device, non_blocking=True),
+        )
+
+    def apart(self, row: Tensor) -> list[Tensor]:
+        """(1, heads, N, D) → (count, heads, length, D) of each batch."""
+        pieces = row[0].transpose(0, 1).index_select(0, self.source)
+        sizes = [count * length for count, length in self.shapes]
+        return [
+            piece.unflatten(0, shape).transpose(1, 2)
+            for piece, shape in zip(pieces.split(sizes), self.shapes, strict=True)
+        ]
+
+    def together(self, outputs: Iterable[Tensor]) -> Tensor:
+        """(count, length, heads, D) of each batch → (1, N, heads, D)."""
+        flat = torch.cat([output.flatten(0, 1) for output in outputs])
+        return flat.index_select(0, self.places)[None]
+
+
+def powers_of_two(number: int) -> list[int]:
+    """The powers of two that add up to a number, the largest first."""
+    return [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
 
 
 @dataclass(frozen=True)
 class PackedMask:
-    """What the sequences of each group may see, in place of the usual mask tensor.
+    """What the sequences of each batch may see, in place of the usual mask tensor.
 
-    With a kernel: the window of all, and no masks.
+    With a kernel: the window of all, and no batches.
     """
 
-    groups: tuple[tuple[int, int], ...]  # (count, length)
-    masks: tuple[Tensor | None, ...]  # (1, 1, length, length) of each; None is everything
+    batches: Batches | None = None
+    masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
     kernel: tuple[Kernel, Segments, Window] | None = None
 
 
@@ -198,19 +269,23 @@ def _packed_mask(
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
     kernel, segments = packing.kernel, packing.segments
     if kernel is not None and segments is not None and not additive:
-        window = window_of(mask_function, packing.groups[-1][1])
+        window = window_of(mask_function, int(packing.lengths[-1]))
         if window is not None:
-            return PackedMask(packing.groups, (), (kernel, segments, window))
-    longest = torch.arange(packing.groups[-1][1])
+            return PackedMask(kernel=(kernel, segments, window))
+    device = torch.device(device)
+    batches = Batches.of(packing.lengths, len(packing.source), device)
+    longest = torch.arange(batches.shapes[-1][1])
     rule = visible(mask_function, longest, longest)  # on the CPU: whether all is visible is free
     masks: list[Tensor | None] = []
-    for _, length in packing.groups:
+    for (_, length), inside in zip(batches.shapes, batches.inside, strict=True):
         mine = rule[..., :length, :length]
-        if mine.all():
-            masks.append(None)
-            continue
-        masks.append((added(mine, dtype) if additive else mine).to(device, non_blocking=True))
-    return PackedMask(packing.groups, tuple(masks))
+        mask = None if mine.all() else mine.to(device, non_blocking=True)
+        if inside is not None:
+            keys = inside[:, None, None]
+            # What is no token sees all tokens, as a softmax over nothing is NaN.
+            mask = keys if mask is None else (mask | ~inside[:, None, :, None]) & keys
+        masks.append(added(mask, dtype) if additive and mask is not None else mask)
+    return PackedMask(batches, tuple(masks))
 
 
 def _packed_attention(
@@ -223,7 +298,7 @@ def _packed_attention(
     original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given a :class:`PackedMask`, length by length.
+    """Attention for transformers' registry: given a :class:`PackedMask`, batch by batch.
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
@@ -237,19 +312,17 @@ def _packed_attention(
         return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
     if original == "sdpa" and _kernel_is_slow(query, key, **kwargs):
         plain = softmax_attention
-    sizes = [count * length for count, length in attention_mask.groups]
-    pieces = zip(
-        attention_mask.groups,
-        attention_mask.masks,
-        *(tensor[0].split(sizes, dim=1) for tensor in (query, key, value)),
-        strict=True,
-    )
-    outputs = []
-    for group, mask, *qkv in pieces:
-        # (heads, count · length, D) → (count, heads, length, D)
-        q, k, v = (tensor.unflatten(1, group).transpose(0, 1) for tensor in qkv)
-        outputs.append(plain(module, q, k, v, mask, *args, **kwargs)[0].flatten(0, 1))
-    return torch.cat(outputs)[None], None
+    batches = attention_mask.batches
+    assert batches is not None
+    outputs = [
+        plain(module, q, k, v, mask, *args, **kwargs)[0]
+        for q, k, v, mask in zip(
+            *(batches.apart(tensor) for tensor in (query, key, value)),
+            attention_mask.masks,
+            strict=True,
+        )
+    ]
+    return batches.together(outputs), None
 
 
 def _kernel_is_slow(
@@ -281,7 +354,7 @@ def softmax_attention(
 ) -> tuple[Tensor, None]:
     """softmax(q kᵀ · scaling) v, the softmax in float32 or wider, dropout on the probabilities.
 
-    query, key, value: (n, heads, T, D); mask: bool (1, 1, T, T)  →  (n, T, heads, D)
+    query, key, value: (n, heads, T, D); mask: bool, (n or 1, 1, T or 1, T)  →  (n, T, heads, D)
     """
     logits = (query * scaling) @ key.transpose(-1, -2)
     if mask is not None:

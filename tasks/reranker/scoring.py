@@ -117,7 +117,7 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest, kernel_of(model)).to(device)):
+            with packed(Packing.of(lengths[rows], longest, device, kernel_of(model))):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits

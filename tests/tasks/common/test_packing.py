@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -19,9 +21,19 @@ from transformers import (
 
 from pl_pointwise.errors import UnsupportedError
 from pl_pointwise.tasks.common import packing
-from pl_pointwise.tasks.common.packing import Packing, install, packed, softmax_attention, uninstall
+from pl_pointwise.tasks.common.packing import (
+    Batches,
+    Packing,
+    install,
+    packed,
+    powers_of_two,
+    softmax_attention,
+    uninstall,
+)
+from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.language_model.loading import prepare_for_training
 
+CPU = torch.device("cpu")
 LENGTHS = [31, 4, 17, 4, 60, 1]
 WINDOW = 8  # far shorter than the longest
 SIZES: dict[str, Any] = {
@@ -70,7 +82,7 @@ def inputs_of(lengths: list[int]) -> dict[str, Tensor]:
 def packed_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     install(model)
     lengths = inputs["attention_mask"].sum(1)
-    with packed(Packing.of(lengths, inputs["input_ids"].shape[1])):
+    with packed(Packing.of(lengths, inputs["input_ids"].shape[1], CPU)):
         logits: Tensor = model(**inputs).logits
     return logits
 
@@ -203,11 +215,50 @@ def test_an_attention_that_takes_no_mask_is_refused() -> None:
 
 
 def test_the_row_holds_each_token_once_by_rising_length() -> None:
-    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4)
-    assert layout.groups == ((1, 1), (1, 2), (2, 3))
+    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4, CPU)
     assert layout.source.tolist() == [4, 12, 13, 0, 1, 2, 8, 9, 10]
     assert layout.positions.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2]
     padded = torch.arange(16.0).view(4, 4)
     row = layout.pack(padded)
     mask = torch.arange(4) < torch.tensor([3, 1, 3, 2])[:, None]
     assert torch.equal(layout.pad(row[..., None])[..., 0], padded * mask)
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40))
+def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int]) -> None:
+    layout = Packing.of(torch.tensor(lengths), max(lengths), CPU)
+    size, tokens = len(layout.source), sum(lengths)
+    assert size == recurring(tokens, CPU)
+    batches = Batches.of(layout.lengths, size, CPU)
+    row = torch.arange(2.0 * size * 3).view(1, 2, size, 3)  # (1, heads, N, D)
+    pieces = batches.apart(row)
+    assert [(len(piece), piece.shape[2]) for piece in pieces] == list(batches.shapes)
+    expected = row.transpose(1, 2)[:, :tokens]
+    outputs = [piece.transpose(1, 2) for piece in pieces]
+    assert torch.equal(batches.together(outputs)[:, :tokens], expected)
+    there = [
+        torch.ones(shape, dtype=torch.bool) if inside is None else inside
+        for shape, inside in zip(batches.shapes, batches.inside, strict=True)
+    ]
+    assert [int(n) for each in there for n in each.sum(1)] == sorted(lengths)
+    found = torch.cat([output[inside] for output, inside in zip(outputs, there, strict=True)])
+    assert torch.equal(found[None], expected)  # each token in its place of its sequence
+
+
+def test_attention_meets_few_shapes_whatever_the_batches() -> None:
+    """oneDNN keeps code for each: 100 batches of 40 pairs had 363 by count and length."""
+    generator = torch.Generator().manual_seed(0)
+    rows, shapes, plain = set(), set(), set()
+    for _ in range(100):
+        lengths = torch.randint(20, 200, (40,), generator=generator).sort().values
+        rows.add(len(Packing.of(lengths, 200, CPU).source))
+        shapes.update(Batches.of(lengths, int(lengths.sum()), CPU).shapes)
+        plain.update(zip(*(each.tolist() for each in lengths.unique(return_counts=True)), strict=1))
+    assert len(plain) > 300
+    assert len(rows) <= 20
+    assert len(shapes) <= 30
+
+
+def test_a_number_is_the_sum_of_its_powers_of_two() -> None:
+    assert powers_of_two(13) == [8, 4, 1]
+    assert all(sum(powers_of_two(number)) == number for number in range(200))
