@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-_ATTENTION_BLOCK = 32  # queries that torch's attention takes at a time
+ATTENTION_BLOCK = 32  # queries that torch's attention takes at a time
 
 
 def recurring(size: int, device: torch.device) -> int:
@@ -26,9 +26,9 @@ def recurring(size: int, device: torch.device) -> int:
     )
 
 
-def recurring_in_attention(size: int, device: torch.device) -> int:
-    """Likewise for queries or keys, of which there are many small numbers: a multiple of 32."""
-    return size if device.type != "cpu" else _next_multiple(size, _ATTENTION_BLOCK)
+def recurring_in_attention(size: int, device: torch.device, block: int = ATTENTION_BLOCK) -> int:
+    """Likewise for queries or keys, of which there are many small numbers: whole blocks."""
+    return size if device.type != "cpu" else _next_multiple(size, block)
 
 
 def _next_multiple(size: int, step: int) -> int:

@@ -224,12 +224,13 @@ def test_the_row_holds_each_token_once_by_rising_length() -> None:
     assert torch.equal(layout.pad(row[..., None])[..., 0], padded * mask)
 
 
-@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40))
-def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int]) -> None:
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40), gradients=st.booleans())
+def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int], gradients: bool) -> None:
     layout = Packing.of(torch.tensor(lengths), max(lengths), CPU)
     size, tokens = len(layout.source), sum(lengths)
     assert size == recurring(tokens, CPU)
-    batches = Batches.of(layout.lengths, size, CPU)
+    with torch.set_grad_enabled(gradients):
+        batches = Batches.of(layout.lengths, size, CPU)
     row = torch.arange(2.0 * size * 3).view(1, 2, size, 3)  # (1, heads, N, D)
     pieces = batches.apart(row)
     assert [(len(piece), piece.shape[2]) for piece in pieces] == list(batches.shapes)
