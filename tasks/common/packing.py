@@ -1,11 +1,11 @@
-"""Texts of different lengths through an encoder as one row of tokens, so that none is padding.
+"""Texts of different lengths through an encoder as one row of tokens, without padding.
 
 Everything in a transformer's encoder but attention works token by token. So a padded batch (n, T)
 becomes a single row of N tokens, sequence behind sequence, the short ones first, every token with
-its position in its own sequence. Attention takes the row apart again: sequences of one length are
-a batch of their own, without padding and so, unless the model has windows, without a mask. What may
-see what is decided by the model's own mask functions, given positions. With a kernel for segments
-of a row (varlen.py) all sequences are one call of that instead.
+its position in its own sequence. Attention takes the row apart again, into batches of sequences of
+like length, padded to a size that recurs (sizes.py). What may see what is decided by the model's
+own mask functions, given positions. With a kernel for segments of a row (varlen.py) all sequences
+are one call of that instead.
 
 :func:`install` hooks this into the encoder inside a classifier: its inputs are packed on the way
 in, its last hidden states padded on the way out, and the head around it (pooling by first token, by

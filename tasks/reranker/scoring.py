@@ -4,7 +4,7 @@ Two scoring methods, which differ in cost and in nothing else:
 
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
-    packed   all tokens as one row, no padding at all (packing.py); for models that attend through
+    packed   all tokens as one row, not padded (packing.py); for models that attend through
              transformers' interface, on a GPU with a kernel for segments of a row (varlen.py)
 
 :func:`choose_scoring_method` compares the second with the first on the first batch a module sees.
