@@ -185,6 +185,18 @@ def test_under_bf16_autocast_packed_is_as_near_to_float32_as_padded(kind: str) -
     assert (ours - exact).abs().max() < 2 * error
 
 
+def test_places_without_a_token_reach_no_gradient() -> None:
+    """Under bf16, where our softmax is used: of a window that reaches no token it would be NaN."""
+    model, inputs = make("modernbert, mean"), inputs_of(LENGTHS)
+    wanted = gradients(model, model(**inputs).logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = packed_logits(model, inputs)
+    found = gradients(model, logits.float())
+    for name, gradient in wanted.items():
+        error = torch.linalg.vector_norm(found[name] - gradient)
+        assert error < 0.1 * torch.linalg.vector_norm(gradient), name
+
+
 def test_outside_a_packing_the_model_is_as_it_was_and_so_it_is_when_taken_out() -> None:
     model, inputs = make("modernbert, mean").eval(), inputs_of(LENGTHS)
     expected = model(**inputs).logits
