@@ -8,7 +8,7 @@
 # make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
-# make test-minimal  the tests without optional extras: what needs one is skipped
+# make test-minimal  the tests with what the core needs alone: what imports an extra's package is skipped
 #
 # Demo, test, notebooks and docs create .venv if there is none and install this package into it,
 # editable, with the versions in constraints.txt.  The other two have environments of their own.  Another
@@ -90,7 +90,7 @@ test-minimal: .venv-minimal/.installed
 
 .venv-minimal/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv .venv-minimal
-	.venv-minimal/bin/python -m pip install -e . pytest pytest-timeout hypothesis \
+	.venv-minimal/bin/python -m pip install -e . pytest pytest-timeout hypothesis rich \
 		-c constraints.txt
 	touch $@
 

@@ -1,23 +1,30 @@
 """Lightning callbacks around the method. They observe; none moves weights or multipliers."""
 
-from .answer_samples import AnswerSamples
-from .dual_monitor import DualMonitor
-from .export import ModelExport
-from .feasible_checkpoint import FeasibleCheckpoint
-from .hardest_samples import HardestSamples
-from .predictions import PredictionWriter
-from .stop_on_kkt import StopOnKKT
-from .termination import SaveOnTermination
-from .violation_curves import ViolationCurves
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AnswerSamples",
-    "DualMonitor",
-    "FeasibleCheckpoint",
-    "HardestSamples",
-    "ModelExport",
-    "PredictionWriter",
-    "SaveOnTermination",
-    "StopOnKKT",
-    "ViolationCurves",
-]
+from pl_pointwise.extras import imported_on_use
+
+if TYPE_CHECKING:
+    from .answer_samples import AnswerSamples as AnswerSamples
+    from .dual_monitor import DualMonitor as DualMonitor
+    from .export import ModelExport as ModelExport
+    from .feasible_checkpoint import FeasibleCheckpoint as FeasibleCheckpoint
+    from .hardest_samples import HardestSamples as HardestSamples
+    from .predictions import PredictionWriter as PredictionWriter
+    from .stop_on_kkt import StopOnKKT as StopOnKKT
+    from .termination import SaveOnTermination as SaveOnTermination
+    from .violation_curves import ViolationCurves as ViolationCurves
+
+_MODULES = {
+    "AnswerSamples": "answer_samples",
+    "DualMonitor": "dual_monitor",
+    "FeasibleCheckpoint": "feasible_checkpoint",
+    "HardestSamples": "hardest_samples",
+    "ModelExport": "export",
+    "PredictionWriter": "predictions",
+    "SaveOnTermination": "termination",
+    "StopOnKKT": "stop_on_kkt",
+    "ViolationCurves": "violation_curves",
+}
+__all__ = list(_MODULES)
+__getattr__ = imported_on_use(__name__, _MODULES)

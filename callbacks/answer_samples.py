@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
 
@@ -78,6 +79,7 @@ class AnswerSamples(Callback):
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
         self._answered_at = -1
         path = self.folder.claim(trainer) / FILE
+        rank_zero_info(f"Answers are written to {path}")
         if (
             trainer.is_global_zero
         ):  # Of a run that was broken off, what it wrote after its checkpoint.
@@ -154,7 +156,7 @@ class AnswerSamples(Callback):
                 for each, found in zip(asked, pl_module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
                     when = {"step": trainer.global_step, "epoch": trainer.current_epoch}
-                    rows.append({**when, "prompt": _shown(each["messages"]), **about, **found})
+                    rows.append({**when, "prompt": shown(each["messages"]), **about, **found})
         if trainer.is_global_zero and self.folder.path is not None:
             with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -207,7 +209,7 @@ def _conversation(prompt: Prompt, place: int) -> dict[str, Any]:
     return dict(prompt)
 
 
-def _shown(messages: Sequence[Mapping[str, Any]]) -> str:
+def shown(messages: Sequence[Mapping[str, Any]]) -> str:
     """A conversation as text; of one user's turn its text."""
     if len(messages) == 1:
         return str(messages[0]["content"])

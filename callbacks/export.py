@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import HfApi
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
+from pl_pointwise.extras import needs
 from pl_pointwise.model_card import card_facts
 from pl_pointwise.module import PointwiseModule
 
 from .feasible_checkpoint import FeasibleCheckpoint
+
+with needs("language", "ModelExport"):
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +123,7 @@ class ModelExport(Callback):
         module.card_facts = self.facts
         folder = module.export(Path(trainer.default_root_dir) / self.folder)
         of = f"the checkpoint {module.weights_of}" if module.weights_of else "the last step"
-        log.info("Model exported to %s, with the weights of %s", folder, of)
+        rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
         if self.push_to_hub is not None:
             self._push(self.push_to_hub, folder)
 

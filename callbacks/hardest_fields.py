@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import Trainer
-from PIL import Image
 from torch import Tensor
 
 from pl_pointwise.data import PointwiseDataModule
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 SMALLEST, LARGEST = 4, 2048
 """Sides that an array has which is taken for an image."""
@@ -68,8 +70,15 @@ def culprit(fields: Iterable[str], start: str, value: Mapping[str, Any]) -> str 
     return found[0] if len(found) == 1 else None
 
 
-def image_of(value: Any) -> Image.Image | None:
-    """An image, or an array that looks like one, (H, W), (C, H, W) or (H, W, C), C = 1, 3, 4."""
+def image_of(value: Any) -> PIL.Image.Image | None:
+    """An image, or an array that looks like one, (H, W), (C, H, W) or (H, W, C), C = 1, 3, 4.
+
+    None for what is no image, and without Pillow, which the extra "compare" brings.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        return None
     if isinstance(value, Image.Image):
         return value
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "buif":
@@ -107,7 +116,9 @@ def _numpy(value: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, (str, int, float)):
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (str, int)):
         return str(value)
     if isinstance(value, np.ndarray):
         if value.ndim == 1 and len(value) <= NUMBERS:
@@ -117,7 +128,7 @@ def _text(value: Any) -> str | None:
     return None
 
 
-def _uri(picture: Image.Image) -> str:
+def _uri(picture: PIL.Image.Image) -> str:
     file = io.BytesIO()
     mode = picture.mode if picture.mode in ("L", "RGB", "RGBA", "1", "P") else "RGB"
     (picture if mode == picture.mode else picture.convert(mode)).save(file, "PNG")

@@ -117,7 +117,7 @@ class HardestSamples(Callback):
             multipliers, violations = module.multipliers.get(name), self._last.tables[name]
             if multipliers is None:  # Reset since.
                 continue
-            formulation, constraint = module.in_force(name, self._epoch), module.constraints[name]
+            formulation, constraint = module.in_force(name), module.constraints[name]
             relaxation = getattr(formulation, "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
             relaxed = None if relaxation is None else relaxation(violations, multipliers)

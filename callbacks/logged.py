@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from matplotlib.figure import Figure
 from torch import Tensor
+
+from pl_pointwise.extras import needs
 
 
 def log_picture(trainer: Trainer, key: str, path: Path) -> None:
@@ -17,6 +17,8 @@ def log_picture(trainer: Trainer, key: str, path: Path) -> None:
     for logger in trainer.loggers:
         experiment: Any = getattr(logger, "experiment", None)
         if isinstance(logger, TensorBoardLogger):
+            import matplotlib.image
+
             pixels = matplotlib.image.imread(path)[..., :3]
             experiment.add_image(key, pixels, trainer.global_step, dataformats="HWC")
         elif isinstance(logger, WandbLogger):
@@ -43,6 +45,8 @@ def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
             shown: Any = {key: wandb.Histogram(numbers)}
             logger.log_metrics(shown, trainer.global_step)
         elif isinstance(logger, MLFlowLogger):
+            with needs("compare", "A histogram in MLflow"):
+                from matplotlib.figure import Figure
             figure = Figure(figsize=(4.8, 3.2), layout="constrained")
             panel = figure.subplots()
             panel.hist(numbers, bins=64)

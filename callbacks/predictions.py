@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.errors import TrainingError
+
+from .answer_samples import shown
 from .run_folder import run_root
-
-log = logging.getLogger(__name__)
 
 
 class PredictionWriter(BasePredictionWriter):
     """For modules whose ``predict_step`` returns a list of dicts with ``index``, one per input.
 
-    The file holds the inputs in their own order, from all ranks.
+    The file holds the inputs in their own order, from all ranks; of a data set of conversations
+    ``prompt`` beside each.
 
     Args:
         path: the file to write; a relative one is below the logger's folder of the run, or without
@@ -39,6 +41,15 @@ class PredictionWriter(BasePredictionWriter):
         batch_indices: Sequence[Any],
     ) -> None:
         rows = [row for batch in predictions for row in batch]
+        if not all(isinstance(row, dict) and "index" in row for row in rows):
+            raise TrainingError(
+                f"PredictionWriter: predict_step() of {type(pl_module).__name__} must return a "
+                'list of dicts with "index", one for each input.'
+            )
+        datasets = getattr(getattr(trainer, "datamodule", None), "datasets", {})
+        asked: Any = datasets.get("predict")
+        if hasattr(asked, "record"):
+            rows = [_with_prompt(row, asked.record(row["index"])) for row in rows]
         if trainer.world_size > 1:
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
@@ -51,4 +62,9 @@ class PredictionWriter(BasePredictionWriter):
             with part.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             part.replace(path)
-            log.info("%d predictions written to %s", len(rows), path)
+            rank_zero_info(f"{len(rows):,} predictions written to {path}")
+
+
+def _with_prompt(row: dict[str, Any], record: Any) -> dict[str, Any]:
+    messages = getattr(record, "messages", None)
+    return row if messages is None else {"prompt": shown(messages), **row}

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -46,7 +46,8 @@ class SaveOnTermination(OnExceptionCheckpoint):
     Lightning's own handler talks to the other ranks from within the signal, in the middle of
     whatever they do; and a checkpoint in mid-step would hold new weights and old multipliers. A
     validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
-    takes. Counts as a checkpoint callback: add a ModelCheckpoint where you want one too.
+    takes. Where no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it
+    is not by itself where there is this one.
 
     The file is the run's alone: its name carries a digest of the module's and the data module's
     class and settings and of the seed, see :func:`run_digest`. A run with other settings in the
@@ -73,10 +74,14 @@ class SaveOnTermination(OnExceptionCheckpoint):
             raise AttributeError("SaveOnTermination has a path only in a fit of a PointwiseModule.")
         return self._path
 
-    def on_module_attached(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_module_attached(self, trainer: Any, pl_module: LightningModule) -> None:
         """Before the trainer looks for a checkpoint to continue from; the module calls it."""
         self._path = None
         if trainer.state.fn == TrainerFn.FITTING and not getattr(trainer, "fast_dev_run", False):
+            if all(
+                isinstance(each, OnExceptionCheckpoint) for each in trainer.checkpoint_callbacks
+            ):
+                trainer.callbacks.append(ModelCheckpoint())
             name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
             self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
 

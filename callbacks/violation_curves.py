@@ -23,20 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pl_pointwise.compare.distributions import cdfs_by_epoch
 from pl_pointwise.evaluation import SampleViolations
+from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations
 from .logged import log_picture
 from .run_folder import RunFolder
+
+with needs("compare", "ViolationCurves"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from pl_pointwise.compare.distributions import cdfs_by_epoch
 
 RUNNING = "running"
 SHOWN = 6

@@ -37,13 +37,6 @@ def augmented_direction(
     return torch.maximum(violation, -multiplier / (2 * alpha))
 
 
-def grown(alpha: float, factor: float, times: int, largest: float) -> float:
-    """α · factor^times, at most ``largest``, also where the power is beyond every float."""
-    if times * math.log(factor) >= math.log(largest / alpha):
-        return largest
-    return alpha * factor**times
-
-
 def number(
     owner: str,
     name: str,

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binom, binomtest
 from torch import Tensor
 
+from .extras import needs
 from .metrics import cvar, empirical_cdf, share_violated
-from .requirements.p_values import fewest_samples
 
 ASSUMPTIONS = (
     "The held-out samples are independent draws from the distribution of the new inputs. "
@@ -51,6 +50,8 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     _check(n, confidence)
     if not 0 <= violated <= n:
         raise ValueError(f"{violated} violated of {n} samples: it must be between 0 and n.")
+    with needs("compare", "violation_bound"):
+        from scipy.stats import binomtest
     # "less" is the hypothesis whose interval starts at 0: one-sided, the whole error above it.
     test = binomtest(violated, n, alternative="less")
     return float(test.proportion_ci(confidence, method="exact").high)
@@ -79,6 +80,8 @@ def quantile_bound(
     ordered = _one_per_sample(values).sort().values
     _check(len(ordered), confidence)
     cvar(ordered, level)  # Checks the level.
+    with needs("compare", "quantile_bound"):
+        from scipy.stats import binom
     position = int(binom.ppf(confidence, len(ordered), level))  # k − 1
     return float(ordered[position]) if position < len(ordered) else math.inf
 
@@ -288,6 +291,8 @@ class Certificate:
     def _of_quantile(self, sure: str) -> str:
         share = f"{100 * self.level:g} %"
         if self.quantile == math.inf and 0 < self.level < 1:
+            from .requirements import fewest_samples  # Which takes scipy.
+
             needed = fewest_samples(1 - self.level, self.confidence)
             if self.n < needed:
                 return (

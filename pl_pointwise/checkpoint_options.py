@@ -10,12 +10,18 @@ as a base configuration only says what a task starts with, and the rest was aske
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
+import re
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -23,6 +29,7 @@ from torch import Tensor
 
 from .checkpoints import WholeCheckpointIO
 from .configs import OPTIONS, packaged_configs
+from .errors import TrainingError
 
 
 def hyperparameters(path: str | Path) -> dict[str, Any]:
@@ -31,6 +38,11 @@ def hyperparameters(path: str | Path) -> dict[str, Any]:
     Raises:
         TrainingError: the file is no whole checkpoint.
     """
+    if Path(path).suffix in (".yaml", ".yml"):
+        raise TrainingError(
+            f"--ckpt_path {path} is a configuration, which --config takes. A checkpoint ends in "
+            ".ckpt."
+        )
     found = WholeCheckpointIO().load_checkpoint(path, map_location="cpu")
     stored = dict(found.get("hyper_parameters") or {})
     stored.pop("_instantiator", None)
@@ -44,9 +56,9 @@ def usable(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[
     kept, problems = dict[str, Any](), list[str]()
     hints = _hints(kind)
     for name, value in stored.items():
-        if _takes_function(hints.get(name)) and any("." in text for text in _texts(value)):
-            # The parser would import it. Where it was written honestly no function is in it.
-            problems.append(f"{name} (it names a function, and none is imported for a checkpoint)")
+        foreign = next(foreign_names(value, hints.get(name, Any)), None)
+        if foreign is not None:  # Where it was written honestly no function is in it.
+            problems.append(f"{name} (it names {foreign}: nothing is imported for a checkpoint)")
             continue
         if name not in parameters and not takes_all:
             problems.append(f"{name} (no option of {kind.__name__} now)")
@@ -71,23 +83,69 @@ def _hints(kind: type) -> dict[str, Any]:
     return found
 
 
-def _takes_function(hint: Any) -> bool:
-    """Whether a type is, or has in it, a function, which a file gives by its import path."""
-    if isinstance(hint, str):
-        return "Callable" in hint
-    if get_origin(hint) is Callable or hint is Callable:
-        return True
-    nested = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
-    return any(_takes_function(each) for each in nested)
+def foreign_names(value: Any, hint: Any) -> Iterator[str]:
+    """Names in a plain value that the parser would import for its type: of functions and classes.
+
+    Not those of classes that this package ships or that are loaded already, where the type asks for
+    one of their kind.
+    """
+    alternatives = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        yield from (name for each in alternatives for name in foreign_names(value, each))
+    elif value is None or not isinstance(value, (str, Mapping, list, tuple)) or _is_plain(hint):
+        return
+    elif Any in (hint, *alternatives) or hint in (
+        object,
+        dict,
+        list,
+        tuple,
+    ):  # A class in it would be built, a text stays one.
+        yield from (text for text in _texts(value) if "class_path" in text)
+    elif isinstance(get_origin(hint), type) and issubclass(get_origin(hint), Iterable):
+        nested = value.values() if isinstance(value, Mapping) else value
+        for entry in [value] if isinstance(value, str) else nested:
+            yield from (name for each in alternatives for name in foreign_names(entry, each))
+    else:
+        given: Any = value if isinstance(value, Mapping) else {"class_path": value}
+        kind: Any = hint
+        arguments = given
+        if {"class_path", "init_args"} & set(given):
+            kind, arguments = _known_class(given.get("class_path"), hint), given.get("init_args")
+        if not isinstance(kind, type):
+            yield from (text for text in _texts(value) if "." in text)
+            return
+        hints = _hints(kind)
+        for name, entry in (arguments or {}).items():
+            yield from foreign_names(entry, hints.get(name, str))  # An unknown one is refused.
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether values of a type are texts, numbers or choices of them."""
+    if isinstance(hint, str):  # What was written, where its names are not known here.
+        return set(re.findall(r"\w+", hint)) <= {"str", "int", "float", "bool", "None", "Optional"}
+    plain = (str, int, float, complex, type(None), os.PathLike, Enum)
+    return get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, plain))
+
+
+def _known_class(path: Any, hint: Any) -> type | None:
+    """A class of the kind ``hint`` that this package ships, or that is loaded already."""
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if module.partition(".")[0] == __name__.partition(".")[0]:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    found = getattr(sys.modules.get(module), name, None)
+    fits = isinstance(found, type) and isinstance(hint, type) and issubclass(found, hint)
+    return found if fits else None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in plain values."""
+    """All texts in plain values, keys among them."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        nested = value.values() if isinstance(value, Mapping) else value
-        yield from (text for each in nested for text in _texts(each))
+    elif isinstance(value, Mapping):
+        yield from (text for entry in value.items() for text in _texts(entry))
+    elif isinstance(value, (list, tuple)):
+        yield from (text for entry in value for text in _texts(entry))
 
 
 class CheckpointConfig:

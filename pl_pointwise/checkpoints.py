@@ -288,7 +288,7 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
     "samples": (int,),
     "multipliers": (dict,),
     "thresholds": (dict,),
-    "adaptive_alpha": (dict,),
+    "gradient_units": (dict,),
     "fingerprint": (str, type(None)),
     "window": (list,),
     "reopened": (dict, type(None)),

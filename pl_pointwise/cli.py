@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,9 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+import yaml
+from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -25,9 +28,11 @@ from .cli_run import (
     find_classes_of_the_folder,
     missing_data,
     tell_after_fit,
+    tell_after_predict,
     tell_after_test,
 )
-from .configs import nearest, overview, with_config_paths
+from .configs import OPTIONS, nearest, overview, with_config_paths
+from .extras import import_all_classes, import_classes
 from .module import PointwiseModule
 from .option_names import meant_file
 from .saved_config import SaveConfig
@@ -41,10 +46,26 @@ COMMANDS = {
 }
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
+OF_STRANGERS = ("export", "monitor", "report")
+"""What is run on downloads, maybe within their folder, whose files are importable with --config."""
+
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(
     f"pl-pointwise {command} --help" for command in COMMANDS
 )
 DESCRIPTION += "\nErrors are one sentence; with --debug, or PL_POINTWISE_DEBUG=1, all there is."
+
+
+_load_yaml = get_loader("yaml")
+
+
+def load_yaml(text: str) -> Any:
+    """Loads YAML, and imports the tasks and callbacks that it names by their short names."""
+    value = _load_yaml(text)
+    import_classes(re.findall(r"[\w.]+", str(value)))
+    return value
+
+
+set_loader("yaml", load_yaml, (yaml.YAMLError,))  # Also of options' values: --model RerankerModule.
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -63,8 +84,9 @@ class PointwiseCLI(LightningCLI):
     """Options of the command around it, which are suggested beside its own."""
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
-        for package in ("tasks", "callbacks"):  # Short class names, in YAML and as options.
-            importlib.import_module(f"pl_pointwise.{package}")
+        args = with_config_paths(sys.argv[1:] if args is None else args)
+        if isinstance(args, list) and any(re.search(r"^-h$|help$", word) for word in args[1:]):
+            import_all_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         super().__init__(
@@ -83,7 +105,7 @@ class PointwiseCLI(LightningCLI):
                 # A comparison reports what is wrong with a method instead of ending there.
                 "exit_on_error": run,
             },
-            args=with_config_paths(sys.argv[1:] if args is None else args),
+            args=args,
             run=run,
         )
 
@@ -152,7 +174,17 @@ class PointwiseCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         if self.subcommand:
             kwargs = {**default_logger(self.config[self.subcommand].trainer), **kwargs}
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except MisconfigurationException as error:
+            config = self.config[self.subcommand] if self.subcommand else self.config
+            kind = config.trainer.accelerator
+            if kind in ("auto", "cpu") or not re.search("backend found|not available", str(error)):
+                raise
+            raise MisconfigurationException(
+                f"--trainer.accelerator {kind}: torch finds none on this machine. Give cpu, or "
+                "auto, which takes what there is."
+            ) from error
 
     def before_instantiate_classes(self) -> None:
         """A checkpoint is data: unless told otherwise, none is loaded in a way that runs code."""
@@ -189,8 +221,9 @@ class PointwiseCLI(LightningCLI):
 
     def _require_data(self) -> None:
         config = self.config[self.subcommand] if self.subcommand else self.config
-        kind = resolve_name(config.model.class_path)
-        problem = missing_data(kind, self.subcommand, config.get("data"))
+        kind, data = resolve_name(config.model.class_path), config.get("data")
+        data = data and resolve_name(data.class_path)
+        problem = missing_data(kind, self.subcommand, data)
         if problem is not None:
             (self._parser(self.subcommand) if self.subcommand else self.parser).error(problem)
 
@@ -199,6 +232,9 @@ class PointwiseCLI(LightningCLI):
 
     def after_validate(self) -> None:
         self._print_metrics()
+
+    def after_predict(self) -> None:
+        tell_after_predict(self)
 
     def after_test(self) -> None:
         self._print_metrics()
@@ -274,14 +310,16 @@ def _is_missing(path: str) -> bool:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the console script ``pl-pointwise``; ``args`` stands for the command line."""
-    if args is None:
-        find_classes_of_the_folder()
+    from_shell = args is None
     args = list(sys.argv[1:] if args is None else args)
     if "--debug" in args:
         args.remove("--debug")
         os.environ[cli_errors.DEBUG] = "1"  # Processes that it starts show everything too.
     first = args[0] if args and not args[0].startswith("-") else None
     known = [*PointwiseCLI.subcommands(), *COMMANDS]
+    names_config = any(word.partition("=")[0] in OPTIONS for word in args)
+    if from_shell and (first not in OF_STRANGERS or names_config):
+        find_classes_of_the_folder()
     program = f"pl-pointwise {first}" if first in known else "pl-pointwise"
     with short_errors(program):
         if first in COMMANDS:

@@ -21,15 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 from unittest.mock import patch
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from .configs import nearest
+from .configs import missing_base, nearest
 from .errors import DataError, TrainingError
+from .extras import MissingPackageError, import_all_classes
 from .option_names import (
     choices,
     class_of,
@@ -91,6 +92,7 @@ CLASS = re.compile(
     r"|Import path (?P<path>\S+) does not correspond to a subclass of (?P<base>\w+)",
     re.DOTALL,
 )
+LACKING = re.compile(r"\S+ needs \S+, which is not installed: pip install '[^']*'")
 VALUE = re.compile(r"Given value: (?P<given>.*?)\s*\Z|\. Got value: (?P<got>.*)", re.DOTALL)
 
 
@@ -111,6 +113,15 @@ class ShortErrorParser(LightningArgumentParser):
     """Whether a configuration without a model or without data raises :class:`NotChecked`."""
     other_options: Sequence[str] = ()
     """Options that the command takes beside this parser's, to suggest."""
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """jsonargparse lets an argument ``X | None`` be left out or null; ``X | Y | None`` too."""
+        added = super().add_class_arguments(*args, **kwargs)
+        for action in self._actions:
+            if type(None) in get_args(getattr(action, "_typehint", None)):
+                action.required = False
+                getattr(self, "required_args", set()).discard(action.dest)  # Of older versions.
+        return added
 
     def add_instantiator(self, instantiator: Any, *args: Any, **kwargs: Any) -> None:
         with warnings.catch_warnings():  # It is deprecated, and what LightningCLI has.
@@ -138,16 +149,17 @@ class ShortErrorParser(LightningArgumentParser):
 
     def _sentence(self, found: Refusal) -> str:
         option = found.option
-        if option in ("config", ""):
-            return found.reason
         words = [str(word) for word in getattr(self, "args", None) or ()]
+        base = missing_base(configurations(words)) if "must be given" in found.reason else ""
+        if option in ("config", ""):
+            return found.reason + base
         place = "" if is_given(option, words) else place_of(option, configurations(words))
         near = found.near
         if place and near.rpartition(".")[0] == option.rpartition(".")[0]:
             near = near.rpartition(".")[2]
         dashes = "" if place else "--"
         hint = f" Did you mean {dashes}{near}?" if near else ""
-        return f"{place}{dashes}{option}: {found.reason}{hint}"
+        return f"{place}{dashes}{option}: {found.reason}{hint}{base}"
 
 
 class NotBuilt(BaseException):
@@ -169,9 +181,12 @@ class NotChecked(BaseException):
 @contextmanager
 def without_loading() -> Iterator[None]:
     """Looking for a model's files with transformers, on the hub too, raises :class:`NotChecked`."""
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-    from transformers.utils import hub
-
+    try:
+        from transformers import PretrainedConfig, PreTrainedTokenizerBase
+        from transformers.utils import hub
+    except ModuleNotFoundError:
+        yield
+        return
     with (
         patch.object(hub, "cached_files", side_effect=NotChecked, create=True),  # New in 4.50.
         patch.object(PretrainedConfig, "get_config_dict", side_effect=NotChecked),
@@ -295,7 +310,10 @@ def _wrong_class(found: re.Match[str], hint: Any) -> str:
     if "has no attribute" in why and last in why:
         names = [each for each, value in vars(sys.modules.get(module, object)).items()
                  if inspect.isclass(value)]  # fmt: skip
+        names += getattr(sys.modules.get(module), "__all__", [])
         return f"{module} has no class {last!r}.{nearest(last, names)}"
+    if lacking := LACKING.search(why):
+        return lacking[0]
     if missing := re.search(r"No module named '([^']*)'", why):
         remedy = (
             "Is its folder the current one or on PYTHONPATH, and the name right?"
@@ -308,6 +326,7 @@ def _wrong_class(found: re.Match[str], hint: Any) -> str:
 
 def _choice(name: str, hint: Any) -> str:
     """What to write in place of a class that there is not."""
+    import_all_classes()
     known = classes_below(hint)
     near = nearest(name, known).strip()
     if near:
@@ -351,7 +370,8 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
 def _refuses(error: Exception, refused: tuple[type[Exception], ...]) -> bool:
     if isinstance(error, OSError):  # transformers' own, of models that are not there, has no number
         return error.errno in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-    return isinstance(error, (DataError, TrainingError, MisconfigurationException, *refused))
+    ours = (DataError, TrainingError, MissingPackageError, MisconfigurationException)
+    return isinstance(error, (*ours, *refused))
 
 
 def sentence(error: BaseException) -> str:

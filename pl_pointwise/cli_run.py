@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -33,10 +33,14 @@ def find_classes_of_the_folder() -> None:
         sys.path.append(folder)
 
 
-def missing_data(model: type, subcommand: str | None, data: Any) -> str | None:
+def missing_data(model: type, subcommand: str | None, data: type | None) -> str | None:
     """What to say of a command line without data; None where it has some, or the module has."""
     loader = f"{LOADERS.get(subcommand or 'fit')}_dataloader"
-    if data is not None or getattr(model, loader, None) is not getattr(LightningModule, loader):
+    if data is not None:
+        if getattr(data, loader) is not getattr(LightningDataModule, loader):
+            return None
+        return f"{data.__name__} has no {loader}(): define it there."
+    if getattr(model, loader, None) is not getattr(LightningModule, loader):
         return None
     return (
         f"there are no data: give --data CLASS, a LightningDataModule (in YAML data: {{class_path: "
@@ -82,22 +86,42 @@ def exports(kind: type) -> bool:
 def tell_after_fit(cli: Any) -> None:
     """Prints where the run is, and the command that takes it up."""
     trainer = cli.trainer
+    folder = short_path(trainer.log_dir or trainer.default_root_dir)  # Asks all ranks for it.
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
     checkpoint = kept_checkpoint(trainer)
-    folder = short_path(trainer.log_dir or trainer.default_root_dir)
     if not checkpoint:
-        print(f"Written to {folder}, without a checkpoint: trainer.enable_checkpointing is false.")
+        why = f"no ModelCheckpoint saved one in {trainer.global_step} steps"
+        if not trainer.checkpoint_callbacks:
+            why = "trainer.enable_checkpointing is false"
+        print(f"Written to {folder}, without a checkpoint: {why}.")
         return
-    print(f"Written to {folder}: log, configuration and checkpoint. Next:\n")
-    tests = any(
+    print(f"Written to {folder}: log, configuration and checkpoint.{_older(trainer)} Next:\n")
+    if has_test_data(cli):
+        print(f"  {_command('test', Path(folder) / CONFIG, checkpoint)}")
+    elif exports(type(cli.model)):
+        print(f"  {export_command(cli.model, checkpoint)}")
+    else:
+        print(f"  define test_dataloader() or export() to go on with {short_path(checkpoint)}")
+
+
+def has_test_data(cli: Any) -> bool:
+    return any(
         each is not None and is_overridden("test_dataloader", each)
         for each in (cli.datamodule, cli.model)
     )
-    if tests or not exports(type(cli.model)):
-        print(f"  {_command('test', Path(folder) / CONFIG, checkpoint)}")
-    else:
-        print(f"  {export_command(cli.model, checkpoint)}")
+
+
+def _older(trainer: Trainer) -> str:
+    """Says so where no checkpoint is of the last step, and none was chosen by a metric."""
+    saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    steps = [each._last_global_step_saved for each in saving]
+    if any(each.monitor for each in saving) or max(steps) == trainer.global_step:
+        return ""
+    return (
+        f" The newest checkpoint is of step {max(steps)} of {trainer.global_step}: a "
+        "ModelCheckpoint without every_n_train_steps saves the end too."
+    )
 
 
 def tell_after_test(cli: Any) -> None:
@@ -105,6 +129,14 @@ def tell_after_test(cli: Any) -> None:
     checkpoint = cli.config[cli.subcommand].get("ckpt_path")
     if cli.trainer.is_global_zero and checkpoint and exports(type(cli.model)):
         print(f"\nNext:\n\n  {export_command(cli.model, checkpoint)}")
+
+
+def tell_after_predict(cli: Any) -> None:
+    """Says so where nobody has written what was predicted."""
+    trainer = cli.trainer
+    writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
+    if trainer.is_global_zero and not writers:
+        print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
 
 def export_command(module: LightningModule, checkpoint: str) -> str:

@@ -60,11 +60,21 @@ def config_path(name: str, comparison: bool = False) -> str:
     if name in packaged:
         return str(packaged[name])
     if not Path(name).suffix and not os.path.exists(name):
+        files = [file for file in (f"{name}.yaml", f"{name}.yml") if os.path.isfile(file)]
         raise FileNotFoundError(
             f"No configuration {name!r}: neither a file nor a packaged one."
-            f"{nearest(name, packaged)} pl-pointwise --help lists them."
+            f"{nearest(name, files or packaged)} pl-pointwise --help lists them."
         )
     return name
+
+
+def missing_base(paths: Sequence[str]) -> str:
+    """Returns what to write where a task's packaged variant or method stands without its base."""
+    for name, path in packaged_configs().items():
+        task, _, variant = name.partition("/")
+        if variant and str(path) in paths and config_path(task) not in paths:
+            return f" {name} goes on top of its base: --config {task} --config {name}."
+    return ""
 
 
 def with_config_paths(args: Any) -> Any:
@@ -75,9 +85,9 @@ def with_config_paths(args: Any) -> Any:
     for position, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if position and args[position - 1] in OPTIONS:
-            resolved.append(config_path(argument, args[position - 1] == "--rows"))
+            resolved.append(config_path(argument))
         elif option in OPTIONS and equals:
-            resolved.append(f"{option}={config_path(value, option == '--rows')}")
+            resolved.append(f"{option}={config_path(value)}")
         else:
             resolved.append(argument)
     return resolved

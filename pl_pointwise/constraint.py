@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -40,6 +41,12 @@ class Constraint:
         if not bounds:
             raise ValueError(
                 "A constraint needs a bound: Constraint(at_most=…), (at_least=…) or (equals=…)."
+            )
+        if not all(isinstance(bound, Real) for bound in bounds):
+            raise ValueError(
+                "A bound of a constraint is one number. For one of each sample let "
+                "constraint_values() return value − bound, with Constraint(at_most=0), or for a "
+                "lower bound with at_least=0."
             )
         if not all(math.isfinite(bound) for bound in bounds):
             raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
@@ -218,8 +219,9 @@ class PointwiseDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or (eval_batch_size is not None and eval_batch_size < 1):
-            raise ValueError(f"{batch_size=}, {eval_batch_size=}: give at least 1 sample.")
+        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name}={size}: give at least 1 sample.")
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.num_workers = num_workers
@@ -275,15 +277,23 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("train", training=True)
 
     def val_dataloader(self) -> ResumableDataLoader | list[Any]:
-        return self._loader("val") if "val" in self.datasets else []
+        validates = self.trainer is not None and self.trainer.state.fn == TrainerFn.VALIDATING
+        return self._loader("val") if "val" in self.datasets or validates else []
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
-        return {name: self._loader(name) for name in ("test", "train") if name in self.datasets}
+        names = [name for name in ("test", "train") if name in self.datasets] or ["test"]
+        return {name: self._loader(name) for name in names}
 
     def predict_dataloader(self) -> DataLoader[Any]:
         return self._loader("predict")
 
     def _loader(self, name: str, training: bool = False) -> Any:
+        if name not in self.datasets or not len(self.datasets[name]):
+            what = "is empty" if name in self.datasets else f"is not among {list(self.datasets)}"
+            raise DataError(
+                f"{type(self).__name__}: the data set {name!r} {what}. Fill "
+                f"self.datasets[{name!r}] in setup()."
+            )
         dataset = IndexedDataset(self.datasets[name])
         size = self.batch_size if training else self.eval_batch_size
         if name == "predict" or getattr(self.trainer, "overfit_batches", False):

@@ -5,7 +5,8 @@ Nothing is learned here. Which hooks it hangs on is in manual_optimization.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -14,12 +15,31 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from .checkpoints import replayed_random_state
+from .errors import TrainingError
 from .evaluation import Evaluation, SampleValues, SampleViolations, stages_of
 from .step import validate_strict
 from .step_log import log_of_all_ranks
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
+
+
+@contextmanager
+def explained_gradients() -> Iterator[None]:
+    """
+    Raises:
+        TrainingError: the block, which runs without gradients, asks autograd for one.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise TrainingError(
+            f"A gradient is asked for in an evaluation, or in a pass that only measures ({error}). "
+            "Put `with torch.enable_grad():` around what takes gradients of inputs, in forward() "
+            "or constraint_values()."
+        ) from error
 
 
 class Evaluated(LightningModule):
@@ -33,15 +53,20 @@ class Evaluated(LightningModule):
             (:class:`~pl_pointwise.evaluation.MeanBySample`), sample by sample.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
+        confidential: nobody is to see yet what this evaluation measures, so a task writes no files
+            about it; set by ``compare --require``.
         certificate: what ``compare --require`` certified of this model, for its card.
         card_facts: what only the user knows, for its card; see model_card.py.
         weights_of: the checkpoint that its weights are of, for its card; "" for those of the last
             step.
+        steps_of_checkpoint: after how many steps the one that was loaded was saved; for its card.
     """
 
     shared_objective: ClassVar[str] = "objective"
+    confidential: bool = False
     certificate: str | None = None
     weights_of: str = ""
+    steps_of_checkpoint: int = 0
     card_facts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
@@ -56,9 +81,9 @@ class Evaluated(LightningModule):
         all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
         With v the strict violation and ṽ the surrogate's,
 
-        - the weights follow ṽ: the gradient of ψ(ṽ, λ), and the first α of "auto";
+        - the weights follow ṽ: the gradient of ψ(ṽ, λ), and the unit of the multipliers;
         - the multipliers follow v: λ ← (λ + η ∂ψ/∂λ(v, λ))₊, of a statistic of the batch that of v;
-          so do α's growth and all that is reported, in training, ``validate`` and ``test``.
+          so does all that is reported, in training, ``validate`` and ``test``.
 
         That is the proxy Lagrangian of Cotter et al. (2019). Slack and relaxation belong to the
         requirement, so the dual step finds both anew at v: of
@@ -103,11 +128,13 @@ class Evaluated(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]
-        self._evaluations[stage].add(self._module, batch)
+        with explained_gradients():
+            self._evaluations[stage].add(self._module, batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         stage = stages_of("test", self.trainer.test_dataloaders)[dataloader_idx]
-        self._evaluations[stage].add(self._module, batch)
+        with explained_gradients():
+            self._evaluations[stage].add(self._module, batch)
 
     @property
     def _module(self) -> PointwiseModule:

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
-from .metrics import violation_statistics
+from .metrics import share_violated, violation_statistics
 from .step import (
     OBJECTIVE,
     index_of,
@@ -44,12 +44,22 @@ class SampleViolations:
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""
-        with torch.inference_mode(False):  # Else a pass of evaluation gives tensors that are fixed.
-            return self.violation[self.mask]
+        return self.violation[self.mask]
 
     def worst(self) -> Tensor:
         """(n,), the largest violation of each sample: what to certify (certificates.py)."""
         return worst_per_sample(self.violation, self.mask)
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Those of the values; of several a sample also ``violated_samples``, before ``violated``.
+
+        That is the share of samples with any violation > 0, the one that requirements are about.
+        """
+        found = violation_statistics(self.pooled())
+        if self.violation.shape[1] > 1:
+            tail = {name: found.pop(name) for name in [*found][2:]}
+            found |= {"violated_samples": share_violated(self.worst()), **tail}
+        return found
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class MeanBySample(Metric):
 
     def samples(self) -> SampleValues:
         """The values themselves. A collective: every rank calls it."""
-        with self.sync_context(), torch.inference_mode(False):
+        with self.sync_context():
             return self._samples()
 
     def _samples(self) -> SampleValues:
@@ -156,7 +166,7 @@ class ViolationsBySample(Metric):
 
     def samples(self) -> SampleViolations:
         """The violations themselves. A collective: every rank calls it."""
-        with self.sync_context(), torch.inference_mode(False):
+        with self.sync_context():
             return self._samples()
 
     def _samples(self) -> SampleViolations:
@@ -240,8 +250,7 @@ class Evaluation:
             if not len(found.index):
                 continue
             violations[name] = found
-            statistics = violation_statistics(found.pooled())
-            shown |= {f"{stage}/{name}/{key}": value for key, value in statistics.items()}
+            shown |= {f"{stage}/{name}/{key}": value for key, value in found.statistics().items()}
         for name, metric_of_task in updated_anywhere(self.task).items():
             shown[f"{stage}/{name}"] = metric_of_task.compute()
             if isinstance(metric_of_task, MeanBySample):

@@ -21,6 +21,7 @@ from .cli_errors import CommandParser
 from .cli_run import config_of, exports, short_path
 from .configs import config_path
 from .errors import TrainingError
+from .extras import MissingPackageError
 from .model_card import card_facts
 from .module import PointwiseModule
 
@@ -64,7 +65,7 @@ def export(
     Raises:
         FileNotFoundError: there is no such checkpoint or configuration.
         TrainingError: the checkpoint is damaged, or of another class than the configuration's, or
-            of one that nobody named.
+            of one that nobody named; or the folder has other files than an earlier export's.
         TypeError: the class has no ``export``.
     """
     if not Path(checkpoint).is_file():
@@ -75,13 +76,30 @@ def export(
             f"{kind.__name__} has no export(): define export(self, path) in it, which writes what "
             "others are to load into the folder path and returns it (docs/own_task.md)."
         )
+    config = config_of(checkpoint)
+    run = Path(checkpoint).parent if config is None else config.parent
+    folder = output or run / "export"
+    _refuse_other_files(folder)
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     module.weights_of = Path(checkpoint).name
     module.card_facts = dict(facts or {})
-    config = config_of(checkpoint)
-    run = Path(checkpoint).parent if config is None else config.parent
-    written: Path = module.export(output or run / "export")
+    written: Path = module.export(folder)
     return written
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """
+    Raises:
+        TrainingError: there is something that no export has written, by its model card.
+    """
+    card = folder / "README.md"
+    if card.is_file() and "\n- pl-pointwise\n" in card.read_text(encoding="utf-8"):
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise TrainingError(
+            f"{folder} has files that are not of an earlier export, and some may be replaced. Name "
+            "another folder with --output, or move them."
+        )
 
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
@@ -104,6 +122,8 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     if named.partition(".")[0] == PACKAGE:
         try:
             found = resolve_name(named)
+        except MissingPackageError as error:
+            raise TrainingError(str(error)) from error
         except (ImportError, AttributeError, ValueError):
             log.debug("%s", named, exc_info=True)
     if isinstance(found, type) and issubclass(found, PointwiseModule):

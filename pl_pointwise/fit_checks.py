@@ -23,10 +23,29 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from .data import PointwiseSampler, ResumableDataLoader, fingerprint
 from .errors import TrainingError
 from .fingerprints import RANDOM_ROWS, kept_random_state, probes_of
+from .multiplier_share import PullShares
+from .multipliers import Multipliers
+from .optimizers import Optimization
 
 if TYPE_CHECKING:
     from .manual_optimization import ManualOptimization
 
+
+OWN_ATTRIBUTES: dict[str, Any] = {
+    "constraints": dict,
+    "evaluation_constraints": dict,
+    "formulations": dict,
+    "multipliers": Multipliers,
+    "thresholds": dict,
+    "optimization": Optimization,
+    "pull_shares": PullShares,
+    "violations": dict,
+    "evaluated": dict,
+    "evaluated_metrics": dict,
+    "left_out": int,
+    "skipped_steps": int,
+}
+"""Public attributes of the module, which a subclass must not use for something else."""
 
 SHARED_ROWS = (
     'batch["index"] must be the position of each sample in the training set, or samples share '
@@ -75,6 +94,7 @@ def check_trainer(module: ManualOptimization) -> None:
 
 def check_fit(module: ManualOptimization) -> None:
     """Everything that needs no data, when a fit starts."""
+    check_attributes(module)
     check_strategy(module)
     check_optimizer(module)
     check_averaging(module)
@@ -87,11 +107,40 @@ def check_fit(module: ManualOptimization) -> None:
         )
 
 
+def check_attributes(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: a subclass has put something else under a name of the base class.
+    """
+    for name, kind in OWN_ATTRIBUTES.items():
+        value = getattr(module, name)
+        if not isinstance(value, kind) or (
+            name == "thresholds" and not set(value) <= set(module.formulations)
+        ):
+            raise TrainingError(
+                f"self.{name} of {type(module).__name__} is a {type(value).__name__}, and "
+                f"PointwiseModule keeps its own under that name. Give yours another name."
+            )
+
+
+def check_trained(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: no weight is trained.
+    """
+    if not any(p.requires_grad for p in module.parameters()):
+        raise TrainingError(
+            "No weight requires a gradient, so that multipliers would grow and nothing would be "
+            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
+        )
+
+
 def check_optimizer(module: ManualOptimization) -> None:
     """
     Raises:
         TrainingError: not one optimizer, or one that this training step cannot drive.
     """
+    check_trained(module)
     optimizers = module.trainer.optimizers
     if len(optimizers) != 1:
         raise TrainingError(
@@ -157,7 +206,7 @@ def warn_of_checkpoints_that_cannot_resume(module: ManualOptimization) -> None:
             "Use PointwiseDataModule, ResumableDataLoader or another loader with state_dict and "
             "load_state_dict, or save at the end of epochs."
         )
-    elif module.checks.loaders_set_up_early:
+    elif module._checks.loaders_set_up_early:
         module._warn(
             f"{where} a run cannot be resumed: configure_optimizers read "
             "trainer.estimated_stepping_batches. Use self.number_of_steps()."

@@ -10,13 +10,19 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from .augmented import arguments_of, grown, number, optional_number
+from .augmented import arguments_of, number, optional_number
 
 Scope = Literal["sample", "batch", "none"]
-Auto = Literal["auto"]
+Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
-GROWTH = 1e6  # Where alpha_max is None α grows up to so many times its first value.
+
+REMOVED = {
+    "alpha_growth": "α follows the gradients where alpha is left out, and is fixed where stated",
+    "multiplier_max": 'Relaxed(cost="linear", beta=…) bounds the pull on a sample',
+}
+REMOVED |= dict.fromkeys(("alpha_every", "alpha_max"), REMOVED["alpha_growth"])
+"""Arguments of earlier versions, and what takes their place."""
 
 
 class Formulation(ABC):
@@ -31,8 +37,13 @@ class Formulation(ABC):
     """
 
     scope: Scope
-    dual_lr: float | Auto = 0.0
+    dual_lr: float | None = 0.0
     signed: bool = False
+
+    def __new__(cls, *_: Any, **arguments: Any) -> Formulation:
+        for name in REMOVED.keys() & arguments:
+            raise TypeError(f"{cls.__name__} has no {name} any more: {REMOVED[name]}.")
+        return super().__new__(cls)
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -50,7 +61,24 @@ class Formulation(ABC):
     @property
     def step_size(self) -> float:
         """η as a number."""
-        return float(self.dual_lr)
+        return float(self.dual_lr or 0.0)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether its α is found in the unit of the gradients: see ``gradient_units.py``."""
+        return False
+
+    def in_units(self: Own, pull: float, unit: float, size: float) -> Own:
+        """An ``adaptive`` one with α a number: a violation of ``size`` pulls with ``pull``.
+
+        unit: Λ, that of a multiplier; 0 where nothing has been violated yet.
+        size: r, the root mean square of the violated values.
+        """
+        return self
+
+    def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """(v)₊, elementwise, of an equality |v|: what α is measured by."""
+        return violation.abs() if self.signed else violation.clamp(min=0)
 
     def for_equality(self) -> Formulation:
         """The formulation that enforces ``Constraint(equals=…)``.
@@ -60,10 +88,6 @@ class Formulation(ABC):
         Raises:
             ValueError: it has no meaning for an equality.
         """
-        return self
-
-    def at_epoch(self, epoch: int) -> Formulation:
-        """The formulation in force during an epoch (α may grow, see ``alpha_growth``)."""
         return self
 
     def config(self) -> dict[str, Any]:
@@ -88,82 +112,54 @@ class Formulation(ABC):
 
 
 class Ascending(Formulation):
-    """What the learned multipliers share: α, its growth, η, and the caps of both."""
+    """What the learned multipliers share: α and η."""
 
-    alpha: float | Auto | None
-    alpha_growth: float | Auto
+    alpha: float | Adaptive | None
+    reach: float | None = None  # r of an adaptive one in force: a visit's v counts as at most this.
 
-    def __init__(
-        self,
-        alpha: float | Auto | None,
-        dual_lr: float | Auto,
-        alpha_growth: float | Auto | None,
-        alpha_every: int,
-        alpha_max: float | None,
-        multiplier_max: float | None,
-    ) -> None:
+    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
         name = type(self).__name__
-        if alpha_growth is None:
-            alpha_growth = "auto" if alpha == "auto" else 1.0
-        if self.scope == "batch" and "auto" in (alpha, alpha_growth):
-            raise ValueError(f'{name}: only Pointwise and Relaxed find α by "auto"; give a number.')
-        self.alpha = "auto" if alpha == "auto" else optional_number(name, "alpha", alpha)
-        self.dual_lr = _auto_or_number(name, "dual_lr", dual_lr, minimum=0.0)
-        self.alpha_growth = _auto_or_number(name, "alpha_growth", alpha_growth, minimum=1.0)
-        self.alpha_every = int(number(name, "alpha_every", alpha_every, minimum=1))
-        self.alpha_max = optional_number(name, "alpha_max", alpha_max)
-        self.multiplier_max = optional_number(name, "multiplier_max", multiplier_max)
-        if self.alpha is None and (self.alpha_growth != 1.0 or alpha_max is not None):
+        if alpha == "adaptive" and self.scope == "batch":
+            raise ValueError(f'{name}: only Pointwise and Relaxed are "adaptive"; give a number.')
+        if isinstance(alpha, str) and alpha != "adaptive":
             raise ValueError(
-                f"{name}(alpha=None) has no α to grow: leave alpha_growth at 1 and alpha_max out."
+                f"{name}(alpha={alpha!r}): leave alpha out, and the fit finds it; or give a number."
             )
-        if isinstance(self.alpha, float) and self.alpha_max and self.alpha > self.alpha_max:
-            raise ValueError(f"{name}: alpha={alpha} starts above alpha_max={alpha_max}.")
+        if alpha == "adaptive" and dual_lr is not None:
+            raise ValueError(
+                f"{name}(dual_lr={dual_lr!r}) has a meaning beside a stated alpha only: state "
+                "both, or leave both out."
+            )
+        self.alpha = "adaptive" if alpha == "adaptive" else optional_number(name, "alpha", alpha)
+        self.dual_lr = None if dual_lr is None else number(name, "dual_lr", dual_lr, minimum=0.0)
 
     @property
     def step_size(self) -> float:
-        """η as a number: of "auto" 2α, or .1 for the standard Lagrangian, which has no α."""
-        if not isinstance(self.dual_lr, str):
+        """η as a number: 2α where it is not stated, or .1 for the standard Lagrangian."""
+        if self.dual_lr is not None:
             return self.dual_lr
         return STANDARD_STEP if self.augmentation is None else 2 * self.augmentation
 
     @property
     def augmentation(self) -> float | None:
-        """α as a number, of "auto" 1 where no fit has told; None for the standard Lagrangian."""
+        """α as a number; of an adaptive one 1 outside a fit; None for the standard Lagrangian."""
         return 1.0 if isinstance(self.alpha, str) else self.alpha
 
     @property
-    def adapts(self) -> bool:
-        """Whether a fit finds or grows α by what it measures: see ``adaptive_alpha.py``."""
-        return "auto" in (self.alpha, self.alpha_growth)
+    def adaptive(self) -> bool:
+        return self.alpha == "adaptive"
 
-    def with_alpha(self: Own, alpha: float) -> Own:
-        """The same with this α."""
-        return self._changed(alpha=alpha)
-
-    def largest_alpha(self, first: float) -> float:
-        """Where α stops growing that started at ``first``."""
-        return self.alpha_max or GROWTH * first
-
-    def at_epoch(self, epoch: int) -> Formulation:
-        """α · alpha_growth^⌊epoch / alpha_every⌋ in place of α, at most ``alpha_max``."""
-        if self.alpha is None or isinstance(self.alpha, str):
-            return self
-        if isinstance(self.alpha_growth, str) or self.alpha_growth == 1.0:
-            return self
-        times, largest = epoch // self.alpha_every, self.largest_alpha(self.alpha)
-        return self.with_alpha(grown(self.alpha, self.alpha_growth, times, largest))
+    def in_units(self: Own, pull: float, unit: float, size: float) -> Own:
+        if not pull or not size:  # λ alone, which stays as it is.
+            return self._changed(alpha=None, dual_lr=0.0)
+        return self._changed(alpha=pull / (2 * size), reach=size)
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step, projected onto |λ| ≤ ``multiplier_max`` as well."""
-        stepped = super().ascend(violation, multiplier)
-        cap = self.multiplier_max
-        return stepped if cap is None else stepped.clamp(-cap, cap)
+        """The dual step; of an adaptive one in force at clip(v, −r, r)."""
+        if self.reach is not None:
+            violation = violation.clamp(-self.reach, self.reach)
+        return super().ascend(violation, multiplier)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
         return self._changed(signed=True)
-
-
-def _auto_or_number(owner: str, name: str, value: float | Auto, minimum: float) -> float | Auto:
-    return "auto" if value == "auto" else number(owner, name, value, minimum=minimum)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .augmented import augmented, augmented_direction, number
 from .constraint import Constraint as Constraint
-from .formulation import Ascending, Auto, Scope
+from .formulation import Adaptive, Ascending, Scope
 from .formulation import Formulation as Formulation
 
 Anchor = Literal["zero", "largest", "threshold"]
@@ -112,10 +112,6 @@ class Average(BatchFormulation):
     Args:
         dual_lr: η ≥ 0, the size of the dual step.
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
-        alpha_growth: factor by which α grows; 1 keeps it fixed.
-        alpha_every: epochs between two growths.
-        alpha_max: where α stops growing; None at 10⁶ times its first value.
-        multiplier_max: the largest λ; None sets no limit.
     """
 
     def __init__(
@@ -123,12 +119,8 @@ class Average(BatchFormulation):
         *,
         dual_lr: float = 0.1,
         alpha: float | None = None,
-        alpha_growth: float = 1.0,
-        alpha_every: int = 1,
-        alpha_max: float | None = None,
-        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        super().__init__(alpha, dual_lr)
 
 
 class Tilted(BatchFormulation):
@@ -143,10 +135,6 @@ class Tilted(BatchFormulation):
         tilt: τ > 0, in one over the units of the violation.
         dual_lr: η ≥ 0, the size of the dual step.
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
-        alpha_growth: factor by which α grows; 1 keeps it fixed.
-        alpha_every: epochs between two growths.
-        alpha_max: where α stops growing; None at 10⁶ times its first value.
-        multiplier_max: the largest λ; None sets no limit.
     """
 
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
@@ -157,12 +145,8 @@ class Tilted(BatchFormulation):
         tilt: float,
         dual_lr: float = 0.1,
         alpha: float | None = None,
-        alpha_growth: float = 1.0,
-        alpha_every: int = 1,
-        alpha_max: float | None = None,
-        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        super().__init__(alpha, dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)
 
     @property
@@ -194,10 +178,6 @@ class CVaR(BatchFormulation):
         threshold_lr: the size of the step of t, in the units of the violation.
         dual_lr: η ≥ 0, the size of the dual step.
         alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
-        alpha_growth: factor by which α grows; 1 keeps it fixed.
-        alpha_every: epochs between two growths.
-        alpha_max: where α stops growing; None at 10⁶ times its first value.
-        multiplier_max: the largest λ; None sets no limit.
     """
 
     anchor: Anchor = "threshold"
@@ -209,12 +189,8 @@ class CVaR(BatchFormulation):
         threshold_lr: float = 0.1,
         dual_lr: float = 0.1,
         alpha: float | None = None,
-        alpha_growth: float = 1.0,
-        alpha_every: int = 1,
-        alpha_max: float | None = None,
-        multiplier_max: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        super().__init__(alpha, dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
             raise ValueError(
@@ -231,34 +207,22 @@ class CVaR(BatchFormulation):
 class Pointwise(Ascending):
     """One multiplier for every sample: the requirement holds for each input.
 
+    ``Pointwise()`` needs nothing but the bounds of the constraints: α and η follow the gradients,
+    see :mod:`pl_pointwise.gradient_units`. With numbers it is the paper's augmented Lagrangian.
+
     Args:
-        alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian λ·v.
-            "auto" takes it from the first batch, so that objective and constraint weigh alike
-            whatever their units, and 1 where the objective starts at 0: see
-            :mod:`pl_pointwise.adaptive_alpha`.
-        dual_lr: η ≥ 0, the size of the dual step. "auto" is the classical multiplier step, η = 2α,
-            and .1 where there is no α.
-        alpha_growth: factor by which α grows; 1 keeps it fixed (the shifted-penalty method). "auto"
-            doubles it after an epoch that did not halve the violations. None is "auto" where alpha
-            is, else 1.
-        alpha_every: epochs between two growths by a factor.
-        alpha_max: where α stops growing; None at 10⁶ times its first value.
-        multiplier_max: the largest λ; None sets no limit.
+        alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
+            Lagrangian λ·v.
+        dual_lr: η ≥ 0, the size of the dual step beside a stated α; None is the classical
+            multiplier step, η = 2α, and .1 where there is no α.
     """
 
     scope: Scope = "sample"
 
     def __init__(
-        self,
-        *,
-        alpha: float | Auto | None = "auto",
-        dual_lr: float | Auto = "auto",
-        alpha_growth: float | Auto | None = None,
-        alpha_every: int = 1,
-        alpha_max: float | None = None,
-        multiplier_max: float | None = None,
+        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
+        super().__init__(alpha, dual_lr)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
@@ -280,18 +244,18 @@ class Relaxed(Ascending):
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
     relaxes its bound instead of driving its multiplier up without limit.
 
+    The price is stated in the objective's unit over the constraint's, ``beta``, or as ``price``:
+    ``Relaxed(price=10)`` lets a requirement pull at most ten times as hard on its sample as the
+    objective does on all (Λ of :mod:`pl_pointwise.gradient_units`), in any unit.
+
     Args:
-        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian (quadratic
-            cost only), or "auto", as of :class:`Pointwise`.
+        alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
+            Lagrangian (quadratic cost only).
         beta: price β > 0 of relaxing; β → ∞ is :class:`Pointwise`.
+        price: β/Λ > 0 in place of ``beta``, where alpha is "adaptive".
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
-            (the soft margin).
-        dual_lr: η ≥ 0, the size of the dual step; "auto" is η = 2α.
-        alpha_growth: factor by which α grows; 1 keeps it fixed, "auto" and None as of
-            :class:`Pointwise`, of the violations beyond u*.
-        alpha_every: epochs between two growths by a factor.
-        alpha_max: where α stops growing; None at 10⁶ times its first value.
-        multiplier_max: the largest λ; None sets no limit.
+            (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
+        dual_lr: η ≥ 0, the size of the dual step beside a stated α; None is η = 2α.
     """
 
     scope: Scope = "sample"
@@ -299,25 +263,49 @@ class Relaxed(Ascending):
     def __init__(
         self,
         *,
-        alpha: float | Auto | None = "auto",
-        beta: float,
-        cost: Literal["quadratic", "linear"] = "quadratic",
-        dual_lr: float | Auto = "auto",
-        alpha_growth: float | Auto | None = None,
-        alpha_every: int = 1,
-        alpha_max: float | None = None,
-        multiplier_max: float | None = None,
+        alpha: float | Adaptive | None = "adaptive",
+        beta: float | None = None,
+        price: float | None = None,
+        cost: Literal["quadratic", "linear"] | None = None,
+        dual_lr: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr, alpha_growth, alpha_every, alpha_max, multiplier_max)
-        self.beta = number("Relaxed", "beta", beta, above=0.0)
-        if cost not in ("quadratic", "linear"):
+        super().__init__(alpha, dual_lr)
+        if (beta is None) == (price is None):
+            raise ValueError("Relaxed needs a price of relaxing: either beta=… or price=….")
+        if cost not in ("quadratic", "linear", None):
             raise ValueError(f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".')
+        if price is not None and (alpha != "adaptive" or cost == "quadratic"):
+            raise ValueError(
+                "Relaxed(price=…) is in the unit of the gradients, and linear: leave alpha and "
+                "cost out, or give beta=…."
+            )
         if cost == "linear" and alpha is None:
             raise ValueError(
                 'Relaxed(cost="linear", alpha=None) is unbounded below in u once λ > β: '
                 'give an alpha > 0, or take cost="quadratic".'
             )
-        self.cost = cost
+        self.beta = None if beta is None else number("Relaxed", "beta", beta, above=0.0)
+        self.price = None if price is None else number("Relaxed", "price", price, above=0.0)
+        self.cost = cost or ("quadratic" if price is None else "linear")
+
+    @property
+    def beta_in_force(self) -> float:
+        """β as a number; of a stated ``price`` outside a fit that, as if Λ were 1."""
+        return float(self.beta if self.beta is not None else self.price or 0.0)
+
+    def in_units(self, pull: float, unit: float, size: float) -> Relaxed:
+        """With β = price·Λ too."""
+        found = super().in_units(pull, unit, size)
+        if self.price is not None and unit:
+            found.beta = self.price * unit
+        return found
+
+    def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """0 where the cost is linear and relaxes: such a sample pulls with β, whatever v is."""
+        found = super().residual(violation, multiplier)
+        if self.cost != "linear" or self.augmentation is None:
+            return found
+        return torch.where(self.relaxation(violation, multiplier) == 0, found, 0)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ), elementwise, with s = λ + 2αv:
@@ -329,7 +317,7 @@ class Relaxed(Ascending):
         Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
         _, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.augmentation, self.beta
+        alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
         shifted = multiplier + 2 * alpha * v
@@ -353,7 +341,7 @@ class Relaxed(Ascending):
         Of an equality σ times that of σv and σλ.
         """
         side, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.augmentation, self.beta
+        alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return v - multiplier / (2 * beta)
         shifted = multiplier + 2 * alpha * v
@@ -371,7 +359,7 @@ class Relaxed(Ascending):
         Of an equality, σ times that of σv and σλ.
         """
         side, v, multiplier = self._pressed(violation, multiplier)
-        alpha, beta = self.augmentation, self.beta
+        alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier / (2 * beta) + torch.zeros_like(v)
         shifted = multiplier + 2 * alpha * v

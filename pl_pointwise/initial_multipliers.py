@@ -26,8 +26,8 @@ def check_multipliers(module: ManualOptimization) -> None:
     """Fits the multipliers and thresholds that a module has to its formulations, or refuses them.
 
     Kept, whatever else changes: those per sample under another formulation per sample, those of a
-    statistic of the batch under another statistic; larger ones than ``multiplier_max`` are set to
-    it. Dropped, with a warning: those of a constraint that is gone or whose formulation has none.
+    statistic of the batch under another statistic. Dropped, with a warning: those of a constraint
+    that is gone or whose formulation has none.
 
     Raises:
         TrainingError: one per sample where the formulation has one per constraint, or the other way
@@ -59,9 +59,6 @@ def check_multipliers(module: ManualOptimization) -> None:
                 f'Constraint "{name}" has multipliers below 0, which only an equality has. Give '
                 f"others with module.multipliers.set(), or start them from 0: {_remedy(name)}."
             )
-        cap = getattr(formulation, "multiplier_max", None)
-        if cap is not None and (multipliers.writer or table.dim() < 2):
-            table.clamp_(-cap, cap)
     # What was reset is not stepped by visits from before, nor measured against a threshold of then.
     module._window = [
         (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
@@ -109,17 +106,17 @@ def initialise_multipliers(
         module: with its multipliers per sample, or per constraint, as its formulations say.
         loader: of batches as in training.
         start: λ of violations, elementwise; None takes ∂ψ/∂v at λ = 0, which is (2αv)₊ for
-            ``Pointwise``. That of a standard Lagrangian is 0, and of ``alpha="auto"`` not known
+            ``Pointwise``. That of a standard Lagrangian is 0, and of an adaptive one not known
             yet: these need a ``start``.
 
     Raises:
         DataError: a sample that comes twice.
-        ValueError: a standard Lagrangian or ``alpha="auto"`` without ``start``.
+        ValueError: a standard Lagrangian or an adaptive one without ``start``.
     """
     learned = {n: f for n, f in module.formulations.items() if f.scope != "none"}
     for name, formulation in learned.items():
         alpha = getattr(formulation, "alpha", None)
-        if start is None and alpha in (None, "auto"):
+        if start is None and alpha in (None, "adaptive"):
             why = (
                 "pulls with λ alone, which starts at 0"
                 if alpha is None

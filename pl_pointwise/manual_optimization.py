@@ -27,7 +27,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from . import trainer_checks
-from .adaptive_alpha import AdaptiveAlpha
 from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
 from .data import fingerprint
@@ -36,6 +35,7 @@ from .evaluated import Evaluated
 from .fit_checks import (
     check_fit,
     check_launcher,
+    check_trained,
     check_trainer,
     number_of_steps,
     total_steps,
@@ -43,6 +43,7 @@ from .fit_checks import (
     warn_of_random_rows,
 )
 from .formulations import Formulation
+from .gradient_units import GradientUnits
 from .initial_multipliers import check_multipliers
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
@@ -116,13 +117,13 @@ class ManualOptimization(Evaluated, Resuming):
     def __init__(self) -> None:
         super().__init__()
         self._hooks_running: set[str] = set()
-        self.checks = Checks()
+        self._checks = Checks()
         self._arguments_left_out: dict[str, str] = {}
         self.automatic_optimization = False
         self.multipliers = Multipliers(0)
         self.multiplier_folder: str | None = None
         self.thresholds: dict[str, Tensor] = {}
-        self.adaptive_alpha = AdaptiveAlpha()
+        self.gradient_units = GradientUnits()
         self.pull_shares = PullShares()
         self.left_out = 0
         """Samples left out of a step so far because a value was not finite."""
@@ -156,6 +157,7 @@ class ManualOptimization(Evaluated, Resuming):
     def _start_training(self) -> None:
         check_fit(self)
         trainer_checks.check_start(self)
+        trainer_checks.log_each_epoch(self)
         self._scheduler_positions = trainer_checks.note_schedulers(self)
         self._total_steps, self._factors = total_steps(self), None
         dataset = training_set(self)
@@ -164,7 +166,7 @@ class ManualOptimization(Evaluated, Resuming):
         check_multipliers(self)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
-        self.checks.start(self, dataset)
+        self._checks.start(self, dataset)
         self._forget_evaluations()
         self._stopped = None
         if self._restored is None:
@@ -191,7 +193,7 @@ class ManualOptimization(Evaluated, Resuming):
             if self._fingerprint is not None:
                 self._warn("Another training set than before: the multipliers start at 0 again.")
             self.multipliers = self.multipliers.for_samples(len(dataset))
-            self.thresholds, self.adaptive_alpha = {}, AdaptiveAlpha()
+            self.thresholds, self.gradient_units = {}, GradientUnits()
             self._window = []
         self._fingerprint = found
 
@@ -210,7 +212,7 @@ class ManualOptimization(Evaluated, Resuming):
             self.trainer.strategy.barrier()
 
     def _start_epoch(self) -> None:
-        self.checks.epoch(self)
+        self._checks.epoch(self)
         self._taken_this_epoch = self._skipped_this_epoch = 0
         self._statistics.refresh()
 
@@ -230,8 +232,9 @@ class ManualOptimization(Evaluated, Resuming):
 
     def _end_fit(self) -> None:
         trainer_checks.warn_of_no_step(self)
-        for message in self.pull_shares.warnings(self.formulations):
-            self._warn(message)
+        if not self.trainer.fast_dev_run:
+            for message in self.pull_shares.warnings(self.formulations):
+                self._warn(message)
         super()._end_fit()
 
     # Checkpoints (resume.py) --------------------------------------------------------------------
@@ -243,6 +246,7 @@ class ManualOptimization(Evaluated, Resuming):
     # Optimizers and devices ---------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
+        check_trained(self)
         trainable = [p for p in self.parameters() if p.requires_grad]
         settings = self.optimization
         optimizer = torch.optim.AdamW(
@@ -326,20 +330,29 @@ class ManualOptimization(Evaluated, Resuming):
 
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
-        parameters = [p for p in self.parameters() if p.grad is not None]
-        # Under float16 the gradients carry the scaler's factor until its step: so does the bound.
-        scaler = self._gradient_scaler()
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = self._gradient_norm()
         if self.gradient_clip_val is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip_val * scale, norm)
-        return norm if scaler is None else norm / scale
+            parameters = [p for p in self.parameters() if p.grad is not None]
+            # Under float16 the gradients carry the scaler's factor until its step.
+            torch.nn.utils.clip_grads_with_norm_(
+                parameters, self.gradient_clip_val * self._gradient_scale(), norm
+            )
+        return norm / self._gradient_scale()
+
+    def _gradient_norm(self) -> Tensor:
+        """Of the whole gradient, with the scaler's factor in it."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def _gradient_scale(self) -> float:
+        """What the gradients are multiplied by under float16."""
+        scaler = self._gradient_scaler()
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        self.checks.step(self, measured)
+        self._checks.step(self, measured)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"

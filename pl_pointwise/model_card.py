@@ -15,23 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from torch import Tensor
 
 from .certificates import certify
+from .extras import needs
 from .manual_optimization import ManualOptimization
-from .metrics import quantiles, violation_statistics
+from .metrics import quantiles
 
 if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+    from .constraint import Constraint
     from .module import PointwiseModule
 
 DEFAULT_OPTIMIZERS = ManualOptimization.configure_optimizers
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 NOT_HELD_OUT = "train"
-STATISTICS = ["mean", "max", "violated", "cvar95"]
+STATISTICS = {
+    "mean": "mean",
+    "max": "max",
+    "violated_samples": "share of samples violated",
+    "violated": "of values",
+    "cvar95": "CVaR95 of values",
+}
 NONE_YET = (
-    "No held-out data were evaluated before the export. Let the fit validate, or export after "
-    '`test` with `ModelExport(after="test")`.'
+    'None: what wrote this folder evaluated nothing. With `ModelExport(after="test")` among its '
+    "callbacks, a test exports the model with its results."
 )
 
 
@@ -41,15 +50,17 @@ def write_card(
     *,
     library_name: str,
     pipeline_tag: str,
-    base_model: str,
+    base_model: str | None,
     usage: str,
 ) -> Path:
     """Writes ``README.md`` into the folder of an export, in place of any that is there.
 
     library_name, pipeline_tag: the hub's names for what loads the folder and what it does.
-    base_model: what was fine-tuned, as the task was told.
+    base_model: what was fine-tuned, as the task was told; None where nothing was.
     usage: Python that loads the folder.
     """
+    with needs("language", "A model card"):
+        from huggingface_hub import ModelCard, ModelCardData
     name = type(module).__name__.removesuffix("Module")
     data = ModelCardData(
         base_model=public_name(base_model),
@@ -68,7 +79,7 @@ def write_card(
         usage=usage.strip(),
         requirements=_requirements(module),
         multipliers=list(_multipliers(module)),
-        statistics=STATISTICS,
+        statistics=[*STATISTICS.values()],
         certificate=module.certificate,
         held_out=[_held_out(module, stage) for stage in _held_out_stages(module)],
         none_yet=NONE_YET,
@@ -87,10 +98,10 @@ def card_facts(
     return {name: value for name, value in given.items() if value}
 
 
-def public_name(model: str) -> str | None:
+def public_name(model: str | None) -> str | None:
     """Returns a model's name on the hub; None for a folder, or what comes with a package."""
-    looks_public = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model)
-    return model if looks_public and not Path(model).exists() else None
+    looks_public = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model or "")
+    return model if model and looks_public and not Path(model).exists() else None
 
 
 def _held_out_stages(module: PointwiseModule) -> list[str]:
@@ -99,9 +110,11 @@ def _held_out_stages(module: PointwiseModule) -> list[str]:
 
 def _eval_results(module: PointwiseModule, task: str) -> Iterator[EvalResult]:
     """Yields the finite statistics of the held-out violations, as metadata of the hub."""
+    from huggingface_hub import EvalResult
+
     for stage in _held_out_stages(module):
         for constraint, found in module.evaluated[stage].items():
-            for name, value in violation_statistics(found.pooled()).items():
+            for name, value in found.statistics().items():
                 if math.isfinite(value):
                     yield EvalResult(
                         task_type=task,
@@ -124,29 +137,36 @@ def _requirements(module: PointwiseModule) -> list[list[str]]:
     return lines
 
 
-def _bounds(constraint: object) -> str:
-    bounds = {"≥": getattr(constraint, "at_least", None), "≤": getattr(constraint, "at_most", None)}
+def _bounds(constraint: Constraint) -> str:
+    bounds = {"=": constraint.equals, "≥": constraint.at_least, "≤": constraint.at_most}
     return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
 
 def _multipliers(module: PointwiseModule) -> Iterator[list[str]]:
-    """Yields λ by constraint: one number, or the distribution over the training set."""
+    """Yields λ by constraint: one number, or how many are not 0, and how large those are.
+
+    Not of all: which samples never carry the constraint, the table does not know.
+    """
     for name, table in module.multipliers.items():
         values = table.detach().double().flatten()
         if table.dim() < 2:
             yield [name, "one per constraint", "", "", "", ", ".join(_cells(*values))]
         elif len(values):
-            active = (values > 0).double().mean()
-            spread = quantiles(values, torch.tensor([0.5, 0.9, 1.0], dtype=values.dtype))
-            yield [name, f"{table.shape[0]:,} samples × {table.shape[1]}", *_cells(active, *spread)]
+            sizes = values[values != 0].abs()
+            spread = _cells(*quantiles(sizes, [0.5, 0.9, 1.0])) if len(sizes) else ["", "", ""]
+            shape = f"{table.shape[0]:,} samples × {table.shape[1]}"
+            yield [name, shape, f"{len(sizes):,}", *spread]
 
 
 def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
     """Returns statistics and a certificate of one data set, for the template."""
     lines, statements = [], []
     for name, found in module.evaluated[stage].items():
-        pooled = violation_statistics(found.pooled())
-        lines.append([name, *_cells(*(pooled[key] for key in STATISTICS))])
+        known = found.statistics()
+        if "violated_samples" not in known:  # A value each.
+            known["violated_samples"] = known.pop("violated")
+        cells = [_cells(known[key])[0] if key in known else "" for key in STATISTICS]
+        lines.append([name, *cells])
         if module.certificate is not None:
             continue  # It says what holds, the choice of the model included.
         try:
@@ -173,10 +193,12 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     trainer = module._trainer
     facts = {
         "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
-        "primal steps per dual step": str(module.primal_steps),
-        "order of the updates": module.order,
+        "primal steps per dual step": str(module._primal_steps),
+        "order of the updates": module._order,
     }
-    if trainer is not None:
+    if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
+        facts["steps"] = str(module.steps_of_checkpoint or "")
+    else:
         optimizers = ", ".join(sorted({type(each).__name__ for each in trainer.optimizers}))
         facts |= {
             "epochs": str(trainer.current_epoch),

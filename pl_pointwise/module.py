@@ -6,6 +6,7 @@ Around the step (schedulers, checkpoints, the start and end of a fit): ``manual_
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +24,10 @@ from .checkpoints import (
     from_plain,
     replayed_random_state,
 )
+from .errors import TrainingError
+from .evaluated import explained_gradients
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
-from .modes import evaluation_mode
 from .optimizers import Training, connected_zero
 from .repeated_step import RunningStatistics, without_non_finite
 from .rows import take_rows
@@ -48,6 +50,7 @@ from .step import (
     validate_values,
     violations_of,
     weights,
+    widest,
 )
 from .step_log import EpochSoFar, log_step
 from .trainer_checks import before_zero_grad
@@ -126,14 +129,15 @@ class PointwiseModule(ManualOptimization):
         self.optimization = training.optimization
         self.micro_batch_size = training.micro_batch_size
         self.gradient_clip_val = training.gradient_clip_val
-        self.primal_steps = training.primal_steps
-        self.order = training.order
+        self._primal_steps = training.primal_steps
+        self._order = training.order
         self.multiplier_folder = training.multiplier_folder
 
         self.measured: Measured | None = None
         self.dual_steps: dict[str, DualStep] = {}
-        self.epoch_so_far = EpochSoFar()
+        self._epoch_so_far = EpochSoFar()
         self._columns: dict[str, int] = {}
+        self._in_force: dict[str, Formulation] = {}
         self._statistics = RunningStatistics()
 
     # What a task writes -------------------------------------------------------------------------
@@ -141,10 +145,14 @@ class PointwiseModule(ManualOptimization):
     @abstractmethod
     def objective(self, outputs: Any, batch: Any) -> Tensor:
         """ℓ₀ of each sample, (B,), from the forward pass's output."""
+        raise TrainingError(f"{type(self).__name__} has no objective(outputs, batch): define it.")
 
     @abstractmethod
     def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
+        raise TrainingError(
+            f"{type(self).__name__} has no constraint_values(outputs, batch): define it."
+        )
 
     def membership(self, batch: Any) -> dict[str, Tensor]:
         """Which samples carry which term: bool (B,) by "objective" or constraint, or (B, K).
@@ -155,7 +163,7 @@ class PointwiseModule(ManualOptimization):
 
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
-        return take_rows(batch, rows, self.checks.layout)
+        return take_rows(batch, rows, self._checks.layout)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
@@ -194,12 +202,13 @@ class PointwiseModule(ManualOptimization):
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
         self._resume_within_epoch(batch_idx)
-        self.checks.batch(self, batch)
+        self._checks.batch(self, batch)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
         before_zero_grad(self)
         self._statistics.keep(self)
-        self._start_alpha(micro_batches)
+        self._measure_units(micro_batches, counts)
+        self._in_force = self._formulations_now()
         measured = self._measure(micro_batches, counts)
         self._statistics.forget_unchanged()
         measured = without_non_finite(self, measured, micro_batches, counts)
@@ -207,8 +216,10 @@ class PointwiseModule(ManualOptimization):
         if self._may_step(measured):
             self._primal_step()
             self._note_visits(measured)
-            self.adaptive_alpha.add(measured, self.formulations, self.current_epoch)
-            if len(self._window) >= self.primal_steps:
+            self.gradient_units.add(
+                measured, self.formulations, self._in_force, self.trainer.num_training_batches
+            )
+            if len(self._window) >= self._primal_steps:
                 self._dual_step()
                 self.pull_shares.add(self)
         else:
@@ -326,7 +337,7 @@ class PointwiseModule(ManualOptimization):
         if strict and self.judges_strictly:
             values = self.judged_values(outputs, micro.batch, values)
             judged, _ = violations_of(self.constraints, values, micro.masks, signed)
-        return self.checks.terms(self, Terms(objective, violations, masks, judged))
+        return self._checks.terms(self, Terms(objective, violations, masks, judged))
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)
@@ -355,7 +366,7 @@ class PointwiseModule(ManualOptimization):
             violation, mask = terms.violations[name], terms.masks[name]
             formulation = self.in_force(name)
             multiplier = multipliers.get(name, torch.zeros_like(violation))
-            if self.order == "dual_first":
+            if self._order == "dual_first":
                 multiplier = formulation.ascend(terms.judged(name), multiplier)
             psi = formulation.lagrangian(violation, multiplier)
             normalised = weights(mask, self.constraints[name].sides, violation.dtype) / counts[name]
@@ -406,7 +417,7 @@ class PointwiseModule(ManualOptimization):
             visits = [visits[name] for _, visits in window if name in visits]
             if not visits:
                 continue
-            formulation = self.in_force(name, window[-1][0])
+            formulation = self.in_force(name)
             if formulation.scope == "batch":
                 value, *surrogate = (
                     torch.stack(of_steps).mean(0) for of_steps in zip(*visits, strict=True)
@@ -442,7 +453,7 @@ class PointwiseModule(ManualOptimization):
                 formulations[name] = cast(BatchFormulation, self.in_force(name))
         if not formulations:
             return None
-        dual_first = self.order == "dual_first"
+        dual_first = self._order == "dual_first"
         return BatchTerms(
             formulations, self.constraints, self.multipliers, self.thresholds, dual_first
         )
@@ -462,29 +473,79 @@ class PointwiseModule(ManualOptimization):
         found = self._terms_without_gradient(micro_batches, strict=terms.dual_first)
         return terms.slopes(found, counts, self.device, self._over_ranks)
 
-    # The augmentation (adaptive_alpha.py) -------------------------------------------------------
+    # The unit of the multipliers (gradient_units.py) ---------------------------------------------
 
-    def in_force(self, name: str, epoch: int | None = None) -> Formulation:
-        """A constraint's formulation with α a number: of now, or of a given epoch."""
-        epoch = self.current_epoch if epoch is None else epoch
-        return self.adaptive_alpha.in_force(name, self.formulations[name], epoch)
+    def in_force(self, name: str) -> Formulation:
+        """A constraint's formulation with α a number: of the last training step, or of now."""
+        return (self._in_force or self._formulations_now())[name]
 
-    def _start_alpha(self, micro_batches: list[MicroBatch]) -> None:
-        """Finds the first α where it is "auto", by two more forward passes over the first batch."""
-        # Not in on_train_epoch_start, which Lightning leaves out where a resume starts an epoch.
-        self.adaptive_alpha.start_epoch(self.formulations, self.current_epoch)
-        names = self.adaptive_alpha.without_start(self.formulations)
-        if names:
-            terms = self._terms_without_gradient(micro_batches)
-            with evaluation_mode(self):
-                at_rest = self._terms_without_gradient(micro_batches)
-            self.adaptive_alpha.start(self, terms, at_rest, names)
+    def _formulations_now(self) -> dict[str, Formulation]:
+        total = self._total_steps
+        share = min(1.0, self.global_step / total) if total else 0.5  # A fit without an end.
+        return self.gradient_units.in_force(self.formulations, share)
+
+    def _measure_units(self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]) -> None:
+        """Where it is due, the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
+
+        One more pass over the batch for each. Plain passes, so that they run under every strategy
+        and precision as the step does; their gradients are dropped.
+        """
+        objective: float | None = None
+        for name in self.gradient_units.due(self.formulations, self.global_step):
+            signed = self.formulations[name].signed
+
+            def violated(
+                terms: Terms, name: str = name, signed: bool = signed
+            ) -> tuple[Tensor, Tensor]:
+                violation = terms.violations[name]
+                violation = violation.abs() if signed else violation.clamp(min=0)
+                values = violation.detach().double()
+                return violation.sum(), torch.stack([(values > 0).sum(), values.square().sum()])
+
+            norm, sums = self._gradient_of(micro_batches, violated, counts[name])
+            number, squares = self._over_ranks(sums, "sum").tolist()
+            if not number:
+                continue
+            if objective is None:
+                objective, _ = self._gradient_of(
+                    micro_batches,
+                    lambda terms: (terms.objective.sum(), terms.objective.new_zeros(2)),
+                    counts[OBJECTIVE],
+                )
+            violations = norm * float(counts[name]) / number
+            self.gradient_units.measure(name, objective, violations, (squares / number) ** 0.5)
+
+    def _gradient_of(
+        self,
+        micro_batches: list[MicroBatch],
+        term: Callable[[Terms], tuple[Tensor, Tensor]],
+        count: Tensor,
+    ) -> tuple[float, Tensor]:
+        """The norm of ∇ Σ term / count over the batch of all ranks; the gradient is dropped.
+
+        term: a micro-batch's sum, and what is to be added up beside it.
+        Returns: the norm, and these sums of this rank.
+        """
+        self._optimizer().zero_grad()
+        beside = []
+        with replayed_random_state(self.device):
+            for position, micro in enumerate(micro_batches):
+                last = position == len(micro_batches) - 1
+                with nullcontext() if last else self._without_gradient_sync():
+                    total, sums = term(self._terms(micro, strict=False))
+                    beside.append(sums.to(widest(self.device)))
+                    scale = self.trainer.world_size / count  # The ranks' gradients are averaged.
+                    self.manual_backward(total * scale + connected_zero(self))
+        norm = float(self._gradient_norm()) / self._gradient_scale()
+        self._optimizer().zero_grad()
+        self._statistics.restore()
+        return norm, torch.stack(beside).sum(0)
 
     def _terms_without_gradient(
         self, micro_batches: list[MicroBatch], strict: bool = False
     ) -> list[Terms]:
         """What the step will measure: the random state and running statistics are put back."""
-        with torch.no_grad(), replayed_random_state(self.device):
+        with torch.no_grad(), explained_gradients(), replayed_random_state(self.device):
             found = [self._terms(micro, strict) for micro in micro_batches]
         self._statistics.restore()
         return found

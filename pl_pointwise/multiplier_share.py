@@ -24,44 +24,37 @@ import torch
 from torch import Tensor
 
 from .checkpoints import damaged
+from .constraint import Constraint
 from .formulations import Formulation
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
 
-IDLE = 0.05
-"""Below this share in every epoch, the multipliers might as well not have been there."""
-OVERSHOT = 0.5
-"""Above this overshoot λ pushes past the bound more than towards it."""
-PUSHED = 0.05
-"""But only if so many of the entries are satisfied and pushed, not a few that are left over,"""
-DEPTH = 0.1
-"""and they are so far past the bound, measured by the mean distance at which entries started: at
-an optimum v scatters around 0. Most toy runs end below a tenth of it; their second and
-third epochs with η = 2α, which overshoot, are at .4 to .6."""
-FEWEST_EPOCHS = 3
-"""The first visit of a sample finds λ = 0, and the second what one step made of it."""
-TOGETHER = 8192
-"""Entries that are looked at together: the steps of small batches would pay for each operation."""
+FEW = 0.05
+"""Up to this share of violated values nothing is said at the end of a fit,"""
+SHALLOW = 0.1
+"""nor where they are this near the bound, by the deepest epoch's mean: at an optimum v scatters
+around 0,"""
+AT_REST = 0.01
+"""nor where λ grew by no more than this share of itself: those of a relaxation come to rest."""
 
 
 @dataclass
 class Pull:
     """Sums over the dual steps of an epoch."""
 
-    entries: float = 0.0
     total: float = 0.0
-    """|p(λ)|; the next three are parts of it."""
+    """|p(λ)|; the next two are parts of it."""
     of_multipliers: float = 0.0
     on_satisfied: float = 0.0
-    on_multiplied: float = 0.0
-    """Of the entries with λ ≠ 0."""
-    pushed: float = 0.0
-    """Entries that are satisfied and pulled."""
+    entries: float = 0.0
+    violated: float = 0.0
+    """Entries with a reported violation above 0."""
     depth: float = 0.0
-    """|p(λ)·v| of these."""
-    distance: float = 0.0
-    """|v| of all entries."""
+    """The reported violation of these."""
+    before: float = 0.0
+    """|λ| before the dual step, and after it."""
+    after: float = 0.0
 
     def __add__(self, other: Pull) -> Pull:
         return Pull(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -74,8 +67,8 @@ class Pull:
         return {"share": share, "overshoot": overshoot}
 
 
-NEVER = (0.0, 0.0, 0.0)
-NUMBERS = len(astuple(Pull())) + len(NEVER)
+NUMBERS = len(astuple(Pull())) + 1
+"""Of a constraint in a checkpoint: its sums, and the depth of its deepest epoch before."""
 
 
 def slope(formulation: Formulation, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -90,30 +83,19 @@ def pull_of(
     formulation: Formulation,
     violation: Tensor,
     multiplier: Tensor,
-    mask: Tensor,
     judged: Tensor | None = None,
 ) -> Pull:
-    """The sums over some entries; violation, multiplier and mask, which says who counts, alike.
+    """|p| and its parts, summed over entries: violation and multiplier, (n,) each.
 
     judged: strict violations, which say what is satisfied; None where there are no others.
     """
-    violation, multiplier = violation[mask].double(), multiplier[mask].double()
+    violation, multiplier = violation.double(), multiplier.double()
     with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
     pull, without = slope(formulation, violation.expand(2, -1), with_and_without)
-    violation = violation if judged is None else judged[mask].double()
     side, size = pull.sign(), pull.abs()
-    added = side * (pull - without)
-    satisfied = side * violation < 0
-    parts = [
-        size,
-        torch.minimum(added.clamp(min=0), size),
-        torch.where(satisfied, size, 0),
-        torch.where(multiplier != 0, size, 0),
-        satisfied.to(size),
-        torch.where(satisfied, size * violation.abs(), 0),
-        violation.abs(),
-    ]
-    return Pull(float(len(size)), *torch.stack(parts).sum(1).tolist())
+    added = torch.minimum((side * (pull - without)).clamp(min=0), size)
+    satisfied = side * (violation if judged is None else judged.double()) < 0
+    return Pull(*torch.stack([size, added, torch.where(satisfied, size, 0)]).sum(1).tolist())
 
 
 class PullShares:
@@ -126,80 +108,52 @@ class PullShares:
         self._number = -1
         """The epoch that the sums are of: told by the steps, since a resume skips hooks."""
         self._epoch: dict[str, Pull] = {}
-        self._past: dict[str, tuple[float, float, float]] = {}
-        """Of the epochs before: how many pulled, the largest share, the mean |v| of the first."""
-        self._pending: dict[str, tuple[Formulation, list[tuple[Tensor, ...]]]] = {}
+        self._deepest: dict[str, float] = {}
+        """Of the epochs before: the largest mean of (v)₊."""
 
     def add(self, module: PointwiseModule) -> None:
         """Adds the dual steps of the module's last training step, by the λ that pulled in it."""
         if module.current_epoch != self._number:
-            self._past = self._with_this_epoch()
+            self._deepest = self._with_this_epoch()
             self._number, self._epoch = module.current_epoch, {}
         for name, step in module.dual_steps.items():
-            formulation = module.in_force(name)
-            multiplier = step.after if module.order == "dual_first" else step.before
-            if name in self._pending and self._pending[name][0] != formulation:
-                self._settle(name)
-            _, pending = self._pending.setdefault(name, (formulation, []))
-            if step.surrogate is None:
-                pending.append((step.violation, multiplier, step.mask))
-            else:
-                pending.append((step.surrogate, multiplier, step.mask, step.violation))
-            if len(pending) * step.mask.numel() >= TOGETHER:
-                self._settle(name)
+            mask, strict = step.mask, step.surrogate is not None
+            pulled = step.surrogate if step.surrogate is not None else step.violation
+            multiplier = step.after if module._order == "dual_first" else step.before
+            judged = step.violation[mask]
+            pull = pull_of(
+                module.in_force(name), pulled[mask], multiplier[mask], judged if strict else None
+            )
+            pull += _unmet(module.constraints[name], judged, step.before[mask], step.after[mask])
+            self._epoch[name] = self._epoch.get(name, Pull()) + pull
 
     def figures(self) -> dict[str, dict[str, float]]:
         """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
 
         None of a constraint that pulled nothing.
         """
-        self._settle()
         found = {name: pull.figures() for name, pull in self._epoch.items()}
         return {name: figures for name, figures in found.items() if figures}
 
     def warnings(self, formulations: Mapping[str, Formulation]) -> Iterator[str]:
-        """What to say at the end of a fit.
-
-        Of a constraint whose multipliers carried next to nothing, or push samples that are past
-        the bound. Nothing where η = 0, which asks for a penalty, nor of a fit too short to tell.
-        """
-        past = self._with_this_epoch()
+        """What to say at the end of a fit: constraints that are not met, of which λ still grows."""
         for name, pull in self._epoch.items():
-            formulation, figures = formulations.get(name), pull.figures()
-            epochs, largest, start = past[name]
-            if formulation is None or not formulation.dual_lr:
-                continue
-            if not figures or epochs < FEWEST_EPOCHS:
-                continue
-            # Where few of those that pull were visited before, no η could have helped.
-            if largest < IDLE and pull.on_multiplied >= pull.total / 2:
+            depth = pull.depth / max(1.0, pull.entries)
+            deep = depth > SHALLOW * self._deepest.get(name, 0.0)
+            grows = pull.after - pull.before > AT_REST * pull.after
+            if name in formulations and pull.violated > FEW * pull.entries and deep and grows:
                 yield (
-                    f'The multipliers of "{name}" carried at most {100 * largest:.2g} % of the '
-                    f"pull in each of {epochs:.0f} epochs: this run was that of a fixed penalty "
-                    '(of Pointwise, Penalty(weight=alpha, shape="squared_hinge")). Raise dual_lr '
-                    f"({_settings(formulation)}), or train for more epochs; docs/multipliers.md "
-                    "says how they grow."
-                )
-            overshoot = figures["overshoot"]
-            if (
-                formulation.scope == "sample"  # A batch's statistic varies from batch to batch.
-                and overshoot > OVERSHOT
-                and pull.pushed > PUSHED * pull.entries
-                and pull.depth > DEPTH * start * pull.on_satisfied
-            ):
-                yield (
-                    f'In the last epoch {100 * overshoot:.0f} % of the pull of "{name}" fell on '
-                    "samples that satisfied it already: λ overshoots. Lower dual_lr "
-                    f"({_settings(formulation)}), or train for more epochs: a satisfied sample's "
-                    "λ falls at every visit."
+                    f"In the last epoch {100 * pull.violated / pull.entries:.0f} % of the values "
+                    f'of "{name}" still violated it, by {pull.depth / pull.violated:.2g} on '
+                    "average, and their multipliers still grew. Train for more epochs; where that "
+                    "does not help, the tolerance is out of reach: take a looser one, or Relaxed."
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and by constraint its sums, then what is kept of the epochs before."""
-        self._settle()
+        """The epoch, and by constraint its sums and the depth of the epochs before."""
         sums = {
-            name: [*astuple(self._epoch.get(name, Pull())), *self._past.get(name, NEVER)]
-            for name in {**self._epoch, **self._past}
+            name: [*astuple(self._epoch.get(name, Pull())), self._deepest.get(name, 0.0)]
+            for name in {**self._epoch, **self._deepest}
         }
         return {"epoch": self._number, "sums": sums}
 
@@ -210,36 +164,30 @@ class PullShares:
         """
         number, sums = map(state.get, ("epoch", "sums")) if isinstance(state, dict) else (0, None)
         if type(number) is not int or not isinstance(sums, dict):
-            raise damaged("'pull_shares'")
+            raise damaged("'pull'")
         for name, numbers in sums.items():
             valid = isinstance(name, str) and type(numbers) is list and len(numbers) == NUMBERS
             if not valid or not all(type(x) is float and 0 <= x < math.inf for x in numbers):
-                raise damaged("'pull_shares'")
-        self._number, self._pending = number, {}
-        self._epoch = {name: Pull(*numbers[:-3]) for name, numbers in sums.items()}
-        self._past = {name: (n[-3], n[-2], n[-1]) for name, n in sums.items()}
+                raise damaged("'pull'")
+        self._number = number
+        self._epoch = {name: Pull(*numbers[:-1]) for name, numbers in sums.items()}
+        self._deepest = {name: numbers[-1] for name, numbers in sums.items()}
 
-    def _with_this_epoch(self) -> dict[str, tuple[float, float, float]]:
-        self._settle()
-        past = dict(self._past)
+    def _with_this_epoch(self) -> dict[str, float]:
+        deepest = dict(self._deepest)
         for name, pull in self._epoch.items():
-            epochs, largest, start = past.get(name, NEVER)
-            start = start or pull.distance / max(1.0, pull.entries)
-            share = pull.figures().get("share")
-            pulled = (epochs, largest) if share is None else (epochs + 1, max(largest, share))
-            past[name] = (*pulled, start)
-        return past
-
-    def _settle(self, *names: str) -> None:
-        """Adds what is pending, of all constraints if none is named, to the sums."""
-        for name in names or list(self._pending):
-            formulation, pending = self._pending.pop(name)
-            pull = pull_of(formulation, *map(torch.cat, zip(*pending, strict=True)))
-            self._epoch[name] = self._epoch.get(name, Pull()) + pull
+            depth = pull.depth / max(1.0, pull.entries)
+            deepest[name] = max(deepest.get(name, 0.0), depth)
+        return deepest
 
 
-def _settings(formulation: Formulation) -> str:
-    """η as it is, beside the classical step."""
-    alpha = getattr(formulation, "alpha", None)
-    classical = f"; 2·alpha is {2 * alpha:g}" if isinstance(alpha, float) else ""
-    return f'here {formulation.dual_lr}; "auto" is the classical step, η = 2α{classical}'
+def _unmet(constraint: Constraint, violation: Tensor, before: Tensor, after: Tensor) -> Pull:
+    """How much is violated, and how large λ is before and after the dual step: (n,) each."""
+    excess = constraint.reported(violation).double().clamp(min=0)
+    return Pull(
+        entries=float(len(excess)),
+        violated=float((excess > 0).sum()),
+        depth=float(excess.sum()),
+        before=float(before.double().abs().sum()),
+        after=float(after.double().abs().sum()),
+    )

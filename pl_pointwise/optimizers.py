@@ -52,17 +52,17 @@ class Optimization:
 
     def factors(self, total_steps: int) -> Callable[[int], float]:
         """What the peak is multiplied by at each step, as ``transformers.get_scheduler`` has it."""
-        from transformers import get_scheduler  # Takes seconds, which a module without needs not.
+        warmup = math.ceil(self.warmup_ratio * total_steps)
 
-        name = "constant_with_warmup" if self.schedule == "constant" else self.schedule
-        scheduler = get_scheduler(
-            name,
-            torch.optim.SGD([torch.zeros(())], lr=1.0),  # Its own is stepped elsewhere.
-            num_warmup_steps=math.ceil(self.warmup_ratio * total_steps),
-            num_training_steps=total_steps,
-        )
-        factors: Callable[[int], float] = scheduler.lr_lambdas[0]
-        return factors
+        def factor(step: int) -> float:
+            if step < warmup:
+                return step / warmup
+            decay = max(1, total_steps - warmup)
+            if self.schedule == "cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
+            return max(0.0, (total_steps - step) / decay) if self.schedule == "linear" else 1.0
+
+        return factor
 
 
 @dataclass
@@ -156,7 +156,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loop: Any = getattr(module._trainer, "fit_loop", None)
         unread = loop is not None and loop._combined_loader is None
         result = configure(module)
-        module.checks.loaders_set_up_early = unread and loop._combined_loader is not None
+        module._checks.loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Mapping):
                 scheduler = part if "scheduler" in part else part.get("lr_scheduler")

@@ -16,7 +16,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
-from .adaptive_alpha import AdaptiveAlpha
 from .checkpoint_options import differences, settings_of
 from .checkpoints import (
     STATE_KEY,
@@ -31,6 +30,7 @@ from .checkpoints import (
 from .data import ResumableDataLoader
 from .errors import TrainingError
 from .formulations import Formulation
+from .gradient_units import GradientUnits
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
 from .optimizers import monitor_of
@@ -48,7 +48,7 @@ class Resuming(LightningModule):
     formulations: dict[str, Formulation]
     multipliers: Multipliers
     thresholds: dict[str, Tensor]
-    adaptive_alpha: AdaptiveAlpha
+    gradient_units: GradientUnits
     dual_steps: dict[str, DualStep]
     pull_shares: PullShares
     left_out: int
@@ -138,13 +138,13 @@ class Resuming(LightningModule):
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),
             "thresholds": dict(self.thresholds),
-            "adaptive_alpha": self.adaptive_alpha.state_dict(),
+            "gradient_units": self.gradient_units.state_dict(),
             "fingerprint": self._fingerprint,
             "window": self._window,
             "reopened": self._reopened(),
             "epoch_is_open": self._epoch_is_open,
             "evaluation_due": self._evaluation_is_due(),
-            "pull_shares": self.pull_shares.state_dict(),
+            "pull": self.pull_shares.state_dict(),
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
             "monitored": {
@@ -223,6 +223,7 @@ class Resuming(LightningModule):
 
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
         state = validated_state(checkpoint)
+        self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if self._trainer is None:
             require_arguments(state, self._arguments_left_out)
@@ -240,12 +241,12 @@ class Resuming(LightningModule):
             for name, value in state["thresholds"].items()
         }
         try:
-            self.adaptive_alpha.load_state_dict(state["adaptive_alpha"])
-        except TypeError as error:
-            raise damaged("'adaptive_alpha'") from error
+            self.gradient_units.load_state_dict(state["gradient_units"])
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise damaged("'gradient_units'") from error
         self.pull_shares = PullShares()
-        if "pull_shares" in state:  # Not in older ones.
-            self.pull_shares.load_state_dict(state["pull_shares"])
+        if "pull" in state:  # Not in older ones.
+            self.pull_shares.load_state_dict(state["pull"])
         self._window = state["window"]
         self._fingerprint = state["fingerprint"]
         self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]

@@ -27,7 +27,7 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
     the progress bar, where there is one, at every step.
     """
     if shows_progress_bar(module.trainer):
-        so_far = module.epoch_so_far
+        so_far = module._epoch_so_far
         if (
             so_far.epoch != module.current_epoch
             or module.trainer.fit_loop.epoch_loop.batch_idx == 0

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # It says that weights are saved after the step: here they are, with the multipliers after it.
 warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+# Then it logs once an epoch: log_each_epoch.
+warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 
 NEVER_CALLED = {
     "optimizer_step": "Change learning rates in a scheduler of configure_optimizers, or look at "
@@ -42,7 +44,16 @@ def prepare(module: ManualOptimization) -> None:
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         if context is not None:
             setattr(module, step, context[f"original_{step}"])
-    callbacks: list[Any] = module.trainer.callbacks
+    trainer = module.trainer
+    for loop in (
+        trainer.fit_loop.epoch_loop.val_loop,
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+    ):
+        # torch.no_grad() does in its place, within which a task may enable gradients of inputs.
+        loop.inference_mode = False
+    callbacks: list[Any] = trainer.callbacks
     if any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
         raise TrainingError(
             "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. "
@@ -63,7 +74,6 @@ def check_start(module: ManualOptimization) -> None:
         TrainingError: something that would be ignored, or that no step can be taken with.
     """
     _check_overrides(module)
-    _check_optimizers(module)
     loaders = module.trainer.train_dataloader
     if isinstance(loaders, Mapping):
         raise TrainingError(
@@ -73,23 +83,11 @@ def check_start(module: ManualOptimization) -> None:
         )
 
 
-def _check_optimizers(module: ManualOptimization) -> None:
-    count = len(module.trainer.optimizers)
-    if not any(p.requires_grad for p in module.parameters()):
-        raise TrainingError(
-            "No weight requires a gradient, so that multipliers would grow and nothing would be "
-            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
-        )
-    if not any(optimizer.param_groups for optimizer in module.trainer.optimizers):
-        raise TrainingError(
-            "configure_optimizers returned no optimizer, so that multipliers would grow and "
-            "nothing would be trained. Return one for the weights."
-        )
-    if count > 1:
-        raise TrainingError(
-            f"configure_optimizers returned {count} optimizers; a PointwiseModule has one, for "
-            "the weights. Use parameter groups."
-        )
+def log_each_epoch(module: ManualOptimization) -> None:
+    """Lightning's 50 steps between two lines of the log are more than many an epoch has."""
+    trainer = module.trainer
+    every = min(trainer.log_every_n_steps, trainer.num_training_batches)
+    trainer.log_every_n_steps = int(every)
 
 
 def _check_overrides(module: ManualOptimization) -> None:

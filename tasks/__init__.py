@@ -1,23 +1,34 @@
-"""The tasks that ship: their Lightning modules and data modules."""
+"""The tasks that ship: their modules and data modules, each imported when it is used."""
 
-from .conversation import ConversationDataModule, ConversationModule
-from .language_model.generation import Generation
-from .language_model.loading import Lora
-from .language_model.policy import Policy
-from .reranker import RerankerDataModule, RerankerModule
-from .safety import SafetyDataModule, SafetyModule
-from .when2call import When2CallDataModule, When2CallModule
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ConversationDataModule",
-    "ConversationModule",
-    "Generation",
-    "Lora",
-    "Policy",
-    "RerankerDataModule",
-    "RerankerModule",
-    "SafetyDataModule",
-    "SafetyModule",
-    "When2CallDataModule",
-    "When2CallModule",
-]
+from pl_pointwise.extras import imported_on_use
+
+if TYPE_CHECKING:
+    from .conversation import ConversationDataModule as ConversationDataModule
+    from .conversation import ConversationModule as ConversationModule
+    from .language_model.generation import Generation as Generation
+    from .language_model.loading import Lora as Lora
+    from .language_model.policy import Policy as Policy
+    from .reranker import RerankerDataModule as RerankerDataModule
+    from .reranker import RerankerModule as RerankerModule
+    from .safety import SafetyDataModule as SafetyDataModule
+    from .safety import SafetyModule as SafetyModule
+    from .when2call import When2CallDataModule as When2CallDataModule
+    from .when2call import When2CallModule as When2CallModule
+
+_MODULES = {
+    "ConversationDataModule": "conversation",
+    "ConversationModule": "conversation",
+    "Generation": "language_model.generation",
+    "Lora": "language_model.loading",
+    "Policy": "language_model.policy",
+    "RerankerDataModule": "reranker",
+    "RerankerModule": "reranker",
+    "SafetyDataModule": "safety",
+    "SafetyModule": "safety",
+    "When2CallDataModule": "when2call",
+    "When2CallModule": "when2call",
+}
+__all__ = list(_MODULES)
+__getattr__ = imported_on_use(__name__, _MODULES)

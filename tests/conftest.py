@@ -5,10 +5,22 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+USES = TemporaryDirectory(prefix="uses-")
+CORE_ALONE = find_spec("transformers") is None
+"""Whether the extras are not installed, as in `make test-minimal`: what imports one is skipped."""
+collect_ignore = ["benchmarks", "tasks"] if CORE_ALONE else []
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -36,6 +48,29 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup() -> None:
     """Forgets the seed that an earlier test left in the environment: orders of samples follow it.
 
+    And what earlier tests certified with, which is never on record in the user's folder.
+
     A hook and no fixture, because fixtures of a whole module would be set up before it.
     """
     os.environ.pop("PL_GLOBAL_SEED", None)
+    os.environ["PL_POINTWISE_USES"] = f"{USES.name}/{uuid4().hex}"
+
+
+def skip_what_lacks_an_extra(report: Any, path: Path) -> None:
+    said = report.longreprtext + report.capstdout + report.capstderr
+    lacking = r"ImportError|ModuleNotFoundError|which is not installed: pip install"
+    if CORE_ALONE and report.failed and re.search(lacking, said):
+        report.outcome = "skipped"
+        report.longrepr = (str(path), 0, "Skipped: takes what an extra brings")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    outcome: Any = yield
+    skip_what_lacks_an_extra(outcome.get_result(), collector.path)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome: Any = yield
+    skip_what_lacks_an_extra(outcome.get_result(), item.path)

@@ -59,7 +59,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "_write_array", taken.append)
     monkeypatch.setattr(compare, "_print_dry_run", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(report, "report", lambda folder, page: "")
-    monkeypatch.setattr(monitor, "monitor", lambda folder, options: [])
+    monkeypatch.setattr(monitor, "monitor", lambda *_: [])
     if words[0] == "compare":
         main(words)
         check_methods(taken[0], files=False)

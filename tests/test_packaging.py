@@ -24,6 +24,12 @@ CONDA_NAMES = {
     "matplotlib": "matplotlib-base",
     "torch": "pytorch",
 }
+EXTRAS = ["language", "reranker", "compare", "example"]
+
+
+def conda(lines: list[str]) -> set[str]:
+    found = (re.fullmatch(r"([^>]+)(>=.+)", line).groups() for line in lines)
+    return {f"{CONDA_NAMES.get(name, name)} {bound}" for name, bound in found}
 
 
 @pytest.fixture(name="links")
@@ -33,11 +39,11 @@ def module_of_links() -> ModuleType:
 
 def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
     recipe = yaml.safe_load((ROOT / "docs/conda/recipe.yaml").read_text())
-    wanted = {f"python {PROJECT['requires-python']}"}
-    for line in PROJECT["dependencies"]:
-        name, bound = re.fullmatch(r"([^>]+)(>=.+)", line).groups()
-        wanted.add(f"{CONDA_NAMES.get(name, name)} {bound}")
+    extras = PROJECT["optional-dependencies"]
+    optional = [line for extra in EXTRAS for line in extras[extra] if "pl-pointwise" not in line]
+    wanted = {*conda(PROJECT["dependencies"]), f"python {PROJECT['requires-python']}"}
     assert set(recipe["requirements"]["run"]) == wanted
+    assert set(recipe["requirements"]["run_constraints"]) == conda(optional)
     assert recipe["context"]["version"] == PROJECT["version"]
     (entry,) = recipe["build"]["python"]["entry_points"]
     assert entry == f"pl-pointwise = {PROJECT['scripts']['pl-pointwise']}"

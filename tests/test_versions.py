@@ -20,11 +20,13 @@ LOWEST_PYTHON = {"python_version": "3.10"}
 
 
 def requirements() -> list[Requirement]:
-    """Of the package itself, of the demo and of the tests."""
+    """Of the package itself, and of the extras that the tests were run with."""
     project = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["demo"], *extras["test"]]
-    return [Requirement(line) for line in lines if not line.startswith("pl-pointwise")]
+    lines = list(project["dependencies"])
+    for extra in ("language", "reranker", "compare", "example", "demo", "test"):
+        lines += [line for line in extras[extra] if not line.startswith("pl-pointwise")]
+    return [Requirement(line) for line in dict.fromkeys(lines)]
 
 
 def pins(name: str) -> dict[str, Version]:

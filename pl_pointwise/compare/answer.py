@@ -4,7 +4,7 @@ The output folder then holds, beside the tables of the selection split,
 
     answer.md, answer.json   the statement, every model's figures; the same for programs
     answer.png               objective against what is required, with bounds
-    certification.json       the units the certification split had, and what they were used for
+    certification/           the units the certification split had, and what they were used for
     model/                   the chosen model, exported, with its certificate in the card
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -37,15 +39,14 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .drawing import save
-from .runner import HIDDEN, bounds_of, datasets_of, quieten
+from .loggers import on_first_rank
+from .runner import bounds_of, datasets_of, quieten
 from .runs import CHECKPOINT, SAMPLES, Comparison, Run
 from .tables import Table
+from .uses import check_unused, remember_use
 
 ONE_PROCESS = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
 ONE_PROCESS += ["--trainer.strategy", "auto", "--trainer.logger", "false"]
-
-USED = "certification.json"
-"""The file that says what certification samples were used for."""
 
 AGREEMENT = 1e-3
 """By how much a violation of the model read from its file may differ from what was measured."""
@@ -59,20 +60,30 @@ def check_before(comparison: Comparison, bounds: Mapping[str, dict[str, str]]) -
     bounds: by method, of :func:`~.checks.check_methods`, which has built their models.
 
     Raises:
-        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; methods judged
-            by different bounds; or certification samples that were used for another choice.
+        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; no loader of a
+            split; methods judged by different bounds; certification samples that were used for
+            another choice; or a folder ``model`` that no answer has written.
     """
     requirements = [Requirement.parse(text) for text in comparison.requirements]
+    _replaceable(comparison.output)
     quieten()
     cli = PointwiseCLI([*comparison.runs[0].arguments, *ONE_PROCESS], run=False)
+    source = cli.datamodule or cli.model
+    for stage in ("val", "test"):
+        if not is_overridden(f"{stage}_dataloader", source):
+            raise RequirementError(
+                f"{type(source).__name__} has no {stage}_dataloader(). Hold out two parts of the "
+                "data: validation data to choose by and test data to certify with."
+            )
     cli.trainer.limit_val_batches = cli.trainer.limit_test_batches = 0  # To set up the data only.
+    cli.trainer.callbacks = []  # type: ignore[attr-defined]
     cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
     cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     datasets = datasets_of(cli)
-    samples = samples_to_come(cli.model, held_out_loaders(cli.datamodule), datasets)
+    samples = samples_to_come(cli.model, held_out_loaders(source), datasets)
     trained = units_of(datasets["train"]) if "train" in datasets else None
     check(samples, [hash_of(unit) for unit in trained or ()], requirements, comparison.confidence)
-    _check_unused(comparison, samples)
+    check_unused(_use(comparison), _certification_units(samples), comparison.output)
     expected = bounds_of(cli.model)
     runs = {run.method: run for run in reversed(comparison.runs)}
     for method, found in bounds.items():
@@ -110,22 +121,43 @@ def give_answer(comparison: Comparison) -> Answer | None:
         return None
     measured = [_measured(run) for run in runs]
     _check_alike(runs)
-    _check_unused(comparison, measured[0].samples)
+    use, units = _use(comparison), _certification_units(measured[0].samples)
+    output, first = comparison.output, on_first_rank()
+    check_unused(use, units, output)
+    model = _replaceable(output)
     requirements = [Requirement.parse(text) for text in comparison.requirements]
     found = answer(measured, requirements, comparison.confidence)
-    output = comparison.output
-    _remember_use(comparison, measured[0].samples)
-    _write(found, output)
-    print(f"\n{found.statement()}\n")
-    model = output / "model"
-    if model.exists():
-        shutil.rmtree(model)  # Of an earlier answer, which this one replaces.
+    if first:
+        remember_use(use, units, output, output)
+        _write(found, output)
+        print(f"\n{found.statement()}\n")
+        if model.exists():
+            shutil.rmtree(model)  # Of an earlier answer, which this one replaces.
     if found.chosen is not None:
-        export(runs[found.chosen], found, model)
-        print(f"Written to {output}: answer.md, answer.png, model/ with the certificate")
-    else:
-        print(f"Written to {output}: answer.md, answer.png")
+        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
+            exported = Path(folder) / model.name
+            export(runs[found.chosen], found, exported)
+            if first:  # Complete: what dies in the middle leaves no model that looks like one.
+                exported.replace(model)
+    if first:
+        more = "" if found.chosen is None else ", model/ with the certificate"
+        print(f"Written to {output}: answer.md, answer.png{more}")
     return found
+
+
+def _replaceable(output: Path) -> Path:
+    """Returns the folder of the chosen model, where nothing is or the model of an earlier answer.
+
+    Raises:
+        RequirementError: something else is there.
+    """
+    model = output / "model"
+    if model.exists() and not (model / CERTIFICATE / "certificate.json").is_file():
+        raise RequirementError(
+            f"{model} is where the chosen model goes, and no comparison has written what is there. "
+            "Move it, or take another --output."
+        )
+    return model
 
 
 def _measured(run: Run) -> MeasuredModel:
@@ -136,10 +168,11 @@ def _measured(run: Run) -> MeasuredModel:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
     training = {
         name.split("/")[1]: value
-        for name, value in result["metrics"].items()
-        if name.startswith("train/") and name.endswith("/violated")
+        for name, value in sorted(result["metrics"].items())  # violated_samples wins.
+        if name.startswith("train/") and name.endswith(("/violated", "/violated_samples"))
     }
     samples = read_samples(run.folder / SAMPLES)
+    objective = objective | samples.attrs.get("objective", {})  # Of the certification split.
     return MeasuredModel(run.title, samples, objective, result["constrained"], training)
 
 
@@ -173,31 +206,8 @@ def _use(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _check_unused(comparison: Comparison, samples: DataFrame) -> None:
-    path = comparison.output / USED
-    if not path.is_file():
-        return
-    units = set(samples[samples["split"] == CERTIFICATION]["unit"])
-    for earlier in json.loads(path.read_text()):
-        both = units.intersection(earlier["units"])
-        if both and earlier["use"] != _use(comparison):
-            raise RequirementError(
-                f"{len(both):,} of {len(units):,} certification units in this folder were used "
-                "for another choice before: requirements "
-                f"{', '.join(earlier['use']['requirements'])} among {len(earlier['use']['runs'])} "
-                f"models (see {path}). What they showed may have led to this one, so it would "
-                "certify nothing. Certify on new samples (another test file or data.seed, and "
-                "train anew), or repeat that choice as it was."
-            )
-
-
-def _remember_use(comparison: Comparison, samples: DataFrame) -> None:
-    path = comparison.output / USED
-    uses = json.loads(path.read_text()) if path.is_file() else []
-    units = sorted(set(samples[samples["split"] == CERTIFICATION]["unit"]))
-    use = {"use": _use(comparison), "units": units}
-    if use not in uses:
-        path.write_text(json.dumps([*uses, use], indent=1))
+def _certification_units(samples: DataFrame) -> set[str]:
+    return set(samples[samples["split"] == CERTIFICATION]["unit"])
 
 
 # What is written --------------------------------------------------------------------------------
@@ -278,11 +288,10 @@ def export(run: Run, found: Answer, folder: Path) -> None:
         cli.model.export(folder)
     else:
         kind = type(cli.model).__name__
-        print(f"{kind} has no export(): {folder} holds its checkpoint and the certificate alone.")
+        print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
     inside.mkdir(parents=True)
     (inside / "certificate.json").write_text(json.dumps(found.as_dict(), indent=1))
-    certified = measured[measured["split"] == CERTIFICATION]
-    write_samples(certified, inside / SAMPLES)
+    write_samples(measured, inside / SAMPLES)
     config = config_for_new_records(yaml.safe_load((run.folder / "config.yaml").read_text()))
     (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     shutil.copy(path, inside / CHECKPOINT)
@@ -290,7 +299,7 @@ def export(run: Run, found: Answer, folder: Path) -> None:
 
 def _check_same(before: DataFrame, now: DataFrame) -> None:
     keys = ["dataset", "kind", "quantity", "index"]
-    before = before[before["dataset"].isin(HIDDEN) & (before["kind"] == "constraint")]
+    before = before[(before["split"] == CERTIFICATION) & (before["kind"] == "constraint")]
     both = before.merge(now, on=keys, suffixes=("", " now"))
     difference = (both["value"] - both["value now"]).abs()
     scale = 1 + both["value"].abs()

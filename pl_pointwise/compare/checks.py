@@ -14,6 +14,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
 from pl_pointwise.cli import BuildableCLI, PointwiseCLI
 from pl_pointwise.cli_errors import NotChecked, debugging, place_in_own_code, sentence
 from pl_pointwise.option_names import meant_file
@@ -66,6 +68,12 @@ def _check(run: Run, files: bool, options: Sequence[str]) -> Bounds:
     cli = kind(run.arguments, run=False)
     if files:
         _check_files(cli.config.get("data"))
+        source = cli.datamodule or cli.model
+        if not is_overridden("test_dataloader", source):
+            raise ValueError(
+                f"{type(source).__name__} has no test_dataloader(), and every method is measured "
+                "by `test`. Define it; without held-out data it returns the training data's."
+            )
     return bounds_of(cli.model)
 
 

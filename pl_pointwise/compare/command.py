@@ -21,7 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -34,8 +36,9 @@ from .answer import check_before, give_answer
 from .checks import check_methods
 from .dry_run import dry_run
 from .latex import write_latex
+from .loggers import on_first_rank
 from .plots import PLOTS, UnknownMetricError, default_axes, draw, pareto, parse_axis
-from .runner import execute, execute_in_processes, quieten, slurm_array
+from .runner import BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import (
     costs,
@@ -83,11 +86,14 @@ def main(args: Sequence[str]) -> None:
     else:
         try:
             failed = compare(comparison, known.jobs, known.collect, known.pareto)
-        except (UnknownMetricError, RequirementError) as error:
+        except (UnknownMetricError, RequirementError, BusyError) as error:
             parser.error(str(error))
+        except OSError as error:
+            parser.error(f"{error.filename or known.output}: {error.strerror or error}")
         if failed:
             what = "failed or were not run" if known.collect else "failed"
-            raise SystemExit(f"{len(failed)} runs {what}: {', '.join(failed)}; see the table.")
+            runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+            raise SystemExit(f"{runs} {what}: {', '.join(failed)}; see the table.")
 
 
 def _print_dry_run(
@@ -189,22 +195,34 @@ def compare(
     """
     quieten()
     runs = comparison.runs
+    with nullcontext() if collect else alone_in(comparison.output):
+        results = {} if collect else _run(comparison, jobs)
+        outcomes: list[Outcome] = [
+            (run, run.result() or results.get(run.folder, {"error": NOT_RUN})) for run in runs
+        ]
+        if on_first_rank():
+            write_results(outcomes, comparison, axes)
+        if comparison.requirements:
+            give_answer(comparison)
+    return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
+
+
+def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]:
+    """Runs what is not finished; returns by folder what came of runs in this process."""
+    runs = comparison.runs
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
-    if jobs is None or collect:
+    results = {}
+    if jobs is None:
         for number, run in enumerate(runs, start=1):
             note = "" if number in waiting else " (finished before)"
             print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
-            if number in waiting and not collect:
-                execute(run)
+            if number in waiting:
+                results[run.folder] = execute(run)
     else:
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
         execute_in_processes(comparison, waiting, jobs, lambda text: print(text, flush=True))
-    outcomes: list[Outcome] = [(run, run.result() or {"error": NOT_RUN}) for run in runs]
-    write_results(outcomes, comparison, axes)
-    if comparison.requirements:
-        give_answer(comparison)
-    return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
+    return results
 
 
 def write_results(
@@ -265,8 +283,13 @@ def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None
     for _, result in done:
         higher |= result.get("higher_is_better", {})
     names = metric_names(done)
-    axes = axes or default_axes(names, shared_objective(done))
-    chosen = [parse_axis(name, names, higher) for name in axes]
+    shown = axes or default_axes(names, shared_objective(done))
+    try:
+        chosen = [parse_axis(name, names, higher) for name in shown]
+    except UnknownMetricError:
+        if axes:
+            raise
+        return  # Without constraints, for one, there are no two.
     pareto(frame, chosen, output / "pareto.png")
 
 

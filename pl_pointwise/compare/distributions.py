@@ -9,12 +9,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pl_pointwise.certificates import cdf_band
 
 from .drawing import FORMATS, HELD_OUT, count_note, legend, save
-from .styles import OTHERS, styles_of
+from .styles import LINES, OTHERS, Style, styles_of
 from .tables import held_out_stage
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
@@ -28,10 +29,10 @@ def violation_cdfs(violations: Curves, path: Path) -> None:
     The vertical line at 0 is the constraint: what a curve lacks to 1 there is the share violated.
     Where a few values would flatten all others, the axis is logarithmic far from 0.
     """
+    chosen = styles_of(_unique(violations.values()), path.parent)
     styles = {
         method: {
-            "color": style.colour,
-            "linestyle": style.line,
+            **_look(number, [*chosen.values()]),
             "linewidth": 1.6,
             "marker": style.marker,
             "markersize": 5,
@@ -39,9 +40,7 @@ def violation_cdfs(violations: Curves, path: Path) -> None:
             # By length along the curve, and each method's elsewhere, or they hide one another.
             "markevery": (0.02 + 0.011 * number, 0.17),
         }
-        for number, (method, style) in enumerate(
-            styles_of(_unique(violations.values()), path.parent).items()
-        )
+        for number, (method, style) in enumerate(chosen.items())
     }
     stage = held_out_stage([*violations])
     stages = {stage: HELD_OUT[stage], "train": "train"}
@@ -55,6 +54,14 @@ def violation_cdfs(violations: Curves, path: Path) -> None:
     ]
     note = f"All seeds of a method together: {'; '.join(counts)} a curve."
     _cdf_grid(violations, stages, styles, path, note)
+
+
+def _look(number: int, styles: Sequence[Style]) -> dict[str, Any]:
+    """Returns colour and line of a curve: of one colour, each darker than the one before."""
+    colour = styles[number].colour
+    before = sum(style.colour == colour for style in styles[:number])
+    shade = np.array(to_rgb(colour)) * (1.0, 0.65, 0.4)[before % 3]
+    return {"color": tuple(shade), "linestyle": LINES[before % len(LINES)]}
 
 
 def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> None:

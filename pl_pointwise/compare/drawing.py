@@ -21,6 +21,7 @@ HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
 STATISTICS = {
     "mean": "mean violation",
     "max": "largest violation",
+    "violated_samples": "share of samples violated",
     "violated": "share violated",
     "cvar95": "CVaR95 of the violations",
 }

@@ -37,7 +37,7 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
     for logger in loggers:
         if isinstance(logger, (TensorBoardLogger, CSVLogger)):
             _name_folder(logger, run)
-        if getattr(rank_zero_only, "rank", 0):
+        if not on_first_rank():
             continue
         if isinstance(logger, WandbLogger):
             experiment: Any = logger.experiment
@@ -50,6 +50,11 @@ def name_runs(loggers: Sequence[Logger], run: Run, hparams: Mapping[str, Any]) -
         kept = {name: value for name, value in hparams.items() if not name.startswith("_")}
         vars(logger)["log_hyperparams"] = partial(_log_hyperparams, logger, named)
         logger.log_hyperparams(kept)
+
+
+def on_first_rank() -> bool:
+    """Whether this process is rank 0, also before there is a trainer."""
+    return not getattr(rank_zero_only, "rank", 0)
 
 
 def _log_hyperparams(

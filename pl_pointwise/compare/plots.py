@@ -14,7 +14,7 @@ from pandas import DataFrame, Series
 from .distributions import Curves, cdf_panels, violation_cdfs
 from .drawing import legend, metric_title, remove, save, seeds_note
 from .styles import OTHERS, family, styles_of
-from .tables import held_out_stage
+from .tables import deciding_stage, held_out_stage
 
 PARETO = "*/cvar95"
 """The vertical axis of the Pareto plot if none is named; ``*`` is the first constraint."""
@@ -73,11 +73,11 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns what the Pareto plot shows if nothing is asked for, both held-out.
+    """Returns what the Pareto plot shows if nothing is asked for, both held-out if anything is.
 
     objective: the metric that says the objective of every method, without its stage.
     """
-    stage = held_out_stage(metrics)
+    stage = deciding_stage(metrics)
     return [f"{stage}/{objective}", f"{stage}/{PARETO}"]
 
 
@@ -144,22 +144,66 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], path: Path) -> None:
             elinewidth=0.9,
             label=method,
         )
-        panel.annotate(
-            family(method)[1],
-            mean,
-            xytext=(6, 5),
-            textcoords="offset points",
-            fontsize="small",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-            zorder=1.5,  # Over the frontier, under the points.
-        )
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
     panel.margins(0.12, 0.08)  # Room for the settings.
     panel.grid(alpha=0.3)
+    outside = far(points[:, 0]) | far(points[:, 1])
+    for limit, values in ((panel.set_xlim, points[:, 0]), (panel.set_ylim, points[:, 1])):
+        if far(values).any():
+            near = values[~outside & np.isfinite(values)]
+            margin = 0.12 * (np.ptp(near) or 1.0)
+            limit(near.min() - margin, near.max() + margin)
+    _write_settings(panel, [family(method)[1] for method in styles], points)
     note = f"{seeds_note(groups.size())} Frontier: no method is better in both."
+    if outside.any():
+        named = zip(np.array([*styles])[outside], points[outside], strict=True)
+        note += "\nOutside: " + ", ".join(f"{name} ({a:.3g}, {b:.3g})" for name, (a, b) in named)
     legend(figure, [panel], [FRONTIER, *styles], 3, note)
     save(figure, path)
+
+
+def far(values: np.ndarray) -> np.ndarray:
+    """Returns which values, at most a quarter, a gap of most of the range cuts off from the others.
+
+    >>> far(np.array([4.0, 33.0, 5.0, 4.5])), far(np.array([4.0, 7.0, 5.0, 4.5]))
+    (array([False,  True, False, False]), array([False, False, False, False]))
+    """
+    ordered = np.sort(values[np.isfinite(values)])
+    none = np.zeros(len(values), dtype=bool)
+    if len(ordered) < 4:
+        return none
+    gaps = np.diff(ordered)
+    cut = ordered[gaps.argmax()] + gaps.max() / 2
+    fewer = min((values > cut, values < cut), key=np.count_nonzero)
+    return fewer if gaps.max() > 0.75 * np.ptp(ordered) and 4 * fewer.sum() <= len(values) else none
+
+
+def _write_settings(panel: Any, texts: Sequence[str], points: np.ndarray) -> None:
+    """Writes a text beside each point, on the side where it covers no other; else none."""
+    places = panel.transLimits.transform(points) * (400, 260)  # In points, nearly.
+    taken = [(*place, 0.0) for place in places]
+    for text, point, place in zip(texts, points, places, strict=True):
+        width = 5.0 * len(text)
+        for dx, dy in ((6, 5), (6, -12), (-6 - width, 5), (-6 - width, -12)):
+            left, low = place[0] + dx, place[1] + dy
+            if text and any(
+                left - 5 < x + w and x < left + width + 5 and abs(low + 4 - y) < 9
+                for x, y, w in taken
+            ):
+                continue
+            taken.append((left, low + 4, width))
+            panel.annotate(
+                text,
+                point,
+                xytext=(dx, dy),
+                textcoords="offset points",
+                fontsize="small",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+                zorder=1.5,  # Over the frontier, under the points.
+                annotation_clip=True,
+            )
+            break
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
@@ -241,11 +285,13 @@ def category_bars(groups: Mapping[str, DataFrame], path: Path) -> None:
 
 
 def gaps(runs: DataFrame) -> dict[str, DataFrame]:
-    """Returns train and held-out CVaR95 and share violated by metric, a line per run."""
+    """Returns train and held-out CVaR95 and share of samples violated by metric, a line per run."""
     found = {}
     for train in runs.columns:
         metric = train.removeprefix("train/")
-        if metric != train and metric.endswith(("/cvar95", "/violated")):
+        if f"{train}_samples" in runs.columns:
+            continue  # The share of values.
+        if metric != train and metric.endswith(("/cvar95", "/violated", "/violated_samples")):
             names = {train: "train", f"{held_out_stage([*runs])}/{metric}": "held-out"}
             if set(names) <= set(runs.columns):
                 found[metric] = runs.set_index("method")[[*names]].rename(columns=names)

@@ -11,13 +11,14 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ..cli_errors import CommandParser
 from .plots import PLOTS
@@ -48,13 +49,16 @@ def report(folder: Path, page: Path | None = None) -> str:
     page: where it will be, from where it links to the runs' folders; default: in the folder.
 
     Raises:
-        ValueError: there is no ``comparison.json``, or one that compare did not write.
+        ValueError: there is no ``comparison.json``, or one that compare did not write; a file to
+            show lies elsewhere.
     """
     command, outcomes = read(folder)
     methods: dict[str, list[Outcome]] = {}
     for run, result in outcomes:
         methods.setdefault(run.method, []).append((run, result))
     configs = {method: found[0][0].folder / "config.yaml" for method, found in methods.items()}
+    for name in [*configs.values(), *(folder / plot for plot in PLOTS), folder / "answer.json"]:
+        _require_inside(name, folder)
     versions = [
         ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
         for _, result in outcomes
@@ -62,6 +66,7 @@ def report(folder: Path, page: Path | None = None) -> str:
     loader = PackageLoader("pl_pointwise.compare")
     environment = Environment(loader=loader, autoescape=True)
     environment.filters["zip"] = zip
+    environment.filters["code"] = _code
     script = (resources.files(__package__) / "templates/report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html.jinja").render(
         command=command,
@@ -89,6 +94,11 @@ def report(folder: Path, page: Path | None = None) -> str:
         script=Markup(script),
         script_hash=_hash(script),
     )
+
+
+def _code(text: str) -> Markup:
+    """Returns a text, escaped, with what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _anchors(methods: Mapping[str, Sequence[Outcome]]) -> dict[tuple[str, int | None], str]:
@@ -123,6 +133,15 @@ def _answer(path: Path) -> list[str]:
     return [line for line in statement.splitlines() if line]
 
 
+def _require_inside(path: Path, folder: Path) -> None:
+    """Refuses what the page would embed or link to from outside of the comparison's folder."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{folder}: {path} leads out of the folder, which compare does not write. The page "
+            "shows nothing from elsewhere."
+        )
+
+
 def read(folder: Path) -> tuple[str, list[Outcome]]:
     """Returns the command and the results that ``comparison.json`` holds.
 
@@ -139,6 +158,7 @@ def read(folder: Path) -> tuple[str, list[Outcome]]:
         record = json.loads(path.read_text(encoding="utf-8"))
         for entry in record["runs"]:
             result, below = entry["result"], folder / entry["folder"]
+            _require_inside(below, folder)
             run = Run(entry["method"], entry["seed"], below, [], result.get("digest", ""))
             outcomes.append((run, result))
         return record["command"], outcomes

@@ -10,12 +10,13 @@ same evaluation tolerance. Its folder then holds
     log.txt         what was printed, of a run in a process of its own
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
-measures on the certification split goes into ``samples.parquet`` and nowhere else, and
-``model.ckpt`` is the trained model.
+measures then goes into ``samples.parquet`` and, but for the training data, nowhere else: to no
+logger, callback or file of answers. ``model.ckpt`` is the trained model.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -29,7 +30,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,29 +38,62 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
-from transformers.utils.logging import disable_progress_bar
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import categories_of
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
-from pl_pointwise.requirements.samples import CERTIFICATION, SPLITS, samples_of, write_samples
+from pl_pointwise.requirements.samples import (
+    CERTIFICATION,
+    SELECTION,
+    SPLITS,
+    samples_of,
+    write_samples,
+)
 
-from .loggers import end_runs, name_runs
+from .loggers import end_runs, name_runs, on_first_rank
 from .runs import ARRAYS, CHECKPOINT, SAMPLES, Comparison, Run
+from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = {False: "test", True: "val"}
 """The stage of the held-out results, and where a requirement is to be certified."""
 
-HIDDEN = tuple(stage for stage, split in SPLITS.items() if split == CERTIFICATION)
-"""Stages whose results only the test of a requirement may see."""
+OPEN = ("val", "train")
+"""Stages whose results are for all to see; of others the test of a requirement has samples."""
 
 MULTIPLIERS = "dual"
 """What metrics of the multipliers start with: share and overshoot, of the last epoch."""
+
+
+class BusyError(ValueError):
+    """Another process is at work in a folder."""
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time within a folder, made if need be; its other ranks come with the first.
+
+    Raises:
+        BusyError: another one is.
+    """
+    if not on_first_rank():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BusyError(f"{folder}: another comparison is at work there. Wait for it.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
@@ -68,31 +102,57 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
 
     own_process: nothing else ran in this process, so its peak memory is the run's.
-    Returns: what ``result.json`` then holds.
+    Returns: what ``result.json`` then holds, unless it cannot be written, or another process is at
+        work on the run.
     """
     result: dict[str, Any] = {"digest": run.digest, "versions": versions()}
     try:
-        _open(run)
-        checkpoint = _checkpoint(run)
-        cli = PointwiseCLI(run.arguments, run=False)
-        config = yaml.safe_dump(cli.config_dump, sort_keys=False)
-        (run.folder / "config.yaml").write_text(config)
-        name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
-        result |= _fit(cli, checkpoint, own_process)
-        if run.certified:
-            cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
-        result |= _evaluate(cli, run)
-        if cli.trainer.is_global_zero:
-            _write(run, result)
-            _marker(run).unlink()
-    except Exception as error:
-        log.exception(run.title)
-        result["error"] = f"{type(error).__name__}: {error}"
-        _write(run, result)
+        with alone_in(run.folder):
+            try:
+                _execute(run, result, own_process)
+            except Exception as error:
+                result["error"] = _why(run, error)
+                _write(run, result)
+    except (BusyError, OSError) as error:
+        result.setdefault("error", _why(run, error))
     finally:
         end_runs()
         gc.collect()
     return result
+
+
+def _execute(run: Run, result: dict[str, Any], own_process: bool) -> None:
+    """Fits, tests, adds to the result and writes it."""
+    _open(run)
+    checkpoint = _checkpoint(run)
+    cli = PointwiseCLI(run.arguments, run=False)
+    config = yaml.safe_dump(cli.config_dump, sort_keys=False)
+    (run.folder / "config.yaml").write_text(config)
+    name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
+    result |= _fit(cli, checkpoint, own_process)
+    if run.certified:
+        cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
+    try:
+        result |= _evaluate(cli, run)
+        if cli.trainer.is_global_zero:
+            _write(run, result)
+            _marker(run).unlink(missing_ok=True)
+    finally:
+        cli.trainer.strategy.barrier()  # The other ranks look at the files too.
+
+
+def _why(run: Run, error: Exception) -> str:
+    """Returns what a run failed by, and logs it: where it is not the disk, with the traceback."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        text = f"{error.filename or run.folder}: {error.strerror}"
+        log.error("%s: %s", run.title, text)
+    elif isinstance(error, BusyError):
+        text = str(error)
+        log.error("%s: %s", run.title, text)
+    else:
+        log.exception(run.title)
+    return text
 
 
 def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[str, Any]:
@@ -121,13 +181,18 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in cli.model.violations.items()
             for name, values in by_constraint.items()
-            if not (run.certified and stage in HIDDEN)
+            if not run.certified or stage in OPEN
         }
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
+        samples = samples_of(cli.model, datasets_of(cli))
         if run.certified:
-            write_samples(samples_of(cli.model, datasets_of(cli)), run.folder / SAMPLES)
+            samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
+            write_samples(samples, run.folder / SAMPLES)
+        else:
+            tested = samples[samples["split"] == CERTIFICATION]
+            remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
     shares = {
         f"{MULTIPLIERS}/{name}/{key}": value
         for name, figures in cli.model.pull_shares.figures().items()
@@ -146,7 +211,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "constrained": bool(cli.model.formulations),
         "shared_objective": cli.model.shared_objective,
         "categories": categories_in(datasets_of(cli)),
-        "objective": objective,
+        "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),
     }
 
@@ -162,6 +227,8 @@ def evaluate(cli: PointwiseCLI, certified: bool) -> tuple[dict[str, float], dict
         cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
         cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
         found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
+        cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
+        cli.model.confidential = True
     cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     objective = {
@@ -170,7 +237,7 @@ def evaluate(cli: PointwiseCLI, certified: bool) -> tuple[dict[str, float], dict
         if (name := f"{stage}/{cli.model.shared_objective}") in found
     }
     if certified:
-        found = {n: v for n, v in found.items() if n.partition("/")[0] not in HIDDEN}
+        found = {n: v for n, v in found.items() if n.partition("/")[0] in OPEN}
     return found, objective
 
 
@@ -198,9 +265,12 @@ def _open(run: Run) -> None:
 
 def _write(run: Run, result: dict[str, Any]) -> None:
     """Writes the result completely or not at all, whenever the process dies."""
-    path = run.folder / "result.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1))
+    _write_whole(run.folder / "result.json", json.dumps(result, indent=1))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
+    part.write_text(text)
     part.replace(path)
 
 
@@ -215,11 +285,24 @@ def _checkpoint(run: Run) -> Path | None:
     """
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
-        marker.write_text(json.dumps({"digest": run.digest}))
+        _write_whole(marker, json.dumps({"digest": run.digest}))
         return None
     since = marker.stat().st_mtime_ns
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
-    return max((p for p in times if times[p] >= since), key=lambda p: times[p], default=None)
+    newest_first = sorted((p for p in times if times[p] >= since), key=lambda p: -times[p])
+    return next(filter(_resumable, newest_first), None)
+
+
+def _resumable(checkpoint: Path) -> bool:
+    """Whether a fit can go on from it: it is whole, and of more than the weights."""
+    if checkpoint.is_dir():  # Of shards.
+        return True
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:
+        log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
+        return False
+    return "optimizer_states" in state
 
 
 def _certificate(found: SampleViolations) -> dict[str, Any]:
@@ -276,7 +359,10 @@ def quieten() -> None:
     """Leaves the progress bars and this package's own messages; says the rest once, not per run."""
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    disable_progress_bar()
+    with suppress(ModuleNotFoundError):
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
     for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
         warnings.filterwarnings("ignore", message=message)
 
@@ -301,15 +387,21 @@ def execute_in_processes(
             while waiting or running:
                 while waiting and free:
                     number, slot = waiting.pop(0), free.pop(0)
-                    say(f"[{number}/{len(comparison.runs)}] {comparison.runs[number - 1].title}")
-                    running[_start(comparison, number, jobs, slot)] = (number, slot)
+                    run = comparison.runs[number - 1]
+                    say(f"[{number}/{len(comparison.runs)}] {run.title}")
+                    try:
+                        running[_start(comparison, number, jobs, slot)] = (number, slot)
+                    except OSError as error:  # No room for its log.
+                        say(f"[{number}/{len(comparison.runs)}] failed: {_why(run, error)}")
+                        free.append(slot)
                 time.sleep(0.05)
                 for process in [p for p in running if p.poll() is not None]:
                     number, slot = running.pop(process)
                     free.append(slot)
                     run = comparison.runs[number - 1]
                     if process.returncode and run.result() is None:
-                        _write(run, {"digest": run.digest, "error": _death(run, process)})
+                        with suppress(OSError):  # It says itself what it ended by.
+                            _write(run, {"digest": run.digest, "error": _death(run, process)})
                     ended = "failed" if process.returncode else "done"
                     say(f"[{number}/{len(comparison.runs)}] {run.title}: {ended}")
         finally:

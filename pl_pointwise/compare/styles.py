@@ -68,12 +68,8 @@ class Style:
 
     @property
     def place(self) -> int:
-        """The marker's number: it also decides line and hatch, for those who see no colour."""
+        """The marker's number: it also decides the hatch, for those who see no colour."""
         return MARKERS.index(self.marker)
-
-    @property
-    def line(self) -> str:
-        return LINES[self.place % len(LINES)]
 
     @property
     def hatch(self) -> str:

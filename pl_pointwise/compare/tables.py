@@ -34,7 +34,7 @@ COSTS = {
 }
 """Costs of one run by title: the column that has it, and the column's value that is one unit."""
 
-CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,band,CVaR95".split(",")
+CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,CDF ±,CVaR95".split(",")
 
 
 @dataclass(frozen=True)
@@ -119,23 +119,27 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
     names = metric_names(outcomes)
     for _, result in outcomes:
         name: str = result.get("shared_objective", OBJECTIVE)
-        if f"{held_out_stage(names)}/{name}" in names:
+        if f"{deciding_stage(names)}/{name}" in names:
             return name
     return OBJECTIVE
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
-    """Returns a line per method: the objective that all share, and of every constraint the share
-    violated and CVaR95, held-out, mean ± std over seeds. A run that failed says why.
+    """Returns a line per method: the objective that all share, and of every constraint the shares
+    of violated samples and, where a sample has several, of values, and CVaR95: held-out, mean ± std
+    over seeds. A run that failed says why.
 
     objective: its metric.
     """
-    done, stage = runs[runs["error"] == ""], held_out_stage(names)
+    done, stage = runs[runs["error"] == ""], deciding_stage(names)
     shown = {f"{stage}/{objective}": objective.replace("_", " ")}
     constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
     for constraint in constraints:
         start = f"{constraint}: " if len(constraints) > 1 else ""
-        shown[f"{stage}/{constraint}/violated"] = f"{start}share violated"
+        samples = f"{stage}/{constraint}/violated_samples"
+        shown[samples] = f"{start}share of samples violated"
+        of = "of values violated" if samples in names else "violated"
+        shown[f"{stage}/{constraint}/violated"] = f"{start}share {of}"
         shown[f"{stage}/{constraint}/cvar95"] = f"{start}CVaR95"
     shown = {name: title for name, title in shown.items() if name in names}
     methods = [*runs["method"].unique()]
@@ -151,10 +155,15 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
         else:
             cells.loc[method, cells.columns[0]] = f"failed: {why}"
     cells.insert(0, "method", [*labels.values()])
-    held_out = "Held-out data" if stage == "test" else "Held-out data of the selection split"
+    data = {
+        "test": "Held-out data",
+        "val": "Held-out data of the selection split",
+        "train": "Training data, as there are no test data",
+    }[stage]
     note = (
-        f"{held_out}, one full pass after the fit; {_seeds(runs)}. Lower is better. A violation "
-        "≤ 0 is satisfied; CVaR95 is the mean of the worst twentieth."
+        f"{data}, one full pass after the fit; {_seeds(runs)}. Lower is better. A violation "
+        "≤ 0 is satisfied; a sample is violated if any of its values is. CVaR95 is the mean of the "
+        "worst twentieth of all values."
     )
     return Table("Results", note, cells, [(method, None) for method in methods])
 
@@ -204,6 +213,13 @@ def held_out_stage(names: Sequence[str]) -> str:
     """Returns which stage the held-out results are of, from names that start with a stage."""
     stages = {name.partition("/")[0] for name in names}
     return next((stage for stage in HELD_OUT if stage in stages), HELD_OUT[0])
+
+
+def deciding_stage(names: Sequence[str]) -> str:
+    """Returns the stage that methods are compared by: held-out, or training where nothing is."""
+    stage = held_out_stage(names)
+    held_out = any(name.startswith(f"{stage}/") for name in names)
+    return stage if held_out or not any(name.startswith("train/") for name in names) else "train"
 
 
 def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:

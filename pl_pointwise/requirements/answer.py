@@ -12,12 +12,12 @@ from pandas import DataFrame
 
 from .p_values import Losses, p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
+from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses, values_of
 from .selection import PROCEDURES, Candidate, Selection, Tested, select, zero_one
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
-    "were used for nothing but this test."
+    "nothing that they showed led to these models or to this choice."
 )
 
 WORTHWHILE = 4
@@ -49,9 +49,12 @@ class Finding:
 
     requirement: Requirement
     n: int
-    """Independent samples."""
+    """Units, which are independent: each counts once, whatever its samples."""
     share: float
-    """Mean loss: of violated samples, or of the metric."""
+    """Mean loss over units: of those that violate, or of the metric."""
+    samples: int
+    share_of_samples: float
+    """Mean loss over samples."""
     p: float
     bound: float
     """Upper bound on the mean loss that holds for all candidates together."""
@@ -60,10 +63,14 @@ class Finding:
 
     def text(self) -> str:
         """Returns what was seen."""
+        alone = self.samples == self.n
+        units = "samples" if alone else "units (prompts, queries)"
         if self.requirement.beyond is None:
-            what = f"mean loss {self.share:.3g} over {self.n:,} samples"
+            of, what = "over", f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
-            what = f"{round(self.share * self.n):,} of {self.n:,} samples fail"
+            of, what = "of", f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
+        if not alone:
+            what += f", {self.share_of_samples:.3g} {of} their {self.samples:,} samples"
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
 
 
@@ -94,21 +101,25 @@ class Answer:
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
-                self._finding(requirement, losses, each, kind)
-                for requirement, losses, kind in zip(
-                    self.requirements, tested.candidate.certification, kinds, strict=True
+                self._finding(model, subject, losses, each, kind)
+                for subject, losses, kind in zip(
+                    self.subjects, tested.candidate.certification, kinds, strict=True
                 )
             ]
-            for tested in self.selection.tested
+            for model, tested in zip(self.models, self.selection.tested, strict=True)
         ]
 
     def _finding(
-        self, requirement: Requirement, losses: Losses, each: float, zero_one: bool
+        self, model: MeasuredModel, subject: Subject, losses: Losses, each: float, zero_one: bool
     ) -> Finding:
+        requirement = subject.requirement
+        of_samples = sample_losses(model.samples, subject, CERTIFICATION)
         return Finding(
             requirement,
             len(losses),
             float(losses.mean()) if len(losses) else 1.0,
+            len(of_samples),
+            float(of_samples.mean()) if len(of_samples) else 1.0,
             p_value(losses, requirement.at_most, self.confidence, zero_one),
             upper_bound(losses, each, zero_one),
             zero_one,
@@ -145,7 +156,8 @@ class Answer:
             "",
             f"The confidence accounts for the choice among {len(self.models)} models: their order "
             f"comes from the selection split, and at most {tested} were tested one after the other "
-            "on the certification split, which nothing else has used (fixed-sequence testing). "
+            "on the certification split (fixed-sequence testing), which no other comparison on "
+            "record has used. "
             "The bounds in percent hold for all of them together (Bonferroni).",
             f"Assumptions: {ASSUMPTIONS}",
             "",
@@ -213,8 +225,8 @@ class Answer:
                 "with a larger alpha, or a cheaper objective."
                 if not fitted
                 else f"Method: only {100 * trained:.3g} % of the training data violate, so it is "
-                "the gap to new inputs: more training data, or a stricter tolerance in training "
-                "(--set model.tolerance=…)."
+                "the gap to new inputs: more training data, or a stricter bound in training than "
+                "the one it is judged by."
             )
             lines.append((False, method))
         if requirement.beyond is not None:
@@ -223,7 +235,7 @@ class Answer:
         lines.sort(key=lambda line: line[0])
         return [f"{number}. {text}" for number, (_, text) in enumerate(lines, start=1)] + [
             "",
-            "These three are read off the certification split: they are no certificate.",
+            "This is read off the certification split: it is no certificate.",
         ]
 
     def _tolerance(self, requirement: Requirement, values: DataFrame) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
@@ -45,14 +46,19 @@ def samples_to_come(
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
             parts.append(lines(dataset, datasets.get(dataset), kind, name, index, values))
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
 
 
-def held_out_loaders(datamodule: Any) -> dict[str, Any]:
-    """Returns the loaders of ``validate`` and ``test`` by data set, without the training data."""
+def held_out_loaders(source: Any) -> dict[str, Any]:
+    """Returns the loaders of ``validate`` and ``test`` by data set, without the training data.
+
+    source: the data module, or the module where that has the loaders.
+    """
     found: dict[str, Any] = {}
     for stage in ("val", "test"):
-        loaders = getattr(datamodule, f"{stage}_dataloader")()
+        if not is_overridden(f"{stage}_dataloader", source):
+            continue
+        loaders = getattr(source, f"{stage}_dataloader")()
         names = stages_of(stage, loaders)
         if isinstance(loaders, Mapping):
             found |= loaders

@@ -11,6 +11,9 @@ requirement the new records say
     believable  neither
 
 at 1 − confidence for all requirements together. Ends with status 1 unless all are believable.
+
+The folder may be a stranger's: of its configuration only classes of this package are built. A task
+of your own is named by --config: its fit's, or certificate/config.yaml once you have read it.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 from scipy import stats
 
+from pl_pointwise.checkpoint_options import foreign_names
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.module import PointwiseModule
 
 from .p_values import Losses, p_value, upper_bound
 from .requirement import Requirement, RequirementError, Subject
@@ -44,7 +51,7 @@ class Check:
 
     requirement: str
     n: int
-    """Independent samples among the new records."""
+    """Independent samples among the new records, without those of the certificate."""
     share: float
     """Their mean loss: the share that violates, or of the metric."""
     low: float
@@ -54,18 +61,14 @@ class Check:
     drift: float
     """p-value of "the new values are drawn as the certification samples' were"."""
     again: int
-    """Units that were certification samples already."""
+    """Units left out because they were in the data of the certificate already."""
     verdict: str
 
     def statement(self) -> str:
         """Returns the check in one line."""
-        seen = (
-            f", {self.again:,} of them certification samples, which tell nothing"
-            if self.again
-            else ""
-        )
+        left_out = f", {self.again:,} more left out as known already" if self.again else ""
         return (
-            f"{self.requirement}: {self.verdict}. {self.n:,} new samples{seen}: mean loss "
+            f"{self.requirement}: {self.verdict}. {self.n:,} new samples{left_out}: mean loss "
             f"{self.share:.3g} ({self.low:.3g} to {self.high:.3g}), {self.certified_share:.3g} "
             f"when it was certified; same distribution: p = {self.drift:.2g}"
         )
@@ -76,9 +79,16 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
+    parser.add_argument(
+        "-c",
+        "--config",
+        action="append",
+        default=[],
+        help="in place of the folder's: one you trust",
+    )
     known, options = parser.parse_known_args(list(args))
     try:
-        checks = monitor(known.folder, options)
+        checks = monitor(known.folder, options, known.config)
     except RequirementError as error:
         parser.error(str(error))
     print("\n".join(check.statement() for check in checks))
@@ -88,15 +98,17 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
-def monitor(folder: str | Path, options: Sequence[str]) -> list[Check]:
+def monitor(folder: str | Path, options: Sequence[str], configs: Sequence[str] = ()) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
+    configs: names or paths, in place of the folder's configuration: their classes are imported.
 
     Raises:
-        RequirementError: no certificate in the folder, no option for the data, or no record that
-            a requirement is about.
+        RequirementError: no certificate in the folder, a class or function in its configuration
+            that this package does not ship, no option for the data, or no new record that a
+            requirement is about.
     """
     inside = Path(folder) / CERTIFICATE
     if not (inside / "certificate.json").is_file():
@@ -109,7 +121,11 @@ def monitor(folder: str | Path, options: Sequence[str]) -> list[Check]:
             "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
             "data module calls its test data."
         )
-    cli = PointwiseCLI(["--config", str(inside / "config.yaml"), *options], run=False)
+    if not configs:
+        configs = [yaml.safe_dump(_own_classes_only(inside / "config.yaml"))]
+    words = [word for config in configs for word in ("--config", config)]
+    words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
+    cli = PointwiseCLI(words, run=False)
     cli.trainer.test(
         cli.model,
         cli.datamodule,
@@ -120,6 +136,22 @@ def monitor(folder: str | Path, options: Sequence[str]) -> list[Check]:
     return check(folder, samples_of(cli.model, getattr(cli.datamodule, "datasets", {})))
 
 
+def _own_classes_only(path: Path) -> dict[str, Any]:
+    """Returns model, data and precision of a configuration that nobody has vouched for.
+
+    Raises:
+        RequirementError: it names a class or function that this package does not ship.
+    """
+    config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
+    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
+        for name in foreign_names(config[part], kind):
+            raise RequirementError(
+                f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
+                f"own word is not imported. Read the file; if you trust it: --config {path}"
+            )
+    return config
+
+
 def check(folder: str | Path, samples: DataFrame) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
@@ -127,7 +159,7 @@ def check(folder: str | Path, samples: DataFrame) -> list[Check]:
     samples: the table of samples.py, of new records; ``split`` is not read.
 
     Raises:
-        RequirementError: no record that a requirement is about.
+        RequirementError: no new record that a requirement is about.
     """
     inside = Path(folder) / CERTIFICATE
     certificate = json.loads((inside / "certificate.json").read_text())
@@ -141,11 +173,15 @@ def check(folder: str | Path, samples: DataFrame) -> list[Check]:
 def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: float) -> Check:
     requirement = Requirement.parse(entry["text"])
     subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
+    given = values_of(new, subject, CERTIFICATION)["unit"]
+    known = given[given.isin(before["unit"])].nunique()  # They tell nothing.
+    new = new[~new["unit"].isin(before["unit"])]
     losses = losses_of(new, subject, CERTIFICATION)
     if not len(losses):
         raise RequirementError(
-            f"{requirement.text!r}: none of the new records is about it. Give records that carry "
-            f"{subject.quantity}."
+            f"{requirement.text!r}: none of the new records is about it"
+            + (f", but for {known:,} that the certificate was made with" if known else "")
+            + f". Give new ones that carry {subject.quantity}."
         )
     kind, sure = bool(entry["zero_one"]), 1 - delta
     low, high = 1 - upper_bound(1 - losses, sure, kind), upper_bound(losses, sure, kind)
@@ -155,10 +191,9 @@ def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: floa
         verdict = BROKEN
     else:
         verdict = IN_DOUBT if drift <= delta else BELIEVABLE
-    again = len(set(then["unit"]).intersection(now["unit"]))
     share = float(losses.mean())
     return Check(
-        requirement.text, len(losses), share, low, high, entry["share"], drift, again, verdict
+        requirement.text, len(losses), share, low, high, entry["share"], drift, known, verdict
     )
 
 
@@ -172,21 +207,25 @@ def _broken(losses: Losses, at_most: float, delta: float, zero_one: bool) -> boo
 
 def _drift(before: DataFrame, new: DataFrame) -> float:
     """The p-value of Kolmogorov and Smirnov's two-sample test, of one value a unit."""
-    values = [table.groupby("unit")["value"].max().to_numpy() for table in (before, new)]
-    finite = [np.nan_to_num(each, nan=np.inf) for each in values]
-    return float(stats.ks_2samp(*finite).pvalue)
+    values = [
+        table.fillna({"value": np.inf}).groupby("unit")["value"].max().to_numpy()
+        for table in (before, new)
+    ]
+    return float(stats.ks_2samp(*values).pvalue)
 
 
 def config_for_new_records(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration for other data: without its files and what it wrote.
+    """Returns model, data and precision of a run's configuration, for other data.
 
-    So an export names no folder of the machine it was made on, but that of a base model.
+    Without the run's files, so that an export names no folder of the machine it was made on, but
+    that of a base model.
     """
-    arguments = config["data"]["init_args"]
-    given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
-    if "source" in arguments:
-        given["source"] = "files"
-    trainer = {"logger": False, "callbacks": None, "enable_checkpointing": False}
-    data = {**config["data"], "init_args": {**arguments, **given}}
-    trainer = {**config["trainer"], **trainer, "default_root_dir": None}
-    return {**config, "data": data, "trainer": trainer}
+    data = config.get("data")
+    if isinstance(data, dict):
+        arguments = data.get("init_args") or {}
+        given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
+        if "source" in arguments:
+            given["source"] = "files"
+        data = {**data, "init_args": {**arguments, **given}}
+    precision = (config.get("trainer") or {}).get("precision")
+    return {"model": config["model"], "data": data, "trainer": {"precision": precision}}

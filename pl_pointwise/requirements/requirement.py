@@ -8,8 +8,9 @@
     mrr@10 >= 0.3
 
 A name has up to three parts, DATASET/CONSTRAINT/CATEGORY. Each is a condition on one mean of losses
-in [0, 1], one loss per sample: a sample's worst violation above the bound counts 1, else 0; a
-metric that has to be large counts 1 − its value.
+in [0, 1]: a sample's worst violation above the bound counts 1, else 0; a metric that has to be
+large counts 1 − its value. The mean is over units (prompts, queries): of a unit's samples the worst
+counts, or of a metric their mean.
 """
 
 from __future__ import annotations
@@ -95,19 +96,21 @@ class Requirement:
     def losses(self, values: np.ndarray) -> Losses:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
 
-        A violation that is NaN counts 1.
+        NaN counts 1, of either.
 
         Raises:
             RequirementError: a metric's value that is not in [0, 1].
         """
         if self.beyond is not None:
             return (~(values <= self.beyond)).astype(float)
-        if len(values) and not (values.min() >= 0 and values.max() <= 1):  # NaN neither.
+        losses = 1 - values if self.complement else np.asarray(values, float)
+        losses = np.where(np.isnan(losses), 1.0, losses)
+        if ((losses < 0) | (losses > 1)).any():
             raise RequirementError(
-                f"{self.text!r}: its values lie between {values.min():g} and {values.max():g}. "
-                "Only a mean of values in [0, 1] can be certified."
+                f"{self.text!r}: its values lie between {np.nanmin(values):g} and "
+                f"{np.nanmax(values):g}. Only a mean of values in [0, 1] can be certified."
             )
-        return 1 - values if self.complement else np.asarray(values, float)
+        return losses
 
 
 @dataclass(frozen=True)

@@ -134,11 +134,17 @@ def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
 
     A unit's samples count once: by the worst of them for a constraint, by their mean for a metric.
     """
-    values = values_of(samples, subject, split)
-    losses = values.assign(loss=subject.requirement.losses(values["value"].to_numpy()))
-    by_unit = losses.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
+    units = values_of(samples, subject, split)["unit"].to_numpy()
+    losses = pd.Series(sample_losses(samples, subject, split), dtype=float)
+    by_unit = losses.groupby(units)  # In the order of hashes, which no loss can set.
     metric = subject.requirement.beyond is None
     return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
+
+
+def sample_losses(samples: DataFrame, subject: Subject, split: str) -> Losses:
+    """Returns (samples,) losses of a requirement on a split, dependent ones of a unit each."""
+    values = values_of(samples, subject, split)["value"].to_numpy()
+    return subject.requirement.losses(values)
 
 
 def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:

@@ -335,6 +335,19 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def folded(value: Any) -> Any:
+    """A JSON value without what makes no other unit of it: case and spaces of its texts.
+
+    >>> folded({"role": "user", "content": " What is  it? "})
+    {'role': 'user', 'content': 'what is it?'}
+    """
+    if isinstance(value, str):
+        return " ".join(value.casefold().split())
+    if isinstance(value, dict):
+        return {key: folded(entry) for key, entry in value.items()}
+    return [folded(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
 def largest(values: Sequence[float], count: int | None) -> list[int]:
     """Positions of the ``count`` largest values, in their order; of equal values the earlier.
 

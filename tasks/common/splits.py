@@ -26,10 +26,13 @@ class Located(Protocol):
 
 
 class Prompted(Located, Protocol):
-    """A record with a prompt, by which records are split, and a kind."""
+    """A record with a prompt, a unit that prompts alike share, and a kind."""
 
     @property
     def prompt(self) -> str: ...
+
+    @property
+    def unit(self) -> str: ...
 
     @property
     def category(self) -> str: ...
@@ -155,9 +158,14 @@ def split_by_prompt(
     records: Sequence[P], shares: Mapping[str, float], seed: int
 ) -> dict[str, list[P]]:
     """Likewise by prompt, each category by itself."""
-    prompts = [record.prompt for record in records]
     categories = [record.category for record in records]
-    return split_by_group(records, prompts, shares, seed, "prompt", categories)
+    return split_by_group(records, prompt_groups(records), shares, seed, "prompt", categories)
+
+
+def prompt_groups(records: Sequence[Prompted]) -> list[str]:
+    """Of each record the first prompt of its unit; where no two are alike, its own."""
+    first: dict[str, str] = {}
+    return [first.setdefault(record.unit, record.prompt) for record in records]
 
 
 def side_of_held_out(
@@ -219,8 +227,8 @@ def warn_of_shared_prompts(
     splits: Mapping[str, Sequence[Prompted]], sources: Mapping[str, str]
 ) -> None:
     """Likewise of the prompts of records."""
-    prompts = {name: [record.prompt for record in records] for name, records in splits.items()}
-    warn_of_shared(prompts, sources, "prompts")
+    units = {name: [record.unit for record in records] for name, records in splits.items()}
+    warn_of_shared(units, sources, "prompts")
 
 
 def sources_of(files: Mapping[str, str | None], names: Iterable[str]) -> dict[str, str]:

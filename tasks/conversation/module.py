@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
@@ -46,8 +47,14 @@ TEST_SETS = ("test", "train")
 RATES = {"refusal_rate": (1, True), "over_refusal": (0, True)}
 """By metric: whether its prompts are to be refused, and whether it counts answers that refuse."""
 
+ANSWER_RATES = {**CALL_RATES, "exact_answers": "exact"}
+"""Rates of generated answers, and which entry of an answer each is of."""
+
+FEWEST_STEPS = 5
+"""Optimizer steps an epoch below which a fit ends before its answers are right."""
+
 DEFAULT_TRAINING = Training(
-    optimization=Optimization(learning_rate=2e-4, weight_decay=0.0, schedule="cosine"),
+    optimization=Optimization(learning_rate=5e-4, weight_decay=0.0, schedule="cosine"),
     gradient_clip_val=1.0,
 )
 
@@ -101,7 +108,7 @@ class ConversationModule(AnsweringModule):
             that says ``"objective": true`` and has none of these takes all of its responses.
         evaluation: tolerances of the evaluation, and which prompts are answered.
         judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
-        training: how it is trained; by default AdamW at 2e-4 with a cosine schedule, gradients
+        training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
 
     Attributes:
@@ -116,7 +123,7 @@ class ConversationModule(AnsweringModule):
         *("relative", "objective", "refusal", "rank"),
         *CONSTRAINED,
     )
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
+    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training"}
 
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
     upper_bounds = ("avoid",)
@@ -127,9 +134,9 @@ class ConversationModule(AnsweringModule):
         self,
         policy: Policy,
         formulation: Formulation | dict[str, Formulation] | None = None,
-        prefer_tolerance: float | None = -1.0,
+        prefer_tolerance: float | None = -0.02,
         avoid_tolerance: float | None = -4.0,
-        refuse_tolerance: float | None = -0.5,
+        refuse_tolerance: float | None = -0.02,
         objective: Literal["kl", "cross_entropy"] = "kl",
         objective_roles: Sequence[str] = ONLY_REFERENCE,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
@@ -182,8 +189,11 @@ class ConversationModule(AnsweringModule):
         own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[name])
         return torch.where(shift.isnan(), means, own)
 
-    def _check_training_set(self) -> None:
-        """Refuses a training set in which nobody carries the objective or any constraint."""
+    def _check_training(self) -> None:
+        """Refuses a training set in which nobody carries the objective or any constraint.
+
+        And warns where an epoch has few optimizer steps, though there are records for more.
+        """
         samples = self.training_samples
         if not isinstance(samples, ConversationDataset):
             return
@@ -200,6 +210,13 @@ class ConversationModule(AnsweringModule):
                 f"responses are of role {', '.join(sorted(roles))}. Give some another role, or "
                 "set formulation to null."
             )
+        steps, trainer = self.trainer.num_training_batches, self.trainer
+        most = len(samples) // (FEWEST_STEPS * trainer.world_size)
+        if steps < FEWEST_STEPS and most and trainer.limit_train_batches == 1.0:
+            rank_zero_warn(
+                f"An epoch has {steps} optimizer steps, too few for answers to come out right: set "
+                f"batch_size of the data to {most} or less."
+            )
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -211,6 +228,7 @@ class ConversationModule(AnsweringModule):
             "all_met": MeanBySample(higher_is_better=True),
             "refusal_rate": MeanBySample(higher_is_better=True),
             "over_refusal": MeanBySample(higher_is_better=False),
+            "exact_answers": MeanBySample(higher_is_better=True),
             "valid_calls": MeanBySample(higher_is_better=True),
             "existing_tool": MeanBySample(higher_is_better=True),
             "right_tool": MeanBySample(higher_is_better=True),
@@ -255,25 +273,29 @@ class ConversationModule(AnsweringModule):
     def _add_rates(
         self, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]], kinds: Sequence[Any]
     ) -> None:
-        """The rates of refusals, and of calls where a tool is to be called."""
+        """The rates of refusals, of exact answers, and of calls where a tool is to be called."""
         super()._add_rates(metrics, answers, kinds)
-        called = [answer for answer in answers if "valid_call" in answer]
-        for name, key in CALL_RATES.items():
-            if called:
-                add_answers(metrics[name], called, [answer[key] for answer in called])
+        for name, key in ANSWER_RATES.items():
+            if judged := [answer for answer in answers if key in answer]:
+                add_answers(metrics[name], judged, [answer[key] for answer in judged])
 
     def _answers_to(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples of a batch.
 
-        And {valid_call, existing_tool, right_tool} where a preferred response calls tools.
+        And {exact}, whether it is a response of role prefer or refuse word for word, where there is
+        one, and {valid_call, existing_tool, right_tool} where a preferred response calls tools.
         """
         answers = super()._answers_to(batch, samples, stage)
         for answer, (row, _) in zip(answers, samples, strict=True):
-            columns = (batch["roles"][row] == role_number("prefer")).nonzero()[:, 0].tolist()
-            preferred = [text_of_response(self.encoder, batch, row, c) for c in columns]
-            answer |= call_report(answer["answer"], preferred, batch["records"][row])
+            texts: dict[str, list[str]] = {"prefer": [], "refuse": []}
+            for role, found in texts.items():
+                columns = (batch["roles"][row] == role_number(role)).nonzero()[:, 0].tolist()
+                found += [text_of_response(self.encoder, batch, row, c) for c in columns]
+            if wanted := [text.strip() for found in texts.values() for text in found]:
+                answer["exact"] = answer["answer"].strip() in wanted
+            answer |= call_report(answer["answer"], texts["prefer"], batch["records"][row])
         return answers
 
 

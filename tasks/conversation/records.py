@@ -22,6 +22,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
+    folded,
     json_object,
     kind,
     shown,
@@ -97,6 +98,11 @@ class Record:
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
         return digest(self.messages, self.tools)
+
+    @property
+    def unit(self) -> str:
+        """What records whose prompts differ by case and spaces alone have in common."""
+        return digest(folded([self.messages, self.tools]))
 
     @property
     def kind(self) -> str:

@@ -106,7 +106,7 @@ class DigitsModule(PointwiseModule):
             folder,
             library_name="pytorch",
             pipeline_tag="image-classification",
-            base_model=".",  # None on the hub.
+            base_model=None,  # None on the hub.
             usage=USAGE,
         )
         return folder

@@ -109,7 +109,7 @@ class AnsweringModule(ResponseModule):
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
 
-        Below the trainer's default_root_dir, an object an answer.
+        Below the trainer's default_root_dir, an object an answer; none while ``confidential``.
         """
         answered = {name: metrics[name] for name in metrics if name in self._answered()}
         if not answered and not self.trainer.testing:  # A validation within a fit.
@@ -119,6 +119,8 @@ class AnsweringModule(ResponseModule):
             for name, of_it in answered.items()
         }
         self.judge_answers(answered)
+        if self.confidential:
+            return
         self.report_answers({name: self._write(name) for name in answered})
 
     def _write(self, stage: str) -> list[dict[str, Any]]:

@@ -353,9 +353,14 @@ class ConversationEncoder:
             for text in texts:
                 ids = next(rest)
                 seam = len(prompt)
-                answers.append(ids[seam:] if ids[:seam] == prompt else self._ids([text])[0])
+                answers.append(ids[seam:] if ids[:seam] == prompt else self._alone(text))
             found.append((prompt, answers))
         return found
+
+    def _alone(self, text: str) -> list[int]:
+        """Token ids of a text within a line: at its start some tokenizers put a blank in front."""
+        line, whole, alone = self._ids(["\n", "\n" + text, text])
+        return whole[len(line) :] if whole[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:

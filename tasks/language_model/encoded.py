@@ -35,8 +35,8 @@ class Conversation(Protocol):
         """Texts, tool calls, or both; see messages.py."""
 
     @property
-    def prompt(self) -> str:
-        """What records of one prompt have in common, and no others."""
+    def unit(self) -> str:
+        """What records whose prompts differ by case and spaces alone have in common."""
 
     @property
     def where(self) -> str:
@@ -248,7 +248,7 @@ class EncodedResponses(Generic[C]):
     @cached_property
     def units(self) -> list[str]:
         """The prompt of each sample, as a digest: samples of one prompt depend on each other."""
-        return [record.prompt for record in self.records]
+        return [record.unit for record in self.records]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,6 +1,9 @@
 """Re-ranking with length: relevance as a constraint, short passages as the objective."""
 
-from .data import RerankerDataModule
-from .module import RerankerModule
+from pl_pointwise.extras import needs
+
+with needs("reranker", __name__):
+    from .data import RerankerDataModule
+    from .module import RerankerModule
 
 __all__ = ["RerankerDataModule", "RerankerModule"]

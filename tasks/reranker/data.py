@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from pl_pointwise.tasks.common.records import (
     CHOICE,
     CHUNK,
     digest,
+    folded,
     hub_split,
     largest,
     report_skipped,
@@ -37,10 +39,8 @@ from .records import (
     parse_candidates,
     parse_labelled,
     read_records,
-    same_query,
 )
 
-_RULE = "those whose negatives' lengths vary most"
 _NEEDS = {
     "fit": ("train", "val"),
     "validate": ("val",),
@@ -91,9 +91,11 @@ class RerankerDataModule(PointwiseDataModule):
             training queries, of each query_type the same part, no query text on two sides.
 
     Test data are ``test_file``, else what ``test_fraction`` or ``test_queries`` holds out, else the
-    validation data. Every set keeps the records whose negatives' lengths vary most, if it has more
-    than its ``max_queries``, ``val_queries`` or ``test_queries``. A record whose passages are all
-    of one length is kept; the length objective is 0 there.
+    validation data. A set with more records than its ``max_queries``, ``val_queries`` or
+    ``test_queries`` keeps those whose negatives' lengths vary most, as the paper does. Where there
+    are test data of their own, "val" and "test" are random draws instead: a certificate speaks of
+    new queries, and queries chosen by length are not like them. A record whose passages are all of
+    one length may be kept; the length objective is 0 there.
 
     Args:
         model_name: the model whose tokenizer to use, as the module's. This, max_length and
@@ -350,12 +352,22 @@ class RerankerDataModule(PointwiseDataModule):
         return limits[name]
 
     def _select(self, name: str, records: list[Record]) -> list[Record]:
+        kept = self._kept(name, len(records), lambda: _variances(self._tokenizer, records))
+        return [records[i] for i in kept]
+
+    def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
+        """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
         limit = self._limit(name)
-        if limit is None or len(records) <= limit:
-            return records
-        chosen = largest(_variances(self._tokenizer, records), limit)
-        rank_zero_info(f"{name}: kept {limit:,} of {len(records):,} queries, {_RULE}.")
-        return [records[i] for i in chosen]
+        if limit is None or count <= limit:
+            return list(range(count))
+        if name != "train" and (self.test_fraction or self.files["test"]):
+            rule = "drawn at random"
+            chosen = sorted(random.Random(digest(self.seed, name)).sample(range(count), limit))
+        else:
+            rule = "those whose negatives' lengths vary most"
+            chosen = largest(variances(), limit)
+        rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
+        return chosen
 
     def _hub(self, name: str) -> Any:
         """The split of the dataset on the hub that serves as ``name``."""
@@ -410,8 +422,8 @@ class RerankerDataModule(PointwiseDataModule):
         report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         if name != "train":
             usable = self._of_side(name, rows, usable)
-        chosen = [usable[i] for i in largest([variances[i] for i in usable], self._limit(name))]
-        rank_zero_info(f"{name}: kept {len(chosen):,} of {len(usable):,} queries, {_RULE}.")
+        kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
+        chosen = [usable[i] for i in kept]
         return [
             self._parse(row, self._where(name, i))
             for i, row in zip(chosen, rows.select(chosen), strict=True)
@@ -420,7 +432,7 @@ class RerankerDataModule(PointwiseDataModule):
     def _of_side(self, name: str, rows: Any, usable: list[int]) -> list[int]:
         """The rows of the hub's "validation" that are "val", or those that are "test"."""
         chosen = rows.select(usable)
-        queries = [same_query(query) for query in chosen["query"]]
+        queries = [folded(query) for query in chosen["query"]]
         known = "query_type" in chosen.column_names
         categories = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
         sides = side_of_held_out(

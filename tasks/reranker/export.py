@@ -1,6 +1,7 @@
 """Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
 
-`CrossEncoder(path).predict` and `.rank` then give the module's scores, truncated pairs included.
+`CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, truncated pairs
+included.
 Three things of the module are not what CrossEncoder would assume, so the folder says them:
 
 - the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;

@@ -12,6 +12,7 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
+    folded,
     kind,
     records_of,
     rows_of,
@@ -40,12 +41,8 @@ class Record:
     @property
     def unit(self) -> str:
         """What records of one query have in common, and no others."""
-        return same_query(self.query)
-
-
-def same_query(query: str) -> str:
-    """The query without what makes no other one of it: case and spaces."""
-    return " ".join(query.casefold().split())
+        text: str = folded(self.query)
+        return text
 
 
 Parser = Callable[[Any, str], Record]

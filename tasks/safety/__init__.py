@@ -1,6 +1,9 @@
 """Safety refusal: unsafe prompts are refused, every one, and answers to the rest stay."""
 
-from .data import SafetyDataModule
-from .module import SafetyModule
+from pl_pointwise.extras import needs
+
+with needs("language", __name__):
+    from .data import SafetyDataModule
+    from .module import SafetyModule
 
 __all__ = ["SafetyDataModule", "SafetyModule"]

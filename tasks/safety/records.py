@@ -20,6 +20,7 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
+    folded,
     json_object,
     kind,
     shown,
@@ -118,6 +119,11 @@ class Record:
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
         return digest(*self.turns) if self.turns else digest(self.text)
+
+    @property
+    def unit(self) -> str:
+        """What records whose prompts differ by case and spaces alone have in common."""
+        return digest(folded([self.turns or self.text]))
 
 
 @dataclass(frozen=True)
@@ -390,14 +396,14 @@ def per_category(
         if len(of_category) < count:
             wanted = len(of_category) * held_out // count
         ordered = sorted(of_category, key=lambda record: digest(seed, record.text))
-        already = [record for record in ordered if record.prompt in taken_out]
-        fresh = [record for record in ordered if record.prompt not in taken_out]
+        already = [record for record in ordered if record.unit in taken_out]
+        fresh = [record for record in ordered if record.unit not in taken_out]
         chosen = (already + fresh)[:wanted]
-        taken_out.update(record.prompt for record in chosen)
+        taken_out.update(record.unit for record in chosen)
         held += chosen
     train: list[Record] = []
     for of_category in records.values():
-        left = [record for record in of_category if record.prompt not in taken_out]
+        left = [record for record in of_category if record.unit not in taken_out]
         left.sort(key=lambda record: digest(seed, record.text, *record.answers))
         train += left[: count - held_out]
     return train, held
@@ -442,7 +448,7 @@ def once(records: Iterable[Record]) -> list[Record]:
     """The first record of each prompt."""
     found: dict[str, Record] = {}
     for record in records:
-        found.setdefault(record.prompt, record)
+        found.setdefault(record.unit, record)
     return list(found.values())
 
 

@@ -12,6 +12,7 @@ from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import hub_split, largest
 from pl_pointwise.tasks.common.splits import (
+    prompt_groups,
     side_of_held_out,
     sources_of,
     warn_of_shared_prompts,
@@ -79,8 +80,8 @@ class SafetySources(ResponseDataModule):
                     f"Set {kind}_test_file, or preparation.test_fraction above 0."
                 )
         for kind in ("benign", "borderline"):
-            safe = {record.prompt for record in sides["train"] if record.kind == kind}
-            both = sum(record.prompt in safe for record in sides["train"] if record.unsafe)
+            safe = {record.unit for record in sides["train"] if record.kind == kind}
+            both = sum(record.unit in safe for record in sides["train"] if record.unsafe)
             if both:
                 rank_zero_warn(
                     f"train: {both:,} unsafe records have a prompt that is a {kind} one too, so it "
@@ -95,8 +96,8 @@ class SafetySources(ResponseDataModule):
         records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
         chosen = set(_longest(records, self.selection.benign_count))
         train = [record for position, record in enumerate(records) if position in chosen]
-        known = {record.prompt for record in train}
-        others = [record for record in records if record.prompt not in known]
+        known = {record.unit for record in train}
+        others = [record for record in records if record.unit not in known]
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         held = [others[position] for position in sorted(drawn.tolist())]
@@ -122,8 +123,8 @@ class SafetySources(ResponseDataModule):
             return self._sides("unsafe", parse_pair)
         train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
         held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
-        known = {record.prompt for record in train}
-        fresh = [record for record in held if record.prompt not in known]
+        known = {record.unit for record in train}
+        fresh = [record for record in held if record.unit not in known]
         if len(fresh) < len(held):
             rank_zero_info(
                 f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
@@ -154,10 +155,9 @@ class SafetySources(ResponseDataModule):
 
     def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
         """Records that are held out already, divided into "val" and "test"."""
-        prompts = [record.prompt for record in held]
         categories = [record.category for record in held]
         val, test = self.preparation.val_fraction, self.preparation.test_fraction
-        sides = side_of_held_out(prompts, val, test, self.seed, categories)
+        sides = side_of_held_out(prompt_groups(held), val, test, self.seed, categories)
         return {
             name: [record for record, side in zip(held, sides, strict=True) if side == name]
             for name in SPLITS
@@ -179,9 +179,11 @@ class SafetySources(ResponseDataModule):
                 found[side] = self._pku(rows) if parse is parse_pair else rows
                 if kind == "borderline":
                     found[side] = _safe_half(rows, path)
+        # What is held out is not chosen by length: a certificate speaks of new prompts.
+        found = self._split(found, paths)
         if train := found.get("train"):
             found["train"] = [train[position] for position in _longest(train, count)]
-        return self._split(found, paths)
+        return found
 
     def _paths(self, kind: str) -> dict[str, str | None]:
         """By side the file of a kind."""

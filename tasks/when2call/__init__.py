@@ -1,6 +1,9 @@
 """When2Call: when to call a tool, ask back, decline or answer, as constraints on likelihoods."""
 
-from .data import When2CallDataModule
-from .module import When2CallModule
+from pl_pointwise.extras import needs
+
+with needs("language", __name__):
+    from .data import When2CallDataModule
+    from .module import When2CallModule
 
 __all__ = ["When2CallDataModule", "When2CallModule"]

@@ -16,6 +16,7 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
+    folded,
     json_object,
     kind,
     shown,
@@ -59,6 +60,11 @@ class Record:
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
         return digest(self.messages, self.tools)
+
+    @property
+    def unit(self) -> str:
+        """What records whose prompts differ by case and spaces alone have in common."""
+        return digest(folded([self.messages, self.tools]))
 
     @property
     def category(self) -> str:

@@ -187,7 +187,7 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
 def test_a_window_of_steps_is_one_dual_step() -> None:
     """Six batches in windows of three: each sample's λ moves once, at the end of its window."""
     witness, reported = Witness(BOUNDS), Reported()
-    module = Toy(Pointwise(dual_lr=1.0), primal_steps=3)
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), primal_steps=3)
     fit(module, ToyRows(24), epochs=1, callbacks=[DualMonitor(), witness, reported])
     final = witness.visits[-1].after
     for name in BOUNDS:

@@ -108,17 +108,18 @@ def run_with_choice(root: Path, after: Any) -> tuple[Exporting, FeasibleCheckpoi
 
 
 def test_the_exported_weights_are_those_of_the_chosen_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with caplog.at_level("INFO", logger="pl_pointwise.callbacks.export"):
-        module, chooser, trainer = run_with_choice(tmp_path, "fit")
+    said = list[str]()
+    monkeypatch.setattr("pl_pointwise.callbacks.export.rank_zero_info", said.append)
+    module, chooser, trainer = run_with_choice(tmp_path, "fit")
     chosen = torch.load(chooser.best_model_path, weights_only=True)
     assert chosen["epoch"] == 0
     written = (tmp_path / "model/weight.txt").read_text()
     assert written == str(chosen["state_dict"]["weight"].tolist())
     assert written != str(module.weight.tolist())  # The fit's own stay as they are.
     name = Path(chooser.best_model_path).name
-    assert f"with the weights of the checkpoint {name}" in caplog.text
+    assert f"with the weights of the checkpoint {name}" in said[0]
     card = (tmp_path / "model/README.md").read_text()
     assert f"weights of the checkpoint: {name}" in card
 

@@ -103,7 +103,7 @@ def test_statistics_of_a_real_validation_are_compared(tmp_path: Path) -> None:
             seen.append((objective, weights_of(self)))
 
     runner = trainer(max_epochs=4, callbacks=[callback], enable_checkpointing=True)
-    runner.fit(Reporting(Pointwise(dual_lr=1.0)), LineData(batch_size=2))
+    runner.fit(Reporting(Pointwise(alpha=1.0, dual_lr=1.0)), LineData(batch_size=2))
     _, weights = min(seen, key=lambda each: each[0])
     stored = torch.load(callback.best_model_path, weights_only=True)["state_dict"]
     assert torch.equal(stored["weight"].double(), weights)

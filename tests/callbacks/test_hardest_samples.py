@@ -75,7 +75,7 @@ def page_of(folder: Path) -> Tags:
 
 
 def fit_line(folder: Path, data: Any, **options: Any) -> LineModule:
-    module = LineModule(Pointwise(dual_lr=1.0))
+    module = LineModule(Pointwise(alpha=1.0, dual_lr=1.0))
     runner = trainer(max_epochs=6, callbacks=[HardestSamples(**options)], default_root_dir=folder)
     runner.fit(module, data)
     return module
@@ -110,8 +110,8 @@ def test_a_wrong_label_comes_first_and_hostile_text_stays_text(tmp_path: Path) -
 @pytest.mark.parametrize(
     "formulation",
     [
-        Pointwise(alpha=0.8, dual_lr=1.2, alpha_growth=1.3),
-        Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9, alpha_growth=1.3),
+        Pointwise(alpha=0.8, dual_lr=1.2),
+        Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9),
     ],
 )
 def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> None:
@@ -148,8 +148,7 @@ def test_figures_are_those_of_the_visits(formulation: Any, tmp_path: Path) -> No
             if isinstance(formulation, Pointwise):
                 assert row["relaxation"] is None
                 continue
-            alpha = 0.8 * 1.3**2  # In force in the last epoch.
-            u = max(0.0, multiplier + 2 * alpha * v) / (2 * (alpha + 1.7))
+            u = max(0.0, multiplier + 2 * 0.8 * v) / (2 * (0.8 + 1.7))
             assert row["relaxation"] == pytest.approx(u, rel=1e-4, abs=1e-6)
 
 
@@ -268,9 +267,11 @@ class Flipped(LineData):
 @pytest.mark.parametrize(
     "formulation",
     [
-        Pointwise(dual_lr=0.3),
-        Relaxed(beta=1.0, dual_lr=0.3),
-        Relaxed(beta=1.0, cost="linear", dual_lr=0.3),  # Where λ is β of errors and others alike.
+        Pointwise(alpha=1.0, dual_lr=0.3),
+        Relaxed(alpha=1.0, beta=1.0, dual_lr=0.3),
+        Relaxed(
+            alpha=1.0, beta=1.0, cost="linear", dual_lr=0.3
+        ),  # Where λ is β of errors and others alike.
     ],
 )
 def test_planted_label_errors_come_first(formulation: Any, tmp_path: Path) -> None:
@@ -291,7 +292,9 @@ def test_planted_label_errors_come_first(formulation: Any, tmp_path: Path) -> No
 
 
 def test_equality_shows_its_distance_and_its_signed_multiplier(tmp_path: Path) -> None:
-    module = Toy(Pointwise(dual_lr=1.0), {"fit": Constraint(equals=0.3)}, learning_rate=0.0)
+    module = Toy(
+        Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, learning_rate=0.0
+    )
     runner = trainer(callbacks=[HardestSamples()], default_root_dir=tmp_path)
     runner.fit(module, ToyData(ToyRows(9), batch_size=3))
     rows = rows_of(tmp_path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from pl_pointwise.callbacks import PredictionWriter
 from pl_pointwise.data import IndexedDataset
+from pl_pointwise.errors import TrainingError
 
 
 class Doubler(LightningModule):
@@ -57,3 +60,28 @@ def test_written_below_the_root_folder_or_the_loggers(tmp_path: Path) -> None:
     check(tmp_path / "found.jsonl")
     predict(Path("found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
     check(tmp_path / "logs/version_0/found.jsonl")
+
+
+def test_predictions_of_conversations_have_the_prompt(tmp_path: Path) -> None:
+    """They had an index alone, of a file that lies elsewhere."""
+
+    class Asked:
+        def record(self, index: int) -> Any:
+            return SimpleNamespace(messages=[{"role": "user", "content": f"q{index}"}])
+
+    trainer: Any = SimpleNamespace(
+        world_size=1,
+        loggers=[],
+        default_root_dir=tmp_path,
+        is_global_zero=True,
+        datamodule=SimpleNamespace(datasets={"predict": Asked()}),
+    )
+    rows = [[{"index": 1, "answer": "b"}], [{"index": 0, "answer": "a"}]]
+    PredictionWriter().write_on_epoch_end(trainer, Doubler(), rows, [])
+    found = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert found == [
+        {"prompt": "q0", "index": 0, "answer": "a"},
+        {"prompt": "q1", "index": 1, "answer": "b"},
+    ]
+    with pytest.raises(TrainingError, match=r"predict_step\(\) of Doubler must return a list"):
+        PredictionWriter().write_on_epoch_end(trainer, Doubler(), [torch.zeros(3)], [])

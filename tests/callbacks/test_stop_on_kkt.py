@@ -215,7 +215,7 @@ def test_residual_after_a_resume_is_that_of_the_whole_epoch(tmp_path: Path, batc
         savers = [] if path else [At(batches, lambda trainer: trainer.save_checkpoint(checkpoint))]
         runner = trainer(max_epochs=2, callbacks=[StopOnKKT(1e-9), reported, *savers])
         data = ToyData(ToyRows(23), batch_size=4)  # Six batches an epoch.
-        runner.fit(Toy(Pointwise(dual_lr=1.0)), data, ckpt_path=path)
+        runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), data, ckpt_path=path)
         found.append(reported.parts)
     assert found[1] == [found[0][1]]
 
@@ -249,7 +249,7 @@ def test_stationarity_does_not_grow_with_the_loss_scale(kind: type[Float], clip:
     found = []
     for plugins in ([], [scaled(2.0)], [scaled(1024.0)]):
         reported = Residuals()
-        module = kind(Pointwise(dual_lr=1.0), gradient_clip_val=clip)
+        module = kind(Pointwise(alpha=1.0, dual_lr=1.0), gradient_clip_val=clip)
         callbacks = [StopOnKKT(1e-9), reported]
         fit(module, ToyRows(9), epochs=2, callbacks=callbacks, plugins=plugins)
         found.append(reported.parts[-1]["kkt/stationarity"])

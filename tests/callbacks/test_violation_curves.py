@@ -61,7 +61,9 @@ def table(folder: Path, epoch: int) -> dict[Key, tuple[float, float | None]]:
 
 
 @pytest.mark.usefixtures("_undrawn")
-@pytest.mark.parametrize("formulation", [Pointwise(dual_lr=1.0), Average(dual_lr=0.5), None])
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(alpha=1.0, dual_lr=1.0), Average(dual_lr=0.5), None]
+)
 def test_tables_hold_every_violation_and_multiplier(formulation: Any, tmp_path: Path) -> None:
     witness = Witness(BOUNDS)
     module = run(tmp_path, formulation, callbacks=[witness])
@@ -167,7 +169,7 @@ def test_a_resumed_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
         callbacks = [ViolationCurves(), *savers]
         runner = trainer(max_epochs=3, callbacks=callbacks, default_root_dir=tmp_path)
         data = ToyData(ROWS, batch_size=4)
-        runner.fit(Toy(Pointwise(dual_lr=0.3), partial=True), data, ckpt_path=checkpoint)
+        runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=0.3), partial=True), data, ckpt_path=checkpoint)
     assert sorted(os.listdir(tmp_path)) == ["mid.ckpt", "violations", "violations-1"]
 
 
@@ -190,7 +192,7 @@ def test_resumed_in_mid_epoch_equals_uninterrupted(tmp_path: Path) -> None:
         runner = trainer(
             max_epochs=3, callbacks=[ViolationCurves(), *savers], default_root_dir=folder
         )
-        module = Toy(Pointwise(dual_lr=1.0), partial=True)
+        module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), partial=True)
         runner.fit(module, ToyData(ROWS, HELD_OUT, batch_size=4), ckpt_path=path)
 
     go(tmp_path / "whole", None, save=True)

@@ -87,9 +87,9 @@ def test_nothing_asked_for_is_the_checkpoints(checkpoint, seen) -> None:
 
 
 def test_a_nested_option_leaves_its_neighbours(checkpoint, seen) -> None:
-    nested = ["--model.formulation", "Pointwise", "--model.formulation.multiplier_max", "9"]
+    nested = ["--model.formulation", "Pointwise", "--model.formulation.dual_lr", "9"]
     module, _, _ = seen("test", *TASK, *nested, "--ckpt_path", str(checkpoint))
-    assert module.formulations["fit"] == Pointwise(alpha=2.0, multiplier_max=9.0)
+    assert module.formulations["fit"] == Pointwise(alpha=2.0, dual_lr=9.0)
 
 
 @pytest.mark.parametrize("where", ["before", "behind"])

@@ -58,7 +58,7 @@ class Hard(Toy):
         super().__init__(
             {
                 "fit": CVaR(level=0.4, threshold_lr=0.05, alpha=1.0, dual_lr=0.5),
-                "pair": Pointwise(dual_lr=0.5, alpha_growth=2.0),
+                "pair": Pointwise(alpha=1.0, dual_lr=0.5),
             },
             partial=True,
             dropout=0.3,
@@ -380,7 +380,7 @@ def test_second_fit_on_the_same_data_keeps_the_multipliers() -> None:
 def test_fit_on_other_data_starts_its_multipliers_at_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(7))
+    module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     assert module.multipliers["pair"].any()
     module.learning_rate = 0.0
     fit(module, ToyRows(9), epochs=1, limit_train_batches=1)
@@ -446,7 +446,7 @@ def assert_plain(value: Any) -> None:
     [
         None,
         Penalty(weight=0.5),
-        Relaxed(beta=2.0, cost="linear", alpha_growth=2.0),
+        Relaxed(beta=2.0, cost="linear"),
         {"fit": Average(alpha=0.5)},
         Tilted(tilt=0.5, alpha=0.5),
         CVaR(level=0.5, threshold_lr=0.02),
@@ -493,7 +493,7 @@ def test_hyperparameters_given_as_a_namespace_are_stored_plain() -> None:
 
 def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(7))
+    module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
     module.trainer.save_checkpoint(path)
     loaded = Toy.load_from_checkpoint(path, weights_only=True)
     torch.manual_seed(0)

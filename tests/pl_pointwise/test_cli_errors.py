@@ -16,12 +16,14 @@ import yaml
 
 from pl_pointwise import cli_errors, option_names
 from pl_pointwise.cli import PointwiseCLI, main
+from pl_pointwise.configs import config_path
 from pl_pointwise.errors import DataError
 
 NAME = "tests.pl_pointwise.line_task"
 LINE = f"--model {NAME}.LineModule --data {NAME}.LineData"
 QUIET = "--trainer.accelerator cpu --trainer.logger false --trainer.enable_progress_bar false"
 POINTWISE = "--model.formulation Pointwise"
+PACKAGED = config_path("conversation/pointwise")
 FULL_PATH = "Others go by their full path, package.module.Class."
 FILES = {
     "syntax.yaml": "model: {class_path: [a\n  b: 3\n",
@@ -42,7 +44,7 @@ data: {NAME}.LineData
     "field.yaml": "model:\n  init_args:\n    formulation:\n      class_path: Pointwise\n"
     "      init_args: {alhpa: 3}\n",
     "optimizer.yaml": "optimizer: {class_path: Addam}\n",
-    "callback.yaml": "trainer:\n  callbacks:\n  - class_path: ModelExprt\n",
+    "callback.yaml": "trainer:\n  callbacks:\n  - class_path: DualMonitr\n",
     "option.yaml": "trainer:\n  callbacks:\n  - class_path: ModelExport\n"
     "    init_args: {aftr: test}\n",
     "methods.yaml": "one: [reranker/pointwize]\n",
@@ -91,8 +93,8 @@ CASES = {
     f"'Adam'? {FULL_PATH}",
     f"fit {LINE} --optimizer SGD --optimizer.lrr 0.1": "--optimizer.lrr: there is no such option. "
     "Did you mean --optimizer.lr?",
-    f"fit {LINE} --trainer.callbacks+ ModelExprt": "--trainer.callbacks: there is no Callback "
-    f"'ModelExprt'. Did you mean 'ModelExport'? {FULL_PATH}",
+    f"fit {LINE} --trainer.callbacks+ DualMonitr": "--trainer.callbacks: there is no Callback "
+    f"'DualMonitr'. Did you mean 'DualMonitor'? {FULL_PATH}",
     f"fit --model {NAME}.LineModul --data {NAME}.LineData": f"--model: {NAME} has no class "
     "'LineModul'. Did you mean 'LineModule'?",
     f"fit --model nowhere.Module --data {NAME}.LineData": "--model: nowhere.Module cannot be "
@@ -121,9 +123,21 @@ CASES = {
     f"fit {LINE} --config optimizer.yaml": "optimizer.yaml, line 1, optimizer: there is no "
     f"Optimizer 'Addam'. Did you mean 'Adam'? {FULL_PATH}",
     f"fit {LINE} --config callback.yaml": "callback.yaml, line 2, trainer.callbacks: there is no "
-    f"Callback 'ModelExprt'. Did you mean 'ModelExport'? {FULL_PATH}",
+    f"Callback 'DualMonitr'. Did you mean 'DualMonitor'? {FULL_PATH}",
     f"fit {LINE} --config option.yaml": "option.yaml, line 4, trainer.callbacks.aftr: there is no "
     "such option. Did you mean after?",
+    "fit --config base": "No configuration 'base': neither a file nor a packaged one. Did you mean "
+    "'base.yaml'? pl-pointwise --help lists them.",
+    "fit --config conversation/pointwise": f"{PACKAGED}, line 2, model: --constraints must be "
+    "given, on the command line or in a file (--config TASK). conversation/pointwise goes on top "
+    "of its base: --config conversation --config conversation/pointwise.",
+    f"test {LINE} {QUIET} --ckpt_path base.yaml": "--ckpt_path base.yaml is a configuration, which "
+    "--config takes. A checkpoint ends in .ckpt.",
+    f"fit {LINE} --trainer.accelerator mps": "--trainer.accelerator mps: torch finds none on this "
+    "machine. Give cpu, or auto, which takes what there is.",
+    f"fit {LINE} {QUIET} --data.batch_size 0": "batch_size=0: give at least 1 sample.",
+    f"fit --model {NAME}.LineModule {QUIET} --data LightningDataModule": "LightningDataModule has "
+    "no train_dataloader(): define it there.",
     f"fit {LINE} --ckpt_path missing.ckpt": "--ckpt_path missing.ckpt: there is no such file.",
     "fit --config reranker --model.model_name ./nomodel": "./nomodel: there is no such folder. "
     "Give a folder with a model, or its name on the hub.",

@@ -117,7 +117,15 @@ def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) ->
             "fit": torch.cat([fit_values - 0.5, -0.4 - fit_values]),
             "pair": 0.2 - (outputs[:, None] * data.x[:, :3])[data.has["pair"]],
         }
+        by_sample = {
+            "fit": torch.stack(violations["fit"].chunk(2), 1),
+            "pair": torch.where(
+                data.has["pair"], 0.2 - outputs[:, None] * data.x[:, :3], -torch.inf
+            )[data.has["pair"].any(1)],
+        }
         for name, violation in violations.items():
+            share = (by_sample[name] > 0).any(1).double().mean()
+            expected[f"{stage}/{name}/violated_samples"] = float(share)
             expected |= {f"{stage}/{name}/{k}": v for k, v in figures(violation).items()}
             pooled = module.violations[stage][name]
             assert pooled.device.type == "cpu"

@@ -120,6 +120,16 @@ def test_a_configuration_of_another_class_is_refused(
     assert "is of a AnotherModule, and --config names a DigitsModule" in error
 
 
+def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any) -> None:
+    options = ["--ckpt_path", str(checkpoint_of(run)), "--output", str(tmp_path)]
+    (tmp_path / "README.md").write_text("my project\n")
+    assert "has files that are not of an earlier export" in refusal(capsys, *options)
+    assert (tmp_path / "README.md").read_text() == "my project\n"
+    (tmp_path / "README.md").unlink()
+    for _ in range(2):  # Its own are replaced.
+        main(["export", *options])
+
+
 def test_a_task_without_export_is_told_what_to_write(tmp_path: Path, capsys: Any) -> None:
     task = ["--model", "tests.pl_pointwise.line_task.LineModule"]
     task += ["--data", "tests.pl_pointwise.line_task.LineData"]

@@ -378,9 +378,10 @@ INVALID = [
     *itertools.product([CVaR], ["threshold_lr"], [-0.1, math.inf, None]),
     *itertools.product([Tilted, CVaR], ["alpha"], [0, math.nan]),
     *itertools.product([Pointwise, Average], ["alpha"], [0, -1.0, math.nan, math.inf, "1", True]),
-    *itertools.product([Pointwise, Average, Relaxed], ["dual_lr"], [-0.1, math.nan, None]),
-    *itertools.product([Pointwise, Average, Relaxed], ["alpha_growth"], [0.5, math.inf]),
-    *itertools.product([Pointwise, Average, Relaxed], ["alpha_every"], [0, -1]),
+    *itertools.product([Pointwise, Average, Relaxed], ["dual_lr"], [-0.1, math.nan]),
+    *itertools.product([Pointwise, Relaxed], ["dual_lr"], [0.1]),  # Without an alpha.
+    *itertools.product([Pointwise, Relaxed, Average], ["alpha"], ["auto", "adaptiv"]),
+    *itertools.product([Relaxed], ["price"], [1.0, -1.0]),  # Beside beta.
     *itertools.product([Relaxed], ["beta"], [0, -2.0, math.nan, math.inf, None]),
     *itertools.product([Relaxed], ["alpha"], [0, -1.0, math.nan]),
     *itertools.product([Penalty], ["weight"], [-1e-9, math.nan, -math.inf, None]),
@@ -404,12 +405,6 @@ def test_unknown_cost_is_refused() -> None:
         Relaxed(beta=1.0, cost="cubic")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [Average, Pointwise])
-def test_growth_without_alpha_is_refused(kind: Any) -> None:
-    with pytest.raises(ValueError, match="no α to grow"):
-        kind(alpha=None, alpha_growth=2.0)
-
-
 def test_arguments_are_keyword_only() -> None:
     for kind in (Penalty, Average, Tilted, CVaR, Pointwise, Relaxed):
         with pytest.raises(TypeError):
@@ -424,19 +419,10 @@ def test_numpy_numbers_become_plain_ones() -> None:
         assert alpha == 0.5
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_alpha_grows_every_so_many_epochs(every: int) -> None:
-    for formulation in (
-        Average(alpha=0.5, alpha_growth=3.0, alpha_every=every),
-        Relaxed(alpha=0.5, beta=2.0, cost="linear", alpha_growth=3.0, alpha_every=every),
-    ):
-        for epoch in range(7):
-            grown: Any = formulation.at_epoch(epoch)
-            assert type(grown) is type(formulation)
-            assert grown.alpha == 0.5 * 3.0 ** (epoch // every)
-            others = {k: v for k, v in vars(grown).items() if k != "alpha"}
-            assert others == {k: v for k, v in vars(formulation).items() if k != "alpha"}
-        assert formulation.alpha == 0.5  # growing leaves the declared formulation as it is
+@pytest.mark.parametrize("name", ["alpha_growth", "alpha_every", "alpha_max", "multiplier_max"])
+def test_argument_of_an_earlier_version_names_what_takes_its_place(name: str) -> None:
+    with pytest.raises(TypeError, match=f"no {name} any more: .*(alpha|Relaxed)"):
+        Pointwise(**{name: 2})  # type: ignore[arg-type]
 
 
 # Configurations ----------------------------------------------------------------------------------
@@ -558,6 +544,11 @@ def test_equality_is_violated_on_either_side_and_nowhere_else() -> None:
     violation = equality.violation(values_1d)
     torch.testing.assert_close(violation[:, 0], -violation[:, 1])
     assert (violation.max(1).values > 0).tolist() == [True, True, False, True]
+
+
+def test_bounds_of_each_sample_are_answered_by_how_to_have_them() -> None:
+    with pytest.raises(ValueError, match=r"return value − bound, with Constraint\(at_most=0\)"):
+        Constraint(at_least=torch.ones(3))  # type: ignore[arg-type]
 
 
 def test_constraint_needs_a_bound() -> None:

@@ -28,7 +28,7 @@ BATCH = 4
 
 
 def module(**options: Any) -> Toy:
-    return Toy(Pointwise(dual_lr=1.0), primal_steps=3, **options)
+    return Toy(Pointwise(alpha=1.0, dual_lr=1.0), primal_steps=3, **options)
 
 
 @pytest.fixture(name="good", scope="module")

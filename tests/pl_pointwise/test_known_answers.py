@@ -167,9 +167,8 @@ class Projection(PointwiseModule):
     [
         Pointwise(alpha=2.0, dual_lr=2.0),
         Pointwise(alpha=None, dual_lr=1.0),
-        Pointwise(alpha=0.2, dual_lr=2.0, alpha_growth=1.5, alpha_every=50),
     ],
-    ids=["augmented", "standard", "growing"],
+    ids=["augmented", "standard"],
 )
 def test_pointwise_solution_and_multipliers_are_the_programs(formulation: Formulation) -> None:
     """The sum form's multiplier of row i is λ_i / N, because the constraints' mean is priced."""

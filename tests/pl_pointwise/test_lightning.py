@@ -10,6 +10,7 @@ import copy
 import logging
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
-from pl_pointwise import Average, Pointwise, PointwiseModule
+from pl_pointwise import Average, Constraint, Pointwise, PointwiseModule
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
@@ -63,7 +64,7 @@ def data(**options: Any) -> ToyData:
 
 
 def toy(**options: Any) -> Toy:
-    return Toy(Pointwise(dual_lr=1.0), **options)
+    return Toy(Pointwise(alpha=1.0, dual_lr=1.0), **options)
 
 
 def run(module: Toy | None = None, loaders: Any = None, **options: Any) -> Toy:
@@ -250,7 +251,7 @@ def test_gradients_of_recomputed_activations_are_the_same(plain: Toy) -> None:
             assert isinstance(found, Tensor)
             return found
 
-    assert_identical_run(run(Recomputed(Pointwise(dual_lr=1.0))), plain)
+    assert_identical_run(run(Recomputed(Pointwise(alpha=1.0, dual_lr=1.0))), plain)
 
 
 def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
@@ -440,6 +441,38 @@ def test_results_may_be_changed_in_place(stage: str) -> None:
         found.mask.logical_not_()
 
 
+class Slopes(Toy):
+    """A constraint on the gradient of the output by the inputs."""
+
+    gradients = torch.enable_grad
+
+    def forward(self, batch: Any) -> Tensor:
+        with self.gradients():
+            x = batch["x"].requires_grad_()
+            outputs = super().forward({**batch, "x": x})
+            (self.slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+        return outputs
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"fit": self.slope.norm(dim=1)}
+
+
+class SlopesInTrainingOnly(Slopes):
+    gradients = nullcontext  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("stage", ["test", "validate", "predict"])
+def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
+    """It took Trainer(inference_mode=False), which nobody said before the fit was over."""
+    options: dict[str, Any] = {} if stage == "predict" else {"verbose": False}
+    bound = {"fit": Constraint(at_most=0.1)}
+    getattr(trainer(), stage)(Slopes(Pointwise(alpha=1.0), bound), data(), **options)
+    if stage != "predict":
+        module = SlopesInTrainingOnly(Pointwise(alpha=1.0), bound)
+        with pytest.raises(TrainingError, match=r"Put `with torch.enable_grad\(\):` around"):
+            getattr(trainer(), stage)(module, data(), **options)
+
+
 # What is refused before the first step ------------------------------------------------------------
 
 
@@ -481,6 +514,26 @@ class Frozen(Toy):
         return declared
 
 
+class FrozenByItself(Toy):
+    """With the default optimizer, it ended in torch's "empty parameter list"."""
+
+    configure_optimizers = PointwiseModule.configure_optimizers
+
+    def __init__(self, formulation: Any) -> None:
+        super().__init__(formulation)
+        self.requires_grad_(False)
+
+
+class NameOfOurs(Toy):
+    def __init__(self, formulation: Any) -> None:
+        super().__init__(formulation)
+        self.thresholds = {"mine": 0.5}  # type: ignore[dict-item]
+
+
+class WithoutObjective(Toy):
+    objective = PointwiseModule.objective  # type: ignore[assignment]
+
+
 class OwnStep(Toy):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None
@@ -496,6 +549,9 @@ class OwnStep(Toy):
         (NoOptimizer, "configure_optimizers returned None"),
         (TwoOptimizers, "returned 2 optimizers"),
         (Frozen, "No weight requires a gradient"),
+        (FrozenByItself, "No weight requires a gradient"),
+        (NameOfOurs, "self.thresholds of NameOfOurs is a dict, and PointwiseModule keeps its own"),
+        (WithoutObjective, r"WithoutObjective has no objective\(outputs, batch\): define it"),
         (OwnStep, "took no step"),
     ],
 )
@@ -509,6 +565,17 @@ def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None
     assert not any(table.any() for table in module.multipliers.values())
 
 
+def test_names_of_ones_own_do_not_end_the_fit(plain: Toy) -> None:
+    class Names(Toy):
+        def __init__(self, formulation: Any) -> None:
+            super().__init__(formulation)
+            self.checks, self.order, self.primal_steps = [1], "x", "y"  # type: ignore[assignment]
+
+    module = run(Names(Pointwise(alpha=1.0, dual_lr=1.0)))
+    assert_identical_run(module, plain)
+    assert module.checks == [1]
+
+
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     class Around(Toy):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -516,7 +583,7 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
             self.log("mine", loss, on_epoch=True)
             return loss
 
-    module = run(Around(Pointwise(dual_lr=1.0)))
+    module = run(Around(Pointwise(alpha=1.0, dual_lr=1.0)))
     assert_identical_run(module, plain)
     assert "mine" in module.trainer.callback_metrics
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 
 from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.certificates import certify
+from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.model_card import NONE_YET, public_name, write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 
@@ -32,7 +33,7 @@ def fitted(folder: Path, formulation: Any = None, **options: Any) -> LineModule:
     return module
 
 
-def card(module: LineModule, folder: Path, base_model: str = "owner/base") -> ModelCard:
+def card(module: LineModule, folder: Path, base_model: str | None = "owner/base") -> ModelCard:
     path = write_card(
         module,
         folder,
@@ -63,11 +64,12 @@ def test_the_multipliers_are_summed_up(tmp_path) -> None:
     module = fitted(tmp_path, Pointwise(alpha=2.0, dual_lr=1.0))
     text = card(module, tmp_path).text
     values = module.multipliers["fit"].double().flatten()
-    assert 0 < (values > 0).double().mean() < 1
-    expected = [(values > 0).double().mean(), values.median(), values.quantile(0.9), values.max()]
+    active = values[values > 0]
+    assert 0 < len(active) < 5
+    expected = [active.quantile(0.5), active.quantile(0.9), active.max()]
     cells = row(text, "fit", "Multipliers")
-    assert cells[1] == "5 samples × 1"
-    assert cells[2:] == [f"{float(value):.3g}" for value in expected]
+    assert cells[1:3] == ["5 samples × 1", str(len(active))]
+    assert cells[3:] == [f"{float(value):.3g}" for value in expected]
     assert row(text, "fit", "Requirements")[1:3] == ["≤ 0.1", "≤ 0.1"]
     assert "`Pointwise(alpha=2.0, dual_lr=1.0" in text
     assert "- epochs: 3\n" in text
@@ -129,6 +131,39 @@ def test_an_interval_shows_both_bounds(tmp_path) -> None:
     module.constraints = {"fit": Constraint(at_least=-1.0, at_most=2.0)}
     text = card(module, tmp_path).text
     assert row(text, "fit", "Requirements")[1:3] == ["≥ -1 and ≤ 2", "≤ 0.1"]
+
+
+def test_an_equality_shows_its_value_and_counts_negative_multipliers(tmp_path) -> None:
+    module = fitted(tmp_path, Pointwise())
+    module.constraints = {"fit": Constraint(equals=0.5)}
+    module.multipliers.set("fit", torch.tensor([[-3.0], [-1.0], [0.0], [0.0], [0.0]]))
+    text = card(module, tmp_path, base_model=None).text
+    assert row(text, "fit", "Requirements")[1] == "= 0.5"
+    assert row(text, "fit", "Multipliers")[2:] == ["2", "2", "2.8", "3"]
+
+
+def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(tmp_path) -> None:
+    path = tmp_path / "fitted.ckpt"
+    trained = fitted(tmp_path, Pointwise())
+    trained.trainer.save_checkpoint(path)
+    module, data = LineModule(Pointwise()), LineData(batch_size=2)
+    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    trainer.test(module, data, ckpt_path=path, weights_only=True, verbose=False)
+    text = card(module, tmp_path).text
+    assert f"- steps: {trained.trainer.global_step}\n" in text
+    assert "- epochs" not in text
+
+
+def test_the_share_of_samples_comes_first_and_of_values_where_they_differ(tmp_path) -> None:
+    module = fitted(tmp_path)
+    found = module.evaluated["val"]["fit"]
+    one = row(card(module, tmp_path).text, "fit", "Held-out violations")
+    assert one[4] == ""
+    two = torch.tensor([[1.0, -1.0], [-1.0, 2.0], [-1.0, -1.0], [-1.0, -1.0]])
+    module.evaluated["val"]["fit"] = SampleViolations(torch.arange(4), two, two.bool())
+    assert [*module.evaluated["val"]["fit"].statistics()][2:4] == ["violated_samples", "violated"]
+    assert row(card(module, tmp_path).text, "fit", "Held-out violations")[3:5] == ["0.5", "0.25"]
+    assert len(found.index) == 5
 
 
 @pytest.mark.parametrize(

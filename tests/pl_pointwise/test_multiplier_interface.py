@@ -39,7 +39,7 @@ def fit_again(module: Toy, count: int = 9, **options: Any) -> Toy:
 def test_initial_values_are_where_the_first_step_starts() -> None:
     """There was no public way; writing into the store before a fit was undone by the fit."""
     for values in (0.75, torch.full((9,), 0.75), torch.full((9, 1), 0.75, dtype=torch.float64)):
-        module = Toy(Pointwise(dual_lr=0.0), {"fit": Constraint(at_most=0.0)}, **STILL)
+        module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), {"fit": Constraint(at_most=0.0)}, **STILL)
         module.multipliers.set("fit", values)
         assert "fit" not in module.multipliers
         fit_again(module)
@@ -57,7 +57,7 @@ def test_initial_values_change_the_weights() -> None:
 
 
 def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
-    module = fit_again(Toy(Pointwise(dual_lr=1.0)))
+    module = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0)))
     module.multipliers.set("fit", 3.0)
     assert (module.multipliers["fit"] == 3.0).all()
     with pytest.raises(ValueError, match=r"shape \(9, 1\).*reset\('fit'\)"):
@@ -73,7 +73,7 @@ def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
 
 
 def test_reset_equals_a_fresh_store() -> None:
-    again = fit_again(Toy(Pointwise(dual_lr=1.0), **STILL))
+    again = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL))
     first = {name: table.clone() for name, table in again.multipliers.items()}
     again.multipliers.reset()
     fit_again(again)
@@ -105,7 +105,7 @@ def test_initial_values_are_finite_and_a_table(values: Any) -> None:
 
 
 def test_initial_values_in_files_are_those_in_memory(tmp_path: Path) -> None:
-    module = Toy(Pointwise(dual_lr=0.0))
+    module = Toy(Pointwise(alpha=1.0, dual_lr=0.0))
     module.multiplier_folder = str(tmp_path)
     module.multipliers.set("fit", torch.arange(9.0))
     fit_again(module)
@@ -124,9 +124,9 @@ def test_initial_values_of_a_name_that_no_constraint_has_are_dropped_with_a_warn
 
 def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, caplog: Any) -> None:
     runner = trainer(max_epochs=1)
-    runner.fit(Toy(Pointwise(dual_lr=1.0), **STILL), ToyData(ToyRows(9), batch_size=4))
+    runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL), ToyData(ToyRows(9), batch_size=4))
     runner.save_checkpoint(tmp_path / "one.ckpt")
-    module = Toy(Pointwise(dual_lr=0.0), **STILL)
+    module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), **STILL)
     module.multipliers.set("fit", 7.0)
     data = ToyData(ToyRows(9), batch_size=4)
     trainer(max_epochs=2).fit(module, data, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
@@ -134,23 +134,11 @@ def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, capl
     assert "are the checkpoint's" in caplog.text
 
 
-def test_multipliers_stay_within_their_cap() -> None:
-    """λ of a sample that cannot be satisfied grew without limit."""
-    for formulation in (Pointwise(dual_lr=50.0, multiplier_max=0.4), Average(dual_lr=50.0)):
-        module = fit_again(Toy(formulation, **STILL))
-        largest = max(float(table.max()) for table in module.multipliers.values())
-        assert largest == pytest.approx(0.4) if formulation.multiplier_max else largest > 0.4
-    module = Toy(Pointwise(dual_lr=0.0, multiplier_max=0.4), **STILL)
-    module.multipliers.set("fit", 3.0)
-    fit_again(module)
-    assert (module.multipliers["fit"] == torch.tensor(0.4)).all()
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (Pointwise(dual_lr=1.0), Relaxed(beta=2.0, dual_lr=0.0)),
-        (Relaxed(beta=2.0, dual_lr=1.0), Pointwise(alpha=None, dual_lr=0.0)),
+        (Pointwise(alpha=1.0, dual_lr=1.0), Relaxed(alpha=1.0, beta=2.0, dual_lr=0.0)),
+        (Relaxed(alpha=1.0, beta=2.0, dual_lr=1.0), Pointwise(alpha=None, dual_lr=0.0)),
         (Average(dual_lr=1.0), CVaR(dual_lr=0.0)),
     ],
 )
@@ -189,7 +177,7 @@ def test_formulation_of_another_kind_is_refused_until_a_reset(
 
 
 def test_multipliers_of_a_formulation_without_any_are_dropped(caplog: Any) -> None:
-    module = fit_again(Toy(Pointwise(dual_lr=1.0)))
+    module = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0)))
     module.formulations = {name: Penalty(weight=1.0) for name in module.constraints}
     fit_again(module)
     assert not module.multipliers
@@ -251,7 +239,7 @@ def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
 
 def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
     """The dual follows ℓ − c with its sign; what users read is how far off the samples are."""
-    module = Toy(Pointwise(dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
     runner = trainer(max_epochs=1)
     runner.fit(module, ToyData(ToyRows(9), batch_size=9))
     residual = module.measured.violations["fit"] if module.measured else torch.empty(0)

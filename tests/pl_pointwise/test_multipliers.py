@@ -223,19 +223,19 @@ def test_resume_takes_the_multipliers_of_the_checkpoint_not_of_the_files(tmp_pat
     """Which have run ahead of it when a run is killed."""
     path = tmp_path / "early.ckpt"
     save = At(2, lambda trainer: trainer.save_checkpoint(path))
-    module = Toy(Pointwise(dual_lr=1.0))
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
     module.multiplier_folder = str(tmp_path / "tables")
     fit(module, ToyRows(7), callbacks=[save])
     (table,) = (tmp_path / "tables").glob("*/pair.float32")
     stored = torch.load(path, weights_only=True)["pl_pointwise"]["multipliers"]["pair"]
     assert table.stat().st_size == 4 * stored.numel()
     assert not torch.equal(stored, module.multipliers["pair"])
-    resumed = Toy(Pointwise(dual_lr=1.0))
+    resumed = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
     resumed.multiplier_folder = module.multiplier_folder
     data = ToyData(ToyRows(7), batch_size=4)
     trainer(max_epochs=3).fit(resumed, data, ckpt_path=path)
     assert_identical_run(resumed, module)
-    in_memory = Toy(Pointwise(dual_lr=1.0))
+    in_memory = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
     data = ToyData(ToyRows(7), batch_size=4)
     trainer(max_epochs=3).fit(in_memory, data, ckpt_path=path)
     assert_identical_run(in_memory, module)
@@ -327,7 +327,7 @@ def test_multiplier_stays_float32_under_every_precision(formulation: Any, precis
 
 
 def test_casting_or_moving_the_module_leaves_the_multipliers() -> None:
-    module = fit(Toy(Pointwise(dual_lr=1.0)), ToyRows(4), epochs=1)
+    module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(4), epochs=1)
     before = module.multipliers["pair"].clone()
     module.to(torch.bfloat16)
     assert module.multipliers["pair"].dtype == torch.float32

@@ -102,7 +102,7 @@ def test_several_bad_samples_of_a_batch(options: Any) -> None:
 def test_multiplier_of_a_sample_left_out_keeps_its_value() -> None:
     """The sample was fine for an epoch and has a multiplier; a NaN then must not move it."""
     rows = Defective(6, {})
-    module = fit(Fragile(Pointwise(dual_lr=1.0)), rows, epochs=2)
+    module = fit(Fragile(Pointwise(alpha=1.0, dual_lr=1.0)), rows, epochs=2)
     before = multipliers_of(module)
     sample = int(before["pair"].max(1).values.argmax())
     assert before["pair"][sample].max() > 0.1
@@ -149,7 +149,7 @@ def test_bad_value_that_is_not_carried_but_has_a_gradient_says_where_to_look(
 def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFixture) -> None:
     """sqrt(0) is finite and its gradient is not: no value gives the sample away."""
     rows = Defective(4, {})
-    module = Fragile(Pointwise(dual_lr=1.0))
+    module = Fragile(Pointwise(alpha=1.0, dual_lr=1.0))
     start = weights_of(module)
     rows.defects = {2: GRADIENT_NAN}
     with pytest.raises(TrainingError, match="All 1 steps of epoch 0 were skipped"):

@@ -63,11 +63,11 @@ def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> N
 
     for method in ("pointwise", "relaxed", "relaxed_linear"):
         found = formulation_of(method)
-        assert (found.alpha, found.dual_lr, found.alpha_growth) == ("auto", "auto", "auto")
+        assert (found.alpha, found.dual_lr) == ("adaptive", None)
     for method in ("paper_pointwise", "paper_relaxed"):
         found = formulation_of(method)
         assert 0 < found.dual_lr < 2 * found.alpha
-        assert not found.adapts
+        assert not found.adaptive
 
 
 def test_what_an_overlay_leaves_out_stays_the_base_files(tmp_path: Path) -> None:

@@ -210,8 +210,8 @@ def test_evaluation_is_exact_over_many_batches(precision: Any) -> None:
 @pytest.mark.parametrize("name", ["pointwise", "relaxed", "average"])
 def test_half_precision_training_stays_near_full_precision(name: str) -> None:
     formulation: Any = {
-        "pointwise": Pointwise(dual_lr=1.0),
-        "relaxed": Relaxed(beta=2.0, dual_lr=1.0),
+        "pointwise": Pointwise(alpha=1.0, dual_lr=1.0),
+        "relaxed": Relaxed(alpha=1.0, beta=2.0, dual_lr=1.0),
         "average": Average(alpha=1.0, dual_lr=1.0),
     }[name]
     full = fit(Float(formulation), ToyRows(13, seed=2))
@@ -249,8 +249,8 @@ def test_scaled_gradients_are_clipped_and_stepped_unscaled(
 ) -> None:
     """Clipped while scaled, every step would be shorter by the scale."""
     rows, options = ToyRows(13, seed=2), {"gradient_clip_val": clip, "micro_batch_size": size}
-    plain = fit(Float(Pointwise(), **options), rows)
-    half = fit(Float(Pointwise(), **options), rows, plugins=[scaled(64.0)])
+    plain = fit(Float(Pointwise(alpha=1.0), **options), rows)
+    half = fit(Float(Pointwise(alpha=1.0), **options), rows, plugins=[scaled(64.0)])
     assert half.trainer.global_step == 12
     assert half.skipped_steps == 0
     torch.testing.assert_close(weights_of(half), weights_of(plain), rtol=0, atol=0.01)
@@ -264,7 +264,7 @@ def test_scaled_gradients_are_clipped_and_stepped_unscaled(
 
 def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> None:
     """The scaler starts high; its first steps overflow as a matter of course."""
-    module = Float(Pointwise(dual_lr=1.0))
+    module = Float(Pointwise(alpha=1.0, dual_lr=1.0))
     start = weights_of(module)
     plugin = scaled(2.0**20)
     fit(module, ToyRows(4), epochs=1, plugins=[plugin])
@@ -274,7 +274,9 @@ def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> No
     assert plugin.scaler is not None
     assert plugin.scaler.get_scale() == 2.0**19
     # And a run finds its scale and trains.
-    module = fit(Float(Pointwise(dual_lr=1.0)), ToyRows(4), epochs=20, plugins=[scaled(2.0**20)])
+    module = fit(
+        Float(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(4), epochs=20, plugins=[scaled(2.0**20)]
+    )
     assert 0 < module.skipped_steps < 15
     assert module.skipped_steps + module.trainer.global_step == 20
     assert torch.isfinite(weights_of(module)).all()

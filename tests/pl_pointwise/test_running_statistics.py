@@ -41,7 +41,9 @@ def momentum_of(module: Normed) -> float:
     return module.norm.momentum
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(dual_lr=1.0), Average(alpha=0.8, dual_lr=1.0)])
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(alpha=1.0, dual_lr=1.0), Average(alpha=0.8, dual_lr=1.0)]
+)
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_one_nan_leaves_out_one_sample_and_spoils_no_statistic(
     formulation: Any, micro_batch_size: int | None, caplog: pytest.LogCaptureFixture
@@ -75,7 +77,7 @@ def test_statistics_are_those_of_the_samples_that_remain() -> None:
 
 def test_what_the_step_measured_is_of_the_pass_without_the_sample() -> None:
     """The multipliers step by what the weights' step saw; the first pass saw NaN everywhere."""
-    module = Normed(Pointwise(dual_lr=1.0))
+    module = Normed(Pointwise(alpha=1.0, dual_lr=1.0))
     fit(module, Broken(8, 3), batch_size=8, epochs=1)
     assert module.measured is not None
     assert sorted(module.measured.index.tolist()) == [0, 1, 2, 4, 5, 6, 7]

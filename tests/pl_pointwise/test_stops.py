@@ -103,7 +103,7 @@ def stopped_by(
         with pytest.raises((RuntimeError, SystemExit, SIGTERMException)):
             fit()
         signal.signal(signal.SIGINT, before)
-        (path,) = folder.glob("**/*.ckpt")
+        (path,) = folder.glob("**/terminated-*.ckpt" if kind == "SIGTERM" else "**/*.ckpt")
     else:
         fit()
         if not path.exists():
@@ -436,7 +436,7 @@ def test_a_run_continues_its_own_file_and_no_other(
     assert len(terminated(folder)) == WITHIN
     monkeypatch.delenv("PL_GLOBAL_SEED")
     assert own.read_bytes() == kept
-    assert len(list(folder.glob("checkpoints/*"))) == 5
+    assert len(list(folder.glob("checkpoints/terminated-*"))) == 5
     assert [name.name for name in tmp_path.iterdir()] == ["run"]
     assert len(terminated(folder, max_epochs=2)) == 2  # The rest of the eight.
     assert not own.exists()
@@ -450,7 +450,7 @@ def test_a_longer_run_is_the_same_run(tmp_path: Path) -> None:
 def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> None:
     """fast_dev_run continued from it and removed it; so did ``test`` with the same callbacks."""
     terminated(tmp_path)
-    (own,) = tmp_path.glob("checkpoints/*.ckpt")
+    (own,) = tmp_path.glob("checkpoints/terminated-*.ckpt")
     assert len(terminated(tmp_path, fast_dev_run=2)) == 2
     runner = trainer(
         callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True

@@ -168,7 +168,7 @@ def test_a_value_that_is_not_finite_leaves_its_sample_out() -> None:
             values = passed(outputs)
             return {"fit": torch.where(batch["index"] == 2, torch.nan, values)}
 
-    module = Broken(Pointwise(dual_lr=1.0, alpha=1.0))
+    module = Broken(Pointwise(alpha=1.0, dual_lr=1.0))
     fit(module, ToyRows(6, seed=4), epochs=1, batch_size=6)
     assert (module.left_out, module.skipped_steps) == (1, 0)
     assert module.multipliers["fit"][2] == 0

@@ -65,10 +65,6 @@ CASES: dict[str, Case] = {
     "pointwise projected": both(
         Pointwise(alpha=0.3, dual_lr=1.2), Rule("pointwise", alpha=0.3, eta=1.2)
     ),
-    "pointwise growing": both(
-        Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7, alpha_every=2),
-        Rule("pointwise", alpha=0.2, eta=0.4, growth=1.7, every=2),
-    ),
     "relaxed": both(
         Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Rule("relaxed", alpha=0.8, beta=1.7, eta=0.9)
     ),
@@ -81,11 +77,11 @@ CASES: dict[str, Case] = {
     ),
     "by name": (
         {
-            "fit": Average(alpha=0.8, dual_lr=1.1, alpha_growth=1.5),
+            "fit": Average(alpha=0.8, dual_lr=1.1),
             "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
         },
         {
-            "fit": Rule("average", alpha=0.8, eta=1.1, growth=1.5),
+            "fit": Rule("average", alpha=0.8, eta=1.1),
             "pair": Rule("relaxed", alpha=0.8, beta=0.6, eta=0.9, linear_cost=True),
         },
     ),
@@ -224,7 +220,7 @@ def test_gradient_is_clipped_to_the_norm() -> None:
 def test_unvisited_samples_keep_their_multipliers() -> None:
     rows = ToyRows(11, seed=5)
     seen = Seen()
-    module = Toy(Pointwise(dual_lr=1.0), learning_rate=LEARNING_RATE)
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), learning_rate=LEARNING_RATE)
     trainer(limit_train_batches=1, callbacks=[seen]).fit(module, ToyData(rows, batch_size=4))
     visited = torch.zeros(11, dtype=torch.bool)
     visited[seen.batches[0][1]] = True
@@ -237,7 +233,9 @@ def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
     """A negative that is dropped from a query: its v reads 0, and at v = 0 a relaxed λ decays."""
     rows = ToyRows(6, seed=5)
     rows.fingerprint = "the same data"  # type: ignore[attr-defined]
-    module = Toy(Relaxed(beta=1.0, dual_lr=0.5), partial=True, learning_rate=LEARNING_RATE)
+    module = Toy(
+        Relaxed(alpha=1.0, beta=1.0, dual_lr=0.5), partial=True, learning_rate=LEARNING_RATE
+    )
     trainer(max_epochs=3).fit(module, ToyData(rows, batch_size=6))
     before = multipliers_of(module)["pair"]
     dropped = (before > 0.01) & (torch.arange(PAIRS) == 1)

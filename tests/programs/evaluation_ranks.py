@@ -66,7 +66,7 @@ def results(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        module = Selective(Pointwise(dual_lr=1.0))
+        module = Selective(Pointwise(alpha=1.0, dual_lr=1.0))
         trainer = world.trainer(max_epochs=2, callbacks=[DualMonitor(), StopOnKKT(1e-9)])
         trainer.fit(module, ToyData(ToyRows(12), ToyRows(5), batch_size=world.batch_size))
         logged = {key: float(value) for key, value in trainer.callback_metrics.items()}
@@ -79,7 +79,7 @@ def results(world: World) -> dict[str, Any]:
         for name, values in module.evaluated_metrics["val"].items()
     }
 
-    module = Normed(Pointwise(dual_lr=1.0))
+    module = Normed(Pointwise(alpha=1.0, dual_lr=1.0))
     data = ToyData(Broken(12, 3), batch_size=world.batch_size)
     world.trainer(max_epochs=2).fit(module, data)
     found["left out"] = [module.left_out, module.skipped_steps]

@@ -55,6 +55,7 @@ def run(folder: Path, *callbacks: Any, periodic: bool = True) -> None:
     runner = trainer(
         max_epochs=EPOCHS,
         enable_checkpointing=True,
+        default_root_dir=folder,
         callbacks=[*callbacks, *([saver] if periodic else [])],
     )
     data = ToyData(ROWS, HELD_OUT, batch_size=4)

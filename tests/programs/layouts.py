@@ -48,7 +48,6 @@ PIECES: dict[int, list[int | None]] = {1: [None, 3], 2: [None, 3], 4: [None]}
 
 KINDS: dict[str, Any] = {
     **FORMULATIONS,
-    "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7),
     "adaptive": Pointwise(),
 }
 POISONED = ("average augmented", "pointwise")

@@ -113,7 +113,6 @@ def training(
 
 EVERY = {
     **FORMULATIONS,
-    "growing": Pointwise(alpha=0.2, dual_lr=0.4, alpha_growth=1.7),
     "adaptive": Pointwise(),
 }
 for kind, formulation in EVERY.items():
@@ -291,7 +290,7 @@ def synchronisation(world: World) -> Any:
 def resumable(dropout: float) -> Toy:
     formulation = {
         "fit": CVaR(level=0.4, threshold_lr=0.05, alpha=1.0, dual_lr=0.5),
-        "pair": Pointwise(dual_lr=0.5, alpha_growth=2.0),
+        "pair": Pointwise(alpha=1.0, dual_lr=0.5),
     }
     return Toy(formulation, partial=True, dropout=dropout, primal_steps=2)
 
@@ -362,7 +361,11 @@ def terminated(world: World) -> Any:
         rows = ToyRows(UNEVEN, seed=2, partial=True)
         saver = SaveOnTermination(str(world.folder / "terminated"))
         return world.train(
-            resumable(0.4), rows, callbacks=[saver, *callbacks], enable_checkpointing=True
+            resumable(0.4),
+            rows,
+            callbacks=[saver, *callbacks],
+            enable_checkpointing=True,
+            default_root_dir=world.folder,
         )
 
     torch.manual_seed(world.ranks)

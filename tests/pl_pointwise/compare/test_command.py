@@ -133,7 +133,7 @@ def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
     assert config["seed_everything"] == 1
     assert config["trainer"]["max_epochs"] == 2
     cli = PointwiseCLI(["--config", str(path)], run=False)
-    assert repr(cli.model.formulations["fit"]).startswith("Pointwise(alpha='auto'")
+    assert repr(cli.model.formulations["fit"]).startswith("Pointwise(alpha='adaptive'")
     assert cli.model.constraints["fit"].at_most == 0.5
 
 
@@ -177,7 +177,7 @@ def test_a_setting_that_does_not_fit_runs_nothing_and_says_so(files, tmp_path, c
 def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> None:
     broken = METHODS + "broken: {model: {init_args: {fail: true}}}\n"
     (tmp_path / "methods.yaml").write_text(broken)
-    with pytest.raises(SystemExit, match=r"1 runs failed: broken \(seed 0\)"):
+    with pytest.raises(SystemExit, match=r"1 run failed: broken \(seed 0\)"):
         run(files, tmp_path / "out")
     rows = read(tmp_path / "out")
     assert [r["error"] for r in rows] == ["", "", "RuntimeError: asked to fail"]
@@ -248,6 +248,8 @@ def test_the_report_is_one_page_that_needs_nothing_and_runs_nothing(compared, tm
     main(["report", str(compared), "--output", str(tmp_path / "page.html")])
     page = Page((tmp_path / "page.html").read_text())
     assert page.open == []
+    assert page.tags["code"] > 0
+    assert "`" not in page.text.partition("Runs")[0]
     assert page.tags["img"] == len(PLOTS) - 2
     assert page.tags["table"] == 6
     assert "λ&#39;s share of the pull" in (tmp_path / "page.html").read_text()
@@ -307,6 +309,22 @@ def test_a_hostile_error_is_text_in_the_report(compared, tmp_path) -> None:
     assert "img" not in page.tags  # That folder has no plots.
     hrefs = [str(value) for name, value in page.attributes if name == "href"]
     assert all(href.startswith(("#method-", "./runs/")) for href in hrefs)
+
+
+def test_the_report_shows_nothing_from_outside_its_folder(compared, tmp_path, capsys) -> None:
+    here, secret = tmp_path / "here", tmp_path / "secret"
+    secret.mkdir()
+    (secret / "config.yaml").write_text("password: x")
+    record = json.loads((compared / "comparison.json").read_text())
+    (here / "runs").mkdir(parents=True)
+    (here / "runs/linked").symlink_to(secret)
+    for folder in ("../secret", str(secret), "runs/linked"):
+        record["runs"][0]["folder"] = folder
+        (here / "comparison.json").write_text(json.dumps(record))
+        with pytest.raises(SystemExit):
+            main(["report", str(here)])
+        assert "leads out of the folder" in capsys.readouterr().err
+    assert not (here / "report.html").exists()
 
 
 @pytest.mark.parametrize("text", [None, "[1]", "{}", '{"command": "", "runs": [{}]}', "nonsense"])

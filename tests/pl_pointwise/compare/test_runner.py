@@ -7,6 +7,7 @@ interrupted goes on.
 from __future__ import annotations
 
 import csv
+import errno
 import inspect
 import os
 import signal
@@ -20,7 +21,8 @@ import numpy as np
 import pytest
 
 from pl_pointwise.cli import main
-from pl_pointwise.compare.runner import _share, _stop, peak_memory
+from pl_pointwise.compare import command, runner
+from pl_pointwise.compare.runner import _share, _stop, alone_in, peak_memory
 from pl_pointwise.compare.runs import Comparison
 from tests.pl_pointwise.line_task import LineModule
 
@@ -58,6 +60,12 @@ def files(folder: Path, methods: str) -> list[str]:
     ]  # By its old name.
 
 
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than these runs."""
+    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+
+
 def lines(output: Path) -> dict[str, dict[str, str]]:
     return {line["method"]: line for line in csv.DictReader((output / "comparison.csv").open())}
 
@@ -70,7 +78,7 @@ def test_processes_of_their_own_give_the_same_results_and_outlive_a_killed_one(t
     common = files(tmp_path, POINTWISE)
     main(["compare", *common, "--output", str(tmp_path / "here")])
     (tmp_path / "methods.yaml").write_text(KILLED + POINTWISE)
-    with pytest.raises(SystemExit, match=r"1 runs failed: killed \(seed 0\)"):
+    with pytest.raises(SystemExit, match=r"1 run failed: killed \(seed 0\)"):
         main(["compare", *common, "--output", str(tmp_path / "apart"), "--jobs", "2"])
     here, apart = lines(tmp_path / "here"), lines(tmp_path / "apart")
     assert metrics(apart["pointwise"]) == metrics(here["pointwise"])
@@ -182,6 +190,46 @@ def test_no_run_goes_on_from_a_checkpoint_of_another_configuration(tmp_path, mon
         main(["compare", *common])  # Before it has a checkpoint of its own.
     main(["compare", *common])
     assert epochs == [0, 1, 2, 0, 0, 1, 2]
+
+
+def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(
+    tmp_path, capsys, unpainted
+) -> None:
+    common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
+    main(["compare", *common])
+    result = tmp_path / "out/runs/pointwise/seed-0/result.json"
+    before = result.read_text()
+    with alone_in(tmp_path / "out"), pytest.raises(SystemExit):
+        main(["compare", *common, "--model.tolerance", "0.4"])
+    assert "out: another comparison is at work there" in capsys.readouterr().err
+    with alone_in(result.parent), pytest.raises(SystemExit, match="is at work there"):
+        main(["compare", *common, "--model.tolerance", "0.4", "--only", "1"])
+    assert result.read_text() == before
+
+
+def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
+    tmp_path, monkeypatch, capsys, unpainted
+) -> None:
+    common = files(tmp_path, POINTWISE.replace("pointwise", "full", 1) + POINTWISE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        main(["compare", *common, "--output", str(tmp_path / "file")])
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'file'}: File exists" in said
+    assert "Traceback" not in said
+    write = runner._write_whole
+
+    def full(path: Path, text: str) -> None:
+        if "full" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(runner, "_write_whole", full)
+    with pytest.raises(SystemExit, match=r"1 run failed: full \(seed 0\)"):
+        main(["compare", *common, "--output", str(tmp_path / "out")])
+    found = lines(tmp_path / "out")
+    assert found["full"]["error"] == f"{tmp_path / 'out/runs/full/seed-0'}: No space left on device"
+    assert found["pointwise"]["error"] == ""
 
 
 def test_peak_memory_is_of_this_process_and_of_all_its_time() -> None:

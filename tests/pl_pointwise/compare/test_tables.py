@@ -76,6 +76,12 @@ def test_what_decides_comes_first() -> None:
     assert "mrr@10" in found[-1].cells
 
 
+def test_the_share_of_samples_comes_before_that_of_values() -> None:
+    metrics = {f"test/fit/{key}": 0.5 for key in ("violated_samples", "violated", "cvar95")}
+    shown = [*tables.tables([outcome("a", 0, metrics)])[0].cells]
+    assert shown == ["method", "share of samples violated", "share of values violated", "CVaR95"]
+
+
 def test_several_constraints_have_their_names() -> None:
     names = [f"val/{name}/{key}" for name in ("refuse", "comply") for key in ("violated", "cvar95")]
     table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
 
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
-from pl_pointwise.requirements.monitor import monitor
+from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements.monitor import check, monitor
+from pl_pointwise.requirements.samples import read_samples
 from tests.pl_pointwise.requirements.plane_task import PlaneModule
+from tests.programs.launch import run_on_ranks
 
 BASE = """
 model: {class_path: tests.pl_pointwise.requirements.plane_task.PlaneModule}
@@ -28,6 +35,7 @@ plain: null
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 strict: {model: {init_args: {tolerance: 0.2, formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
+DDP = "accelerator: cpu, devices: 2, strategy: ddp"
 REQUIREMENT = "near: violated <= 0.1"
 
 
@@ -54,8 +62,10 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
     answer = json.loads((certified / "answer.json").read_text())
-    assert answer["certified"] == "strict · seed 0"  # At a smaller objective than pointwise.
-    samples = pd.read_parquet(certified / "runs/strict/seed-0/samples.parquet")
+    name, _, seed = answer["certified"].partition(" · ")
+    assert name in ("strict", "pointwise")
+    assert seed == "seed 0"
+    samples = pd.read_parquet(certified / f"runs/{name}/seed-0/samples.parquet")
     near = samples[(samples["split"] == "certification") & (samples["quantity"] == "near")]
     assert len(near) == 400
     violated = near.groupby("unit")["value"].max() > 0
@@ -65,6 +75,7 @@ def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
     assert found["p"] == pytest.approx(binom.cdf(violated.sum(), 200, 0.1))
     assert found["p"] <= 0.05
     assert found["share"] < found["bound"] < 0.1
+    assert "on the certification split (plain" in answer["statement"]  # Objectives, of both splits.
 
 
 def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> None:
@@ -77,12 +88,15 @@ def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> No
 def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
+    said = r"of 200 units \(prompts, queries\) fail, 0\.\d+ of their 400 samples"
+    assert re.search(said, card)
     assert "## Certificate" in card
     assert "meets the requirement on new inputs, with 95 % confidence" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())
-    assert config["trainer"]["default_root_dir"] is None
+    assert set(config) == {"model", "data", "trainer"}
+    assert set(config["trainer"]) == {"precision"}
 
 
 def test_the_report_shows_the_answer_and_no_certificate_that_ignores_the_choice(certified) -> None:
@@ -116,8 +130,94 @@ def test_the_same_command_repeats_the_answer_and_another_choice_is_refused(
         with pytest.raises(SystemExit):
             compare(certified.parent, *more)
         error = capsys.readouterr().err
-        assert "200 of 200 certification units in this folder were used for another" in error
+        assert "200 of 200 certification units were used for another choice" in error
         assert "new samples" in error
+
+
+def test_samples_that_were_used_or_shown_in_another_folder_are_refused(tmp_path, capsys) -> None:
+    short = ["--trainer.max_epochs", "1"]
+    compare(tmp_path, *short, "--require", REQUIREMENT, out="one", methods="plain: null")
+    other = ["--require", "near: violated <= 0.2"]
+    for seed, said in (("0", f"requirements {REQUIREMENT} among 1 models"), ("1", "shown before")):
+        data = [*short, "--data.seed", seed]
+        if seed == "1":
+            compare(tmp_path, *data, out="two", methods="plain: null")
+        with pytest.raises(SystemExit):
+            compare(tmp_path, *data, *other, out="three", methods="plain: null")
+        error = capsys.readouterr().err
+        assert "200 of 200 certification units" in error
+        assert said in error
+    compare(tmp_path, *short, "--data.seed", "2", *other, out="three", methods="plain: null")
+
+
+def test_a_folder_that_no_answer_wrote_is_kept(tmp_path, capsys) -> None:
+    precious = tmp_path / "out/model/my_base_model.bin"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("precious")
+    with pytest.raises(SystemExit):
+        compare(tmp_path, "--require", REQUIREMENT)
+    assert "no comparison has written what is there" in capsys.readouterr().err
+    assert precious.read_text() == "precious"
+    assert not (tmp_path / "out/runs").exists()
+
+
+class Telltale(Callback):
+    """Writes down what it hears of a test."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        (Path(trainer.default_root_dir) / "told").write_text(str(trainer.callback_metrics))
+
+
+def test_no_logger_or_callback_hears_of_the_certification_split(tmp_path) -> None:
+    words = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", str(tmp_path / "logs")]
+    words += ["--trainer.callbacks+", f"{__name__}.Telltale", "--trainer.max_epochs", "1"]
+    out = compare(tmp_path, "--require", REQUIREMENT, *words, methods="plain: null")
+    [logged] = tmp_path.glob("logs/**/metrics.csv")
+    header = logged.read_text().splitlines()[0]
+    assert "val/near/violated" in header
+    assert "test/" not in header
+    run = out / "runs/plain/seed-0"
+    assert not (run / "told").exists()
+    assert list(json.loads((run / "result.json").read_text())["objective"]) == ["selection"]
+
+
+class Killed(BaseException):
+    """Nothing in the program handles it, as nothing handles SIGKILL."""
+
+
+@pytest.mark.parametrize("when", ["training", "testing"])
+def test_a_run_that_was_killed_is_finished_by_the_same_command(tmp_path, monkeypatch, when) -> None:
+    values = PlaneModule.constraint_values
+
+    def dies(self: PlaneModule, outputs: Any, batch: Any) -> Any:
+        if getattr(self.trainer, when) and (when == "testing" or self.current_epoch == 2):
+            raise Killed
+        return values(self, outputs, batch)
+
+    words = ["--require", REQUIREMENT, "--trainer.enable_checkpointing", "true"]
+    if when == "testing":  # And no other checkpoint than the one for the answer.
+        words[-1] = "false"
+    words += ["--trainer.max_epochs", "4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(PlaneModule, "constraint_values", dies)
+        with pytest.raises(Killed):
+            compare(tmp_path, *words, methods="plain: null")
+    out = compare(tmp_path, *words, methods="plain: null")
+    assert json.loads((out / "answer.json").read_text())["candidates"] == 1
+
+
+def test_two_ranks_come_to_one_answer(tmp_path) -> None:
+    (tmp_path / "base.yaml").write_text(BASE.replace("accelerator: cpu", DDP))
+    strict = METHODS.splitlines()[-1]
+    (tmp_path / "methods.yaml").write_text(f"plain: null\n{strict}\n")
+    words = ["--config", str(tmp_path / "base.yaml"), "--methods", str(tmp_path / "methods.yaml")]
+    words += ["--output", str(tmp_path / "out"), "--require", REQUIREMENT]
+    words.insert(0, str(tmp_path / "uses"))
+    run_on_ranks(2, "tests.programs.compare_two_ranks", words, tmp_path)
+    assert json.loads((tmp_path / "out/answer.json").read_text())["certified"] == "strict · seed 0"
+    assert (tmp_path / "out/model/plane.pt").is_file()
+    assert len(list((tmp_path / "out/certification").iterdir())) == 1
+    assert "No answer yet" not in (tmp_path / "rank1.log").read_text()
 
 
 def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
@@ -148,7 +248,7 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", REQUIREMENT, methods=broken)
     assert "No answer yet: 1 of 4 runs failed" in capsys.readouterr().out
-    assert not (tmp_path / "out/certification.json").exists()
+    assert not (tmp_path / "out/certification").exists()
 
 
 @pytest.mark.parametrize(
@@ -184,12 +284,51 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, capsys) -
     [like] = monitor(model, ["--data.init_args.test_file", "like"])
     assert (like.verdict, like.n, like.again) == ("believable", 200, 0)
     assert like.low <= like.share < like.high < 0.1
-    [again] = monitor(model, ["--data.init_args.held_out", "400"])
-    assert (again.again, again.drift) == (200, 1.0)
     with pytest.raises(SystemExit) as end:
         main(["monitor", str(model), "--data.init_args.test_file", "drifted"])
     assert end.value.code == 1
     assert "near: violated <= 0.1: broken" in capsys.readouterr().out
+
+
+def test_monitor_does_not_judge_by_records_of_the_certificate(certified) -> None:
+    with pytest.raises(RequirementError, match="but for 200 that the certificate was made with"):
+        monitor(certified / "model", ["--data.init_args.held_out", "400"])
+    before = read_samples(certified / "model/certificate/samples.parquet")
+    new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
+    [found] = check(certified / "model", new)
+    assert (found.n, found.again) == (150, 50)
+
+
+def test_monitor_imports_nothing_that_the_folder_names(certified, tmp_path, monkeypatch) -> None:
+    folder, crater = tmp_path / "model", tmp_path / "crater"
+    shutil.copytree(certified / "model", folder)
+    (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(crater)!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    inside = folder / "certificate/config.yaml"
+    config = yaml.safe_load(inside.read_text())
+    data = ["--data.init_args.test_file", "like"]
+
+    def write(**changed) -> None:
+        inside.write_text(yaml.safe_dump({**config, **changed}))
+
+    model = config["model"]
+    for name in ("evil.Boom", {"class_path": "evil.Boom"}):
+        for changed in (
+            {"model": {**model, "init_args": {**model["init_args"], "formulation": name}}},
+            {"model": name},
+            {"data": name},
+        ):
+            write(**changed)
+            with pytest.raises(
+                RequirementError, match=r"names evil\.Boom, which pl_pointwise does"
+            ):
+                monitor(folder, data)
+    write(trainer={"callbacks": [{"class_path": "evil.Boom"}], "logger": {"class_path": "evil.B"}})
+    assert monitor(folder, data)[0].verdict == "believable"
+    assert not crater.exists()
+    with pytest.raises(Exception, match="evil"):  # The user's own word for it is taken.
+        monitor(folder, data, [str(inside)])
+    assert crater.exists()
 
 
 def test_monitor_says_what_it_lacks(certified, capsys) -> None:

@@ -113,9 +113,9 @@ def test_losses_are_what_is_counted() -> None:
     violations = np.array([-1.0, 0.0, 0.5, 0.6, math.inf, math.nan])
     assert Requirement.parse("a: violated <= 0.1").losses(violations).tolist() == [0, 0, 1, 1, 1, 1]
     assert Requirement.parse("a: q90 <= 0.5").losses(violations).tolist() == [0, 0, 0, 1, 1, 1]
-    values = np.array([0.0, 0.25, 1.0])
-    assert Requirement.parse("m <= 0.1").losses(values).tolist() == [0, 0.25, 1]
-    assert Requirement.parse("m >= 0.1").losses(values).tolist() == [1, 0.75, 0]
+    values = np.array([0.0, 0.25, 1.0, math.nan])
+    assert Requirement.parse("m <= 0.1").losses(values).tolist() == [0, 0.25, 1, 1]
+    assert Requirement.parse("m >= 0.1").losses(values).tolist() == [1, 0.75, 0, 1]
     assert Requirement.parse("m >= 0.1").losses(np.zeros(0)).tolist() == []
     # Whole numbers and truths, as a metric may have them.
     assert Requirement.parse("m <= 0.1").losses(np.array([True, False])).dtype == np.float64
@@ -124,7 +124,7 @@ def test_losses_are_what_is_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "values", "message"),
     [
-        ("m <= 0.1", [math.nan, math.nan], "lie between nan and nan. Only a mean"),
+        ("m <= 0.1", [math.nan, 2.0], "lie between 2 and 2. Only a mean"),
         ("m <= 0.1", [0.0, 1.5], r"lie between 0 and 1\.5. Only a mean of values in \[0, 1\]"),
         ("m >= 0.1", [-0.5, 1.0], "lie between -0.5 and 1. Only a mean"),
     ],

@@ -70,7 +70,7 @@ def test_every_method_is_trained_and_judged_at_the_same_tolerances(tiny, convers
         args = [word for name in names for word in ("--config", name)]
         module = PointwiseCLI([*args, *tiny], run=False).model
         for constraints in (module.constraints, module.evaluation_constraints):
-            assert constraints["prefer"].at_least == -1
+            assert constraints["prefer"].at_least == -0.02
             assert constraints["avoid"].at_most == -4
-            assert constraints["refuse"].at_least == -0.5
+            assert constraints["refuse"].at_least == -0.02
         assert set(module.formulations) == {"prefer", "avoid", "refuse"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pl_pointwise.tasks import (
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
     make_data,
     make_module,
@@ -232,18 +234,38 @@ def test_answers_are_counted_and_written(
         answers = generate(prompts, lengths, **options)
         texts = [module.tokenizer.decode(ids[:n]) for ids, n in zip(prompts, lengths, strict=True)]
         asked.append(len(texts))
-        answers.texts[:] = ["I'm sorry." if "refuse" in text else "Yes." for text in texts]
+        answers.texts[:] = [REFUSAL_TEXT if "refuse" in text else "Yes." for text in texts]
         return answers
 
     monkeypatch.setattr(module, "generate", refusing)
     found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
     assert sum(asked) == 8  # two of each category
     assert (found["train/refusal_rate"], found["train/over_refusal"]) == (1, 0)
+    assert found["train/exact_answers"] == 0.5  # two refusals, and no call
     assert "test/refusal_rate" not in found
     lines = (tmp_path / "answers" / "train.jsonl").read_text().splitlines()
     answers = [json.loads(line) for line in lines]
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
+    module.confidential = True
+    quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
+    assert not (tmp_path / "hidden/answers").exists()
+
+
+@pytest.mark.parametrize(("batch_size", "words"), [(6, ["4 or less"]), (4, [])])
+def test_few_steps_an_epoch_are_warned_of(
+    batch_size, words, language_model_folder, tmp_path
+) -> None:
+    """Thirty records in a batch of 32 gave ten steps in all, and wrong answers."""
+    path = write_rows(tmp_path / "r.jsonl", conversation_rows(5))
+    data = data_of(str(path), batch_size=batch_size)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(made(language_model_folder), data)
+    found = [str(each.message) for each in caught if "batch_size of the data" in str(each.message)]
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
 
 
 def test_prediction_answers_prompts_with_and_without_responses(

@@ -75,7 +75,7 @@ def test_multipliers_follow_the_answers_and_the_weights_the_likelihood(
         assert torch.equal(ours, theirs)
     assert len(script.asked) == 4  # The preferred answers in words speak for themselves.
     found, likelihood = module.multipliers["prefer"][:, 0], plain.multipliers["prefer"][:, 0]
-    assert found[:4].tolist() == [0, 0, 1, 1]  # .5 · 2 where the answer is no call
+    assert found[:4].tolist() == pytest.approx([0, 0, 1, 1])  # .5 · 2 where the answer is no call
     assert torch.equal(found[4:], likelihood[4:])
     assert torch.equal(module.multipliers["avoid"], plain.multipliers["avoid"])
     assert not set(found[2:4].tolist()) & set(likelihood[2:4].tolist())

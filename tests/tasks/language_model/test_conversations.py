@@ -8,6 +8,7 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from pl_pointwise.errors import DataError
@@ -170,3 +171,27 @@ def test_a_template_that_takes_one_call_at_a_time_refuses_two_by_name() -> None:
     assert response.endswith('"b": "two"}}<|end|>')
     with pytest.raises(DataError, match=r"here: .*one call only"):
         encoded(encoder, "Hi", [CALL, CALL], [TOOL])
+
+
+def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> None:
+    """ "assistant: " and "Yes." became "assistant:  Yes."; legacy SentencePiece does so."""
+    words = ["<unk>", "</s>", "▁", *"asitnYe.:oHlqur?Nk\n", "Ye", "Yes", "▁Yes"]
+    merges = [("Y", "e"), ("Ye", "s"), ("▁", "Yes")]
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    model = models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>")
+    inner = Tokenizer(model)
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="</s>", unk_token="<unk>", pad_token="</s>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}"
+        "{% if m.role == 'assistant' %}{{ eos_token }}{% else %} {% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    text, _, (prompt, (response,)) = encoded(ConversationEncoder(tokenizer), "No?", "Yes.")
+    assert text.endswith("assistant: ")
+    assert tokenizer.decode(prompt + response) == "user: No? assistant: Yes.</s>"

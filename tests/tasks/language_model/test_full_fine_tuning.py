@@ -133,7 +133,7 @@ def reference_values(module: When2CallModule, batch: dict[str, Any]) -> Tensor:
 
 
 def test_training_moves_every_weight_and_not_the_reference(folder, files, tmp_path) -> None:
-    module, batch = made(folder, formulation=Pointwise()), batch_of()
+    module, batch = made(folder, formulation=Pointwise(alpha=1.0)), batch_of()
     before = {name: weight.clone() for name, weight in module.model.state_dict().items()}
     reference, fingerprint = reference_values(module, batch), base_fingerprint(module.model)
     run = quiet_trainer(tmp_path, max_epochs=2)
@@ -157,7 +157,7 @@ def test_training_moves_every_weight_and_not_the_reference(folder, files, tmp_pa
 def test_the_checkpoint_holds_all_weights_and_the_reference_is_read_again(
     folder, files, tmp_path
 ) -> None:
-    module, batch = made(folder, formulation=Pointwise()), batch_of()
+    module, batch = made(folder, formulation=Pointwise(alpha=1.0)), batch_of()
     run = quiet_trainer(tmp_path, max_epochs=1)
     run.fit(module, data_of(files))
     run.save_checkpoint(tmp_path / "last.ckpt")
@@ -177,7 +177,7 @@ def test_resumed_equals_uninterrupted(folder, files, tmp_path) -> None:
         checkpoint = None
         for end in epochs:
             seed_everything(0)
-            module = made(folder, formulation=Pointwise())
+            module = made(folder, formulation=Pointwise(alpha=1.0))
             run = quiet_trainer(tmp_path, max_epochs=end)
             data = data_of(files)
             run.fit(module, data, ckpt_path=checkpoint, weights_only=True)
@@ -206,7 +206,7 @@ def test_a_cache_takes_the_place_of_the_copy(where, folder, files, tmp_path) -> 
     found = []
     for cache in (None, "memory" if where == "memory" else str(tmp_path / "cache")):
         seed_everything(0)
-        module = made(folder, formulation=Pointwise(), reference_cache=cache)
+        module = made(folder, formulation=Pointwise(alpha=1.0), reference_cache=cache)
         run = quiet_trainer(tmp_path, max_epochs=2)
         run.fit(module, data_of(files))
         found.append(torch.cat([p.detach().flatten() for p in module.parameters()]))

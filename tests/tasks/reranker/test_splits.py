@@ -94,6 +94,27 @@ def test_fractions_follow_from_the_numbers_of_queries(module: Make, make_rows: M
     assert (given.val_fraction, given.test_fraction, given.test_queries) == (0.25, 0.2, 4)
 
 
+def test_queries_that_certify_are_a_random_draw(module: Make, make_row: Make) -> None:
+    """They were those whose lengths vary most: 28 % of these were violated, of all queries 39 %."""
+    rows = [make_row(f"query {i}", "p", ["n", "n", "n" + " n" * i]) for i in range(40)]
+    numbers = {"max_queries": 8, "val_queries": 6, "test_queries": 6}
+
+    def kept(**options: Any) -> dict[str, list[int]]:
+        data = module({"train": rows}, **options, **numbers)
+        data.setup(None)
+        splits = {name: data.datasets[name].records for name in ("train", "val", "test")}
+        return {name: [int(r.query.split()[1]) for r in found] for name, found in splits.items()}
+
+    found = kept(val_fraction=0.4, test_fraction=0.4)
+    numbers |= dict.fromkeys(numbers, None)
+    every = kept(val_fraction=0.4, test_fraction=0.4)
+    assert found["train"] == sorted(every["train"])[-8:]
+    for name in ("val", "test"):
+        assert len(found[name]) == 6
+        assert set(found[name]) < set(every[name])
+        assert found[name] != sorted(every[name])[-6:]
+
+
 def test_a_file_certifies_and_is_compared_with_both_others(module: Make, make_rows: Make) -> None:
     rows = make_rows(12)
     parts = {"train": rows[:6], "val": rows[6:9], "test": [*rows[9:], rows[0], rows[6]]}

@@ -237,7 +237,9 @@ def test_a_cached_reference_gives_the_same_training(
     found = []
     for cache in (None, str(tmp_path / "cache")):
         seed_everything(0)
-        module = made(language_model_folder, formulation=Pointwise(), reference_cache=cache)
+        module = made(
+            language_model_folder, formulation=Pointwise(alpha=1.0), reference_cache=cache
+        )
         data = data_of(when2call_files)
         quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
         found.append(torch.cat([p.flatten() for p in module.parameters() if p.requires_grad]))
@@ -250,7 +252,9 @@ def test_micro_batches_give_the_same_step(language_model_folder, when2call_files
     found = []
     for size in (None, 3):
         seed_everything(0)
-        module = made(language_model_folder, formulation=Pointwise(), micro_batch_size=size)
+        module = made(
+            language_model_folder, formulation=Pointwise(alpha=1.0), micro_batch_size=size
+        )
         data = data_of(when2call_files)
         quiet_trainer(tmp_path, max_steps=2).fit(module, data)
         found.append(module.multipliers["rejected"])
@@ -269,7 +273,7 @@ def fitted(
     module = made(
         folder,
         moved=False,
-        formulation=Pointwise(),
+        formulation=Pointwise(alpha=1.0),
         lora=Lora(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj", "o_proj"]),
         optimization=Optimization(learning_rate=1e-3),
     )

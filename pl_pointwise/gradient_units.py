@@ -1,0 +1,153 @@
+"""The dual rule that needs ε alone: an augmented Lagrangian in the unit of the gradients.
+
+At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a constraint are measured in
+
+    Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
+
+whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the root mean square of the
+violated values, and t the share of the fit that is done,
+
+    α = c(t)·Λ / (2r),   c(t) = 3 · 30ᵗ,   λ ← (λ + 2α·clip(v, −r, r))₊:
+
+a typical violation pulls c times as hard as the objective, and no visit moves λ by more than cΛ.
+The clip keeps the first, large violations from winding λ up. c grows so that the first epochs
+search and the last ones settle: it is part of the schedule, like the decay of a learning rate, and
+not an answer to what is measured, so it cannot run away.
+
+Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
+a constraint is violated in is enough to start. r follows every step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .formulation import Formulation
+from .step import Measured
+
+log = logging.getLogger(__name__)
+
+STRENGTH = 3.0
+"""c at the start of a fit,"""
+RISE = 30.0
+"""and how many times that it is at the end."""
+COST = 0.03
+"""Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
+WEIGHT = 0.5
+"""Of a new measurement in the running mean of Λ."""
+WINDOW = 10
+"""Steps that the running mean of r covers at least; else an epoch."""
+
+
+@dataclass
+class _State:
+    """What is known of one constraint."""
+
+    unit: float | None = None  # Λ.
+    measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
+    size: float | None = None  # r.
+    steps: int = 0  # With a violated value, which r is the mean of.
+
+
+class GradientUnits:
+    """Λ and r of the constraints whose formulation is ``adaptive``, and the α that follows.
+
+    Attributes:
+        not_finite: measurements of Λ so far that were not finite and left the last one in force.
+    """
+
+    def __init__(self) -> None:
+        self.not_finite = 0
+        self._states: dict[str, _State] = {}
+        self._next = 0  # The step of the next measurement.
+
+    def in_force(self, declared: Mapping[str, Formulation], share: float) -> dict[str, Formulation]:
+        """The formulations with α a number; those that need no unit as they are.
+
+        Without a unit nothing has been violated: they pull with λ alone, which is 0 or a user's.
+
+        share: of the fit that is done, t in [0, 1].
+        """
+        found = dict(declared)
+        for name, formulation in declared.items():
+            if formulation.adaptive:
+                state = self._states.get(name, _State())
+                unit, size = state.unit or 0.0, state.size or 0.0
+                found[name] = formulation.in_units(STRENGTH * RISE**share * unit, unit, size)
+        return found
+
+    def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:
+        """The constraints whose Λ this step measures before it is taken."""
+        names = [name for name, formulation in declared.items() if formulation.adaptive]
+        if not names:
+            return []
+        if step >= self._next:
+            period = math.ceil((1 + len(names)) / COST)
+            self._next = step + min(max(1, step), period)
+            return names
+        # Violated for the first time since the last measurement.
+        return [n for n in names if (s := self._states.get(n)) and s.steps and s.unit is None]
+
+    def measure(self, name: str, objective: float, violations: float, size: float) -> None:
+        """Takes a measurement of a batch with violated values.
+
+        objective, violations: the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
+        size: the root mean square of these values.
+        """
+        state = self._states.setdefault(name, _State())
+        if not (math.isfinite(objective) and math.isfinite(violations)):
+            self.not_finite += 1
+            return
+        if violations == 0:
+            return
+        state.size = size if state.size is None else state.size
+        if objective == 0:  # At its minimum: it tells no unit, and any pull moves the weights.
+            if not state.measurements:
+                state.unit = 1 / violations
+            return
+        unit = objective / violations
+        if state.unit is None or not state.measurements:
+            log.info('The unit of the multipliers of "%s" starts at %.3g.', name, unit)
+            state.unit = unit
+        else:
+            state.unit += WEIGHT * (unit - state.unit)
+        state.measurements += 1
+
+    def add(
+        self,
+        measured: Measured,
+        declared: Mapping[str, Formulation],
+        in_force: Mapping[str, Formulation],
+        steps_an_epoch: float,
+    ) -> None:
+        """Adds the violated values of a step to the running mean of r²."""
+        for name, formulation in in_force.items():
+            if not declared[name].adaptive:
+                continue
+            violation, mask = measured.surrogate(name), measured.masks[name]
+            residual = formulation.residual(violation, measured.multipliers[name])
+            violated = residual[mask & (residual > 0)]
+            if not len(violated):
+                continue
+            state = self._states.setdefault(name, _State())
+            square = float(violated.double().square().mean())
+            state.steps += 1
+            covered = min(state.steps, max(WINDOW, min(steps_an_epoch, 1000)))
+            before = (state.size or 0.0) ** 2
+            state.size = math.sqrt(before + (square - before) / covered)
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: asdict(state) for name, state in self._states.items()}
+        return {"next": self._next, "not_finite": self.not_finite, "states": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            TypeError, KeyError: no state of this class's.
+        """
+        self._next, self.not_finite = int(state["next"]), int(state["not_finite"])
+        self._states = {name: _State(**of) for name, of in state["states"].items()}

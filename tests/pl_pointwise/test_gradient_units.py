@@ -1,0 +1,195 @@
+"""``Pointwise()``: α and λ in the unit of the gradients, by hand, in any unit, under any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pl_pointwise import Constraint, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise.gradient_units import RISE, STRENGTH, GradientUnits
+from tests.pl_pointwise.toy import (
+    At,
+    Toy,
+    ToyData,
+    ToyRows,
+    assert_identical_run,
+    assert_same_run,
+    fit,
+    initial_weights,
+    trainer,
+    weights_of,
+)
+
+BOUND = {"fit": Constraint(at_most=-0.3)}
+BOUNDS = [{"at_most": -0.3}, {"equals": -0.3}, {"at_least": -0.2, "at_most": 0.1}]
+CHANGES = [{"unit": 100.0}, {"unit": 0.01}, {"shift": 1e3}, {"objective_unit": 100.0}]
+
+
+def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
+    """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
+    weights = [w.clone().requires_grad_() for w in initial_weights()]
+    multipliers = torch.zeros(len(rows), dtype=torch.float64)
+    unit = size = torch.zeros(())
+    for step in range(steps):
+        z = torch.tanh(rows.x @ weights[0]) @ weights[1]
+        objective, v = (z - rows.y).square().mean(), z + 0.3
+        violated = v.detach() > 0
+        if step in (0, 1, 2, 4, 8):
+            parts = [objective, v[violated].mean()]
+            norms = [
+                torch.cat([g.flatten() for g in torch.autograd.grad(p, weights, retain_graph=True)])
+                .norm()
+                .item()
+                for p in parts
+            ]
+            now = norms[0] / norms[1]
+            unit = now if step == 0 else (unit + now) / 2
+        square = v.detach()[violated].square().mean()
+        size = square.sqrt() if step == 0 else size
+        alpha = STRENGTH * RISE ** (step / steps) * unit / (2 * size)
+        pull = (multipliers + 2 * alpha * v.detach()).clamp(min=0)
+        loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight -= rate * gradient
+        clipped = v.detach().clamp(-size, size)
+        multipliers = (multipliers + 2 * alpha * clipped).clamp(min=0).float().double()
+        size = (size**2 + (square - size**2) / min(step + 1, 10)).sqrt()
+    return torch.cat([w.detach().flatten() for w in weights]), multipliers
+
+
+def test_a_run_is_the_rule_by_hand() -> None:
+    rows, steps, rate = ToyRows(9), 12, 1e-3
+    module = Toy(Pointwise(), BOUND, learning_rate=rate)
+    fit(module, rows, epochs=steps, batch_size=9)
+    weights, multipliers = by_hand(rows, steps, rate)
+    assert (multipliers > 0).any()
+    torch.testing.assert_close(weights_of(module), weights, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        module.multipliers["fit"][:, 0].double(), multipliers, rtol=1e-5, atol=1e-5
+    )
+
+
+class Scaled(Toy):
+    """The toy with its objective shifted and scaled, its constraints in another unit, and Adam."""
+
+    objective_unit = 1.0
+    shift = 0.0
+    unit = 1.0
+
+    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+        return self.shift + self.objective_unit * super().objective(outputs, batch)
+
+    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        values = super().constraint_values(outputs, batch)
+        return {name: self.unit * value for name, value in values.items()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 1e-2, eps=1e-12)
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=5.0)], ids=["", "relaxed"])
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+def test_units_change_nothing(
+    formulation: Formulation, change: dict[str, float], bound: dict[str, float]
+) -> None:
+    """A user states ε and nothing else, whatever ℓ₀ and ℓ are measured in."""
+    runs = []
+    for changed in ({}, change):
+        unit = changed.get("unit", 1.0)
+        constraint = Constraint(**{side: value * unit for side, value in bound.items()})
+        module = Scaled(formulation, {"fit": constraint})
+        vars(module).update(changed)
+        fit(module, ToyRows(11), epochs=8)
+        pull = module.multipliers["fit"] * unit / changed.get("objective_unit", 1.0)
+        runs.append((weights_of(module), pull))
+    assert runs[0][1].abs().max() > 0
+    torch.testing.assert_close(runs[1][0], runs[0][0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(runs[1][1], runs[0][1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_micro_batches_measure_what_the_batch_does(size: int) -> None:
+    rows = ToyRows(11, partial=True)
+    whole = fit(Toy(Pointwise(), partial=True), rows)
+    pieces = fit(Toy(Pointwise(), partial=True, micro_batch_size=size), rows)
+    assert_same_run(pieces, whole, atol=1e-5)
+    states = [m.gradient_units.state_dict()["states"]["pair"]["unit"] for m in (pieces, whole)]
+    assert states[0] == pytest.approx(states[1], rel=1e-6)
+
+
+def test_stopped_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    rows, whole = ToyRows(11), Toy(Pointwise(), dropout=0.3)
+    torch.manual_seed(3)
+    fit(whole, rows, epochs=4)
+    torch.manual_seed(3)
+    stop = At(5, lambda t: t.save_checkpoint(tmp_path / "at.ckpt"))
+    fit(Toy(Pointwise(), dropout=0.3), rows, epochs=4, callbacks=[stop])
+    resumed = Toy(Pointwise(), dropout=0.3)
+    trainer(max_epochs=4).fit(
+        resumed, ToyData(rows, batch_size=4), ckpt_path=tmp_path / "at.ckpt", weights_only=True
+    )
+    assert_identical_run(resumed, whole)
+    assert resumed.gradient_units.state_dict() == whole.gradient_units.state_dict()
+
+
+def test_measuring_draws_no_random_number_of_the_fit() -> None:
+    after = []
+    for formulation in (Pointwise(), Penalty(weight=1.0)):
+        torch.manual_seed(3)
+        fit(Toy(formulation, dropout=0.4), ToyRows(9))
+        after.append(torch.rand(3))
+    assert torch.equal(*after)
+
+
+def test_what_nobody_violates_pulls_nothing() -> None:
+    """Nor does the rule need a unit there."""
+    module = fit(Toy(Pointwise(), {"fit": Constraint(at_most=50.0)}), ToyRows(9))
+    assert torch.equal(weights_of(module), weights_of(fit(Toy(None, {}), ToyRows(9))))
+    assert not module.multipliers["fit"].any()
+
+
+def test_an_objective_without_a_gradient_lets_the_constraints_pull() -> None:
+    """At its minimum, or a constant: the requirement alone is followed, whatever its unit."""
+
+    class Constant(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            return torch.ones(len(outputs), dtype=outputs.dtype) + 0 * outputs
+
+    start = torch.cat([w.flatten() for w in initial_weights()])
+    module = fit(Constant(Pointwise(), BOUND, learning_rate=1e-3), ToyRows(9))
+    assert not torch.equal(weights_of(module), start)
+    assert torch.isfinite(weights_of(module)).all()
+
+
+def test_price_is_the_most_that_a_sample_pulls() -> None:
+    """In multiples of Λ, where nothing can be met."""
+    module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
+    formulation = module.in_force("fit")
+    unit = module.gradient_units.state_dict()["states"]["fit"]["unit"]
+    v = torch.full((1,), 60.0, requires_grad=True)
+    (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)
+    assert float(pull) == pytest.approx(2.0 * unit, rel=0.3)  # Λ moved since the step.
+    assert float(module.multipliers["fit"].max()) <= 2.5 * unit
+
+
+def test_measurements_are_few_and_start_with_the_first_violation() -> None:
+    units, declared = GradientUnits(), {"fit": Pointwise(), "other": Penalty(weight=1.0)}
+    due = [step for step in range(400) if units.due(declared, step)]
+    assert due == [0, 1, 2, 4, 8, 16, 32, 64, 128, 195, 262, 329, 396]  # Of two passes each.
+    units.measure("fit", float("nan"), 1.0, 1.0)
+    assert units.not_finite == 1
+    units.measure("fit", 6.0, 2.0, 0.5)
+    units.measure("fit", float("inf"), 2.0, 0.5)
+    now = units.in_force(declared, share=0.0)["fit"]
+    assert now.augmentation == pytest.approx(STRENGTH * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, share=1.0)["fit"].augmentation == pytest.approx(
+        RISE * now.augmentation
+    )
+    assert units.in_force(declared, share=0.0)["other"] is declared["other"]
