@@ -1,7 +1,7 @@
 """``compare --dry-run``: the list of runs, and what they would take, without running any.
 
-Of each method two training batches are run, the first to warm up, and two evaluation batches. A run
-is then estimated as
+Of each method four training batches are run, of which the last counts, and two evaluation batches. A
+run is then estimated as
 
     start + batches of a fit × seconds a batch + evaluation batches × seconds a batch
 
@@ -32,14 +32,17 @@ from .runner import peak_memory, quieten
 from .runs import Comparison, MethodsError, Run
 
 MEASURED = 2
-"""Batches, of which the first warms up."""
+"""Evaluation batches, of which the first warms up."""
+TRAINED = 4
+"""Training batches, of which the last counts: the ones before it find the unit of the multipliers
+as well (gradient_units.py), which few later batches do."""
 
 NOT_MEASURED = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 """What a trainer has that writes or prints."""
 
 LEFT_OUT = (
     "The start ends with the first training batch. Not in the estimate: batches that are larger "
-    "than the first two, answers that are generated after the last batch, callbacks, loggers and "
+    "than the first ones, answers that are generated after the last batch, callbacks, loggers and "
     "checkpoints, early stopping and max_time, tables and plots; and that runs at once share the "
     "cores, so each takes longer. Host memory is that of this process, libraries included."
 )
@@ -93,7 +96,7 @@ class Stopwatch(Callback):
             self.first = now(trainer)
         self.batches = batches_of_a_fit(trainer, len(self.training))
         self.evaluation_batches = validation_batches(trainer, self.batches)
-        if len(self.training) == MEASURED:
+        if len(self.training) == TRAINED:
             raise Enough
 
     def on_test_batch_start(self, trainer: Trainer, *_: Any) -> None:

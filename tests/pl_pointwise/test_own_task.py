@@ -139,7 +139,7 @@ class Line(PointwiseModule):
 
     def __init__(self) -> None:
         constraints = {"fit": Constraint(at_most=0.1)}
-        super().__init__(formulation=Pointwise(), constraints=constraints)
+        super().__init__(formulation=Pointwise(alpha=1.0), constraints=constraints)
         self.weight = torch.nn.Parameter(torch.zeros(2))
 
     def forward(self, batch: Any) -> Tensor:
