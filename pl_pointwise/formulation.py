@@ -68,8 +68,9 @@ class Formulation(ABC):
         """Whether its α is found in the unit of the gradients: see ``gradient_units.py``."""
         return False
 
-    def in_units(self: Own, pull: float, unit: float, size: float) -> Own:
-        """An ``adaptive`` one with α a number: a violation of ``size`` pulls with ``pull``.
+    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
+        """An ``adaptive`` one with numbers: a violation of ``size`` pulls with ``pull``, and moves
+        λ by ``step``.
 
         unit: Λ, that of a multiplier; 0 where nothing has been violated yet.
         size: r, the root mean square of the violated values.
@@ -149,10 +150,10 @@ class Ascending(Formulation):
     def adaptive(self) -> bool:
         return self.alpha == "adaptive"
 
-    def in_units(self: Own, pull: float, unit: float, size: float) -> Own:
+    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
         if not pull or not size:  # λ alone, which stays as it is.
             return self._changed(alpha=None, dual_lr=0.0)
-        return self._changed(alpha=pull / (2 * size), reach=size)
+        return self._changed(alpha=pull / (2 * size), dual_lr=step / size, reach=size)
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """The dual step; of an adaptive one in force at clip(v, −r, r)."""

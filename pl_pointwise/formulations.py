@@ -293,9 +293,9 @@ class Relaxed(Ascending):
         """β as a number; of a stated ``price`` outside a fit that, as if Λ were 1."""
         return float(self.beta if self.beta is not None else self.price or 0.0)
 
-    def in_units(self, pull: float, unit: float, size: float) -> Relaxed:
+    def in_units(self, pull: float, step: float, unit: float, size: float) -> Relaxed:
         """With β = price·Λ too."""
-        found = super().in_units(pull, unit, size)
+        found = super().in_units(pull, step, unit, size)
         if self.price is not None and unit:
             found.beta = self.price * unit
         return found

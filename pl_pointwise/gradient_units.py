@@ -7,12 +7,13 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the root mean square of the
 violated values, and t the share of the fit that is done,
 
-    α = c(t)·Λ / (2r),   c(t) = 3 · 30ᵗ,   λ ← (λ + 2α·clip(v, −r, r))₊:
+    α = c(t)·Λ / 2r,   c(t) = 3 · 30ᵗ,   λ ← (λ + η·clip(v, −r, r))₊,   η = min(c(t), 10)·Λ / r:
 
-a typical violation pulls c times as hard as the objective, and no visit moves λ by more than cΛ.
+a typical violation pulls c times as hard as the objective, and no visit moves λ by more than 10Λ.
 The clip keeps the first, large violations from winding λ up. c grows so that the first epochs
 search and the last ones settle: it is part of the schedule, like the decay of a learning rate, and
-not an answer to what is measured, so it cannot run away.
+not an answer to what is measured, so it cannot run away. The dual step stays at 10Λ, so that a late
+visit does not throw away what λ has become: the price of the sample.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
 a constraint is violated in is enough to start. r follows every step.
@@ -35,6 +36,8 @@ STRENGTH = 3.0
 """c at the start of a fit,"""
 RISE = 30.0
 """and how many times that it is at the end."""
+DUAL_STRENGTH = 10.0
+"""What a visit moves λ by at most, in Λ."""
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
 WEIGHT = 0.5
@@ -77,7 +80,9 @@ class GradientUnits:
             if formulation.adaptive:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
-                found[name] = formulation.in_units(STRENGTH * RISE**share * unit, unit, size)
+                strength = STRENGTH * RISE**share
+                step = min(strength, DUAL_STRENGTH) * unit
+                found[name] = formulation.in_units(strength * unit, step, unit, size)
         return found
 
     def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:

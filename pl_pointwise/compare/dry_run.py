@@ -1,7 +1,7 @@
 """``compare --dry-run``: the list of runs, and what they would take, without running any.
 
-Of each method four training batches are run, of which the last counts, and two evaluation batches. A
-run is then estimated as
+Of each method four training batches are run, of which the last counts, and two evaluation batches.
+A run is then estimated as
 
     start + batches of a fit × seconds a batch + evaluation batches × seconds a batch
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Constraint, Formulation, Penalty, Pointwise, Relaxed
-from pl_pointwise.gradient_units import RISE, STRENGTH, GradientUnits
+from pl_pointwise.gradient_units import DUAL_STRENGTH, RISE, STRENGTH, GradientUnits
 from tests.pl_pointwise.toy import (
     At,
     Toy,
@@ -50,7 +50,8 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         square = v.detach()[violated].square().mean()
         size = square.sqrt() if step == 0 else size
-        alpha = STRENGTH * RISE ** (step / steps) * unit / (2 * size)
+        strength = STRENGTH * RISE ** (step / steps)
+        alpha = strength * unit / (2 * size)
         pull = (multipliers + 2 * alpha * v.detach()).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
         gradients = torch.autograd.grad(loss, weights)
@@ -58,7 +59,8 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= rate * gradient
         clipped = v.detach().clamp(-size, size)
-        multipliers = (multipliers + 2 * alpha * clipped).clamp(min=0).float().double()
+        dual_step = min(strength, DUAL_STRENGTH) * unit / size
+        multipliers = (multipliers + dual_step * clipped).clamp(min=0).float().double()
         size = (size**2 + (square - size**2) / min(step + 1, 10)).sqrt()
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
 
