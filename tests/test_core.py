@@ -82,7 +82,7 @@ def python(code: str, folder: Path, site: Path | None = None) -> subprocess.Comp
 def test_the_core_alone_fits_from_python_and_from_a_configuration(core: Path, folder: Path) -> None:
     readme = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     code = "from pl_pointwise.cli import main\n"
-    code += f"{readme.replace('max_epochs=200', 'max_epochs=2')}\nmain({FIT.split()!r})\n"
+    code += f"{readme.replace('max_epochs=30', 'max_epochs=2')}\nmain({FIT.split()!r})\n"
     done = python(code, folder, core)
     assert done.returncode == 0, done.stderr
     assert "torch.Size([40, 1])" in done.stdout
