@@ -17,13 +17,6 @@ Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
 
-REMOVED = {
-    "alpha_growth": "α follows the gradients where alpha is left out, and is fixed where stated",
-    "multiplier_max": 'Relaxed(cost="linear", beta=…) bounds the pull on a sample',
-}
-REMOVED |= dict.fromkeys(("alpha_every", "alpha_max"), REMOVED["alpha_growth"])
-"""Arguments of earlier versions, and what takes their place."""
-
 
 class Formulation(ABC):
     """ψ(v, λ) with its derivative in λ, and the size of the dual step.
@@ -39,11 +32,6 @@ class Formulation(ABC):
     scope: Scope
     dual_lr: float | None = 0.0
     signed: bool = False
-
-    def __new__(cls, *_: Any, **arguments: Any) -> Formulation:
-        for name in REMOVED.keys() & arguments:
-            raise TypeError(f"{cls.__name__} has no {name} any more: {REMOVED[name]}.")
-        return super().__new__(cls)
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:

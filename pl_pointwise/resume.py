@@ -245,8 +245,7 @@ class Resuming(LightningModule):
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise damaged("'gradient_units'") from error
         self.pull_shares = PullShares()
-        if "pull" in state:  # Not in older ones.
-            self.pull_shares.load_state_dict(state["pull"])
+        self.pull_shares.load_state_dict(state["pull"])
         self._window = state["window"]
         self._fingerprint = state["fingerprint"]
         self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]

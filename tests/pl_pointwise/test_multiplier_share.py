@@ -141,18 +141,6 @@ def test_a_resumed_fit_says_what_the_uninterrupted_one_says(
     assert found[0] == found[1]
 
 
-def test_a_checkpoint_from_before_there_were_shares_is_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "old.ckpt"
-    save = At(3, lambda trainer: trainer.save_checkpoint(path))
-    fit(Toy(Pointwise(), OUT_OF_REACH), ROWS, epochs=1, callbacks=[save])
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["pl_pointwise"]["pull"]
-    torch.save(checkpoint, path)
-    module = Toy(Pointwise(), OUT_OF_REACH)
-    trainer(max_epochs=2).fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
-    assert module.pull_shares.figures()["fit"]["share"] > 0
-
-
 @pytest.mark.parametrize(
     "state",
     [
