@@ -52,6 +52,11 @@ class Formulation(ABC):
         return float(self.dual_lr or 0.0)
 
     @property
+    def needs_gradient(self) -> bool:
+        """Whether it pulls at all, so that values without a gradient are an error."""
+        return True
+
+    @property
     def adaptive(self) -> bool:
         """Whether its α is found in the unit of the gradients: see ``gradient_units.py``."""
         return False

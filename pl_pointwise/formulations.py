@@ -45,6 +45,10 @@ class Penalty(Formulation):
             raise ValueError(f"Penalty(shape={shape!r}): linear, hinge or squared_hinge.")
         self.shape = shape
 
+    @property
+    def needs_gradient(self) -> bool:
+        return self.weight > 0
+
     def lagrangian(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """ψ(v) = λ₀·v, λ₀·(v)₊ or λ₀·(v)₊²; the multiplier is ignored."""
         if self.shape == "linear":

@@ -53,7 +53,6 @@ from .step import (
     widest,
 )
 from .step_log import EpochSoFar, log_step
-from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -163,7 +162,7 @@ class PointwiseModule(ManualOptimization):
 
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
-        return take_rows(batch, rows, self._checks.layout)
+        return take_rows(batch, rows, self.shared_keys)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
@@ -202,10 +201,9 @@ class PointwiseModule(ManualOptimization):
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
         self._resume_within_epoch(batch_idx)
-        self._checks.batch(self, batch)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
-        before_zero_grad(self)
+        self._before_zero_grad()
         self._statistics.keep(self)
         self._measure_units(micro_batches, counts)
         self._in_force = self._formulations_now()
@@ -337,7 +335,9 @@ class PointwiseModule(ManualOptimization):
         if strict and self.judges_strictly:
             values = self.judged_values(outputs, micro.batch, values)
             judged, _ = violations_of(self.constraints, values, micro.masks, signed)
-        return self._checks.terms(self, Terms(objective, violations, masks, judged))
+        terms = Terms(objective, violations, masks, judged)
+        self._first_steps.terms(self, terms)
+        return terms
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)

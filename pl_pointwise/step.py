@@ -121,7 +121,7 @@ def index_of(batch: Any) -> Tensor:
     """(B,) on the CPU.
 
     Raises:
-        DataError: the batch has none.
+        DataError: the batch has none, or one of other numbers than whole ones.
     """
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
@@ -130,6 +130,10 @@ def index_of(batch: Any) -> Tensor:
             "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule. "
             f"Here it is a {type(batch).__name__}; rows that are tuples get names there, "
             'IndexedDataset(rows, fields=["x", "y"]).'
+        )
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise DataError(
+            f'"index" of a batch is {index.dtype}: give whole numbers, each sample\'s position.'
         )
     return index.cpu()
 
