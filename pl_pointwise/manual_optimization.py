@@ -10,7 +10,6 @@ import logging
 import math
 import uuid
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -147,10 +146,6 @@ class ManualOptimization(Evaluated, Resuming):
         self._total_steps: int | None = None
         self._factors: Callable[[int], float] | None = None
 
-    @abstractmethod
-    def _dual_step(self) -> None:
-        """Takes the dual step that is still due, if any."""
-
     # Around the fit -----------------------------------------------------------------------------
 
     def _check_settings(self) -> None:
@@ -203,7 +198,7 @@ class ManualOptimization(Evaluated, Resuming):
             self._map_multipliers(self.multiplier_folder)
         self._first_steps.start(self, dataset)
         self._forget_evaluations()
-        self._stopped = None
+        self._random_state_at_end = None
         if self._restored is None:
             self.pull_shares = PullShares()
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
@@ -373,6 +368,8 @@ class ManualOptimization(Evaluated, Resuming):
             ):
                 continue
             metric = self._monitored(scheduler) if plateau else None
+            if plateau and metric is None and self._restored is not None:
+                continue  # Of an evaluation that was still to come when the run was saved.
             if plateau and metric is None:
                 known = ", ".join(sorted(self.trainer.callback_metrics))
                 message = (

@@ -15,7 +15,6 @@ steps of the weights visited before the dual step, as of that step, the last vis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .checkpoints import damaged
 from .constraint import Constraint
 from .formulations import Formulation
 
@@ -65,10 +63,6 @@ class Pull:
             return {}
         share, overshoot = self.of_multipliers / self.total, self.on_satisfied / self.total
         return {"share": share, "overshoot": overshoot}
-
-
-NUMBERS = len(astuple(Pull())) + 1
-"""Of a constraint in a checkpoint: its sums, and the depth of its deepest epoch before."""
 
 
 def slope(formulation: Formulation, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -157,19 +151,8 @@ class PullShares:
         }
         return {"epoch": self._number, "sums": sums}
 
-    def load_state_dict(self, state: Any) -> None:
-        """
-        Raises:
-            TrainingError: it is not what ``state_dict`` gives.
-        """
-        number, sums = map(state.get, ("epoch", "sums")) if isinstance(state, dict) else (0, None)
-        if type(number) is not int or not isinstance(sums, dict):
-            raise damaged("'pull'")
-        for name, numbers in sums.items():
-            valid = isinstance(name, str) and type(numbers) is list and len(numbers) == NUMBERS
-            if not valid or not all(type(x) is float and 0 <= x < math.inf for x in numbers):
-                raise damaged("'pull'")
-        self._number = number
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._number, sums = int(state["epoch"]), state["sums"]
         self._epoch = {name: Pull(*numbers[:-1]) for name, numbers in sums.items()}
         self._deepest = {name: numbers[-1] for name, numbers in sums.items()}
 

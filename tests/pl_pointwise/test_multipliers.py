@@ -121,15 +121,13 @@ def test_state_of_another_dtype_is_stored_as_float32() -> None:
     "table",
     [
         torch.zeros(3, 1),
-        torch.zeros(2, 1, dtype=torch.long),
         torch.zeros(2, 1, 1),
         torch.tensor([[0.0], [float("nan")]]),
         torch.tensor(float("inf")),
-        [[0.0], [0.0]],
     ],
 )
 def test_state_that_is_no_table_of_these_samples_is_refused(table: Any) -> None:
-    with pytest.raises(TrainingError, match=r'"c": the stored multipliers .*resume from another'):
+    with pytest.raises(ValueError, match='"c"'):
         Multipliers(2).load_state_dict({"c": table})
 
 

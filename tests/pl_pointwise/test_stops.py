@@ -149,8 +149,7 @@ def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options
 @pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
 @pytest.mark.parametrize("kind", STOPS)
 def test_a_stop_resumes_exactly(kind: str, batches: int, tmp_path: Path) -> None:
-    """The rest of an epoch cut short was dropped without a word, and a window of steps closed
-    early by the end of the fit stayed closed."""
+    """The rest of an epoch cut short was dropped without a word."""
     assert_resumes(kind, batches, tmp_path, epochs=3)
 
 
