@@ -401,7 +401,7 @@ class FirstSteps:
         """
         if not self._unproven or not torch.is_grad_enabled():
             return
-        values = {OBJECTIVE: terms.objective, **terms.violations}
+        values = {OBJECTIVE: terms.objective, **terms.followed}
         for name in sorted(name for name in self._unproven if bool(terms.masks[name].any())):
             self._unproven.discard(name)
             constraints_alone = (

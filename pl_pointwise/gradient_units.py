@@ -133,7 +133,7 @@ class GradientUnits:
         for name, formulation in in_force.items():
             if not declared[name].adaptive:
                 continue
-            violation, mask = measured.surrogate(name), measured.masks[name]
+            violation, mask = measured.followed[name], measured.masks[name]
             residual = formulation.residual(violation, measured.multipliers[name])
             violated = residual[mask & (residual > 0)]
             if not len(violated):

@@ -39,7 +39,7 @@ from .checks import (
 )
 from .data import ResumableDataLoader, fingerprint
 from .errors import TrainingError
-from .evaluated import Evaluated
+from .evaluation import Evaluated
 from .fingerprints import RANDOM_ROWS
 from .formulations import Formulation
 from .gradient_units import GradientUnits

@@ -111,13 +111,9 @@ class PullShares:
             self._deepest = self._with_this_epoch()
             self._number, self._epoch = module.current_epoch, {}
         for name, step in module.dual_steps.items():
-            mask, strict = step.mask, step.surrogate is not None
-            pulled = step.surrogate if step.surrogate is not None else step.violation
+            mask, judged = step.mask, step.judged[step.mask]
             multiplier = step.after if module._order == "dual_first" else step.before
-            judged = step.violation[mask]
-            pull = pull_of(
-                module.in_force(name), pulled[mask], multiplier[mask], judged if strict else None
-            )
+            pull = pull_of(module.in_force(name), step.followed[mask], multiplier[mask], judged)
             pull += _unmet(module.constraints[name], judged, step.before[mask], step.after[mask])
             self._epoch[name] = self._epoch.get(name, Pull()) + pull
 

@@ -125,7 +125,7 @@ def reported_violations(module: PointwiseModule, measured: Measured) -> dict[str
     """(m,) by constraint, the violations of a step: of an equality |ℓ − c|."""
     return {
         name: module.constraints[name].reported(violation[measured.masks[name]])
-        for name, violation in measured.violations.items()
+        for name, violation in measured.judged.items()
     }
 
 

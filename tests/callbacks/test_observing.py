@@ -150,7 +150,7 @@ class Steps(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         measured = pl_module.measured
-        self.violations.append(measured.violations["fit"][measured.masks["fit"]].numpy())
+        self.violations.append(measured.judged["fit"][measured.masks["fit"]].numpy())
         self.objectives.append(measured.objective[measured.masks["objective"]].numpy())
 
 

@@ -242,7 +242,7 @@ def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
     module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
     runner = trainer(max_epochs=1)
     runner.fit(module, ToyData(ToyRows(9), batch_size=9))
-    residual = module.measured.violations["fit"] if module.measured else torch.empty(0)
+    residual = module.measured.judged["fit"] if module.measured else torch.empty(0)
     assert (residual < 0).any()
     torch.testing.assert_close(
         runner.callback_metrics["running/fit/mean"].double(), residual.abs().mean()
