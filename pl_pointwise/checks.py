@@ -26,7 +26,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
-from .fingerprints import kept_random_state, probes_of
+from .fingerprints import preserve_random_state, probes_of
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
 from .optimizers import Optimization
@@ -321,7 +321,7 @@ def check_index(dataset: Any) -> None:
     Raises:
         TrainingError: a row carries another index than its position.
     """
-    with kept_random_state():
+    with preserve_random_state():
         for position in probes_of(len(dataset)):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:

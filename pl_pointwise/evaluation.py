@@ -30,7 +30,7 @@ from .step import (
     validate_strict,
     validate_values,
     violations_and_mask,
-    widest,
+    widest_dtype,
 )
 from .step_log import log_of_all_ranks
 
@@ -112,7 +112,7 @@ class MeanBySample(Metric):
 
         Rows that only fill up a rank, of index −1, count nowhere.
         """
-        value = value.detach().to(widest(value.device))
+        value = value.detach().to(widest_dtype(value.device))
         index = index.to(value.device)
         self.index.append(index[index >= 0])
         self.value.append(value[index >= 0])
@@ -168,7 +168,7 @@ class ViolationsBySample(Metric):
         self.index.append(index.to(value.device)[rows])
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
-        self.value.append(value.to(widest(value.device)))
+        self.value.append(value.to(widest_dtype(value.device)))
         self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:
@@ -322,7 +322,7 @@ def stages_of(stage: str, loaders: Any) -> list[str]:
 
 
 @contextmanager
-def explained_gradients() -> Iterator[None]:
+def explain_gradient_errors() -> Iterator[None]:
     """
     Raises:
         TrainingError: the block, which runs without gradients, asks autograd for one.
@@ -427,12 +427,12 @@ class Evaluated(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]
-        with explained_gradients():
+        with explain_gradient_errors():
             self._evaluations[stage].add(self._module, batch)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         stage = stages_of("test", self.trainer.test_dataloaders)[dataloader_idx]
-        with explained_gradients():
+        with explain_gradient_errors():
             self._evaluations[stage].add(self._module, batch)
 
     @property

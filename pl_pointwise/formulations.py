@@ -346,7 +346,7 @@ class Relaxed(Ascending):
 
         Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
-        _, v, multiplier = self._pressed(violation, multiplier)
+        _, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
@@ -370,7 +370,7 @@ class Relaxed(Ascending):
 
         Of an equality σ times that of σv and σλ.
         """
-        side, v, multiplier = self._pressed(violation, multiplier)
+        side, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return v - multiplier / (2 * beta)
@@ -388,7 +388,7 @@ class Relaxed(Ascending):
 
         Of an equality, σ times that of σv and σλ.
         """
-        side, v, multiplier = self._pressed(violation, multiplier)
+        side, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier / (2 * beta) + torch.zeros_like(v)
@@ -397,7 +397,7 @@ class Relaxed(Ascending):
             return side * (shifted - beta).clamp(min=0) / (2 * alpha)
         return side * shifted.clamp(min=0) / (2 * (alpha + beta))
 
-    def _pressed(
+    def _as_inequality(
         self, violation: Tensor, multiplier: Tensor
     ) -> tuple[Tensor | int, Tensor, Tensor]:
         """σ, σv, σλ: an equality is the bound on the side that it is pressed from, σ = sign(s)."""

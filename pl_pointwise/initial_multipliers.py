@@ -117,8 +117,8 @@ def initialise_multipliers(
     for name, formulation in learned.items():
         if start is None and not formulation.penalises:
             raise ValueError(
-                f'Constraint "{name}": {formulation} has no α before a fit, and λ alone starts at 0. '
-                "Give initialise_multipliers a start, such as lambda v: v.relu()."
+                f'Constraint "{name}": {formulation} has no α before a fit, and λ alone starts at '
+                "0. Give initialise_multipliers a start, such as lambda v: v.relu()."
             )
     index, terms = _pass(module, loader)
     samples = int(index.max()) + 1 if len(index) else 0

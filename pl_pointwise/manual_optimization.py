@@ -53,7 +53,7 @@ from .optimizers import (
     monitor_of,
     number_of_steps,
 )
-from .own_hooks import give_own_parts
+from .own_hooks import wrap_hooks
 from .repeated_step import RunningStatistics
 from .resume import Resuming
 from .step import Measured
@@ -119,7 +119,7 @@ class ManualOptimization(Evaluated, Resuming):
         super().__init_subclass__(**kwargs)
         if "configure_optimizers" in vars(cls):
             cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
-        give_own_parts(cls)
+        wrap_hooks(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,11 +188,9 @@ class ManualOptimization(Evaluated, Resuming):
         if not self.optimization.is_constant:
             self.number_of_steps()
         dataset = training_set(self)
-        if isinstance(trainer.train_dataloader, ResumableDataLoader):
-            loader = trainer.train_dataloader
-            loader.limit = min(len(loader), trainer.num_training_batches)
+        self._limit_loader()
         if dataset is not None:
-            self._claim_multipliers(dataset)
+            self._keep_or_reset_multipliers(dataset)
         check_multipliers(self)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
@@ -203,12 +201,12 @@ class ManualOptimization(Evaluated, Resuming):
             self.pull_shares = PullShares()
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
-            self._go_on(self._restored)
+            self._continue_run(self._restored)
 
     def _weights_are_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
-    def _claim_multipliers(self, dataset: Any) -> None:
+    def _keep_or_reset_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
         if found.startswith(RANDOM_ROWS):
@@ -246,8 +244,15 @@ class ManualOptimization(Evaluated, Resuming):
         if self.multiplier_folder is not None:
             self.trainer.strategy.barrier()
 
+    def _limit_loader(self) -> None:
+        """Tells the training loader how many batches the trainer takes of it."""
+        loader: Any = self.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader):
+            loader.limit = min(len(loader), self.trainer.num_training_batches)
+
     def _start_epoch(self) -> None:
         self._first_steps.epoch(self)
+        self._limit_loader()
         self._taken_this_epoch = self._skipped_this_epoch = 0
         self._statistics.refresh()
 

@@ -25,7 +25,7 @@ from .checkpoints import (
     replayed_random_state,
 )
 from .errors import TrainingError
-from .evaluation import explained_gradients
+from .evaluation import explain_gradient_errors
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
 from .optimizers import Training, connected_zero
@@ -50,7 +50,7 @@ from .step import (
     validate_values,
     violations_of,
     weights,
-    widest,
+    widest_dtype,
 )
 from .step_log import EpochSoFar, log_step
 
@@ -270,7 +270,7 @@ class PointwiseModule(ManualOptimization):
         packed, norm = self._forward_backward(micro_batches, counts)
         if not packed:
             width = packed_width(self._columns, self._per_sample, self.judges_strictly)
-            packed = [torch.zeros(rows, width, dtype=widest(self.device), device=self.device)]
+            packed = [torch.zeros(rows, width, dtype=widest_dtype(self.device), device=self.device)]
         return self._gathered(packed, norm)
 
     def _gathered(self, packed: list[Tensor], norm: Tensor) -> Measured:
@@ -532,7 +532,7 @@ class PointwiseModule(ManualOptimization):
                 last = position == len(micro_batches) - 1
                 with nullcontext() if last else self._without_gradient_sync():
                     total, sums = term(self._terms(micro, strict=False))
-                    beside.append(sums.to(widest(self.device)))
+                    beside.append(sums.to(widest_dtype(self.device)))
                     scale = self.trainer.world_size / count  # The ranks' gradients are averaged.
                     self.manual_backward(total * scale + connected_zero(self))
         norm = float(self._gradient_norm()) / self._gradient_scale()
@@ -544,7 +544,7 @@ class PointwiseModule(ManualOptimization):
         self, micro_batches: list[MicroBatch], strict: bool = False
     ) -> list[Terms]:
         """What the step will measure: the random state and running statistics are put back."""
-        with torch.no_grad(), explained_gradients(), replayed_random_state(self.device):
+        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(self.device):
             found = [self._terms(micro, strict) for micro in micro_batches]
         self._statistics.restore()
         return found

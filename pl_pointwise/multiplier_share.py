@@ -28,13 +28,13 @@ from .formulations import Formulation
 if TYPE_CHECKING:
     from .module import PointwiseModule
 
+# A constraint is said to be unmet at the end of a fit where each of these is exceeded.
 FEW = 0.05
-"""Up to this share of violated values nothing is said at the end of a fit,"""
+"""The share of violated values."""
 SHALLOW = 0.1
-"""nor where they are this near the bound, by the deepest epoch's mean: at an optimum v scatters
-around 0,"""
+"""Their mean depth, of the deepest epoch's: at an optimum v scatters around 0."""
 AT_REST = 0.01
-"""nor where λ grew by no more than this share of itself: those of a relaxation come to rest."""
+"""How much λ grew, of itself: those of a relaxation come to rest."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What a checkpoint keeps of a run, and how a run goes on from it as if it had never stopped.
 
 A run may stop anywhere: within an epoch or at its end, planned or not. Lightning's counters say
-where, but not always so that it goes on there; :func:`set_progress_straight` makes them say so.
+where, but not always so that it goes on there; :func:`correct_loaded_progress` makes them say so.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Resuming(LightningModule):
     def _end_fit(self) -> None:
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore_random_state(self._restored["random_states"], new_epoch=False)
-            self._judge_plateaus(self._restored, self._restored["new_epoch"])
+            self._step_plateau_schedulers(self._restored, self._restored["new_epoch"])
             self._end_training()
         self._restored = None
 
@@ -210,7 +210,7 @@ class Resuming(LightningModule):
             kept = ("fingerprint", "epoch_is_open", "random_states")
             self._restored = {key: state[key] for key in kept}
             self._restored["monitored"] = dict(state["monitored"])
-            self._restored["new_epoch"] = set_progress_straight(checkpoint)
+            self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
             self._name_other_settings(checkpoint)
 
     def _name_other_settings(self, checkpoint: Mapping[str, Any]) -> None:
@@ -232,7 +232,7 @@ class Resuming(LightningModule):
 
     # Going on -----------------------------------------------------------------------------------
 
-    def _go_on(self, restored: Mapping[str, Any]) -> None:
+    def _continue_run(self, restored: Mapping[str, Any]) -> None:
         """When training starts: the random state, and what was still due when it was saved."""
         loop: Any = self.trainer.fit_loop
         batches = loop.epoch_loop
@@ -240,9 +240,9 @@ class Resuming(LightningModule):
             batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
         )
         self._restore_random_state(restored["random_states"], new_epoch)
-        self._judge_plateaus(restored, new_epoch)
+        self._step_plateau_schedulers(restored, new_epoch)
 
-    def _judge_plateaus(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
+    def _step_plateau_schedulers(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
         """If the run was saved at the end of an epoch, before that was done."""
         if new_epoch and restored["epoch_is_open"] and self.current_epoch > 0:
             self._step_schedulers("epoch", plateau=True, count=self.current_epoch)
@@ -264,7 +264,7 @@ class Resuming(LightningModule):
         restored, self._restored = self._restored, None
         self._epoch_is_open = True
         if restored is not None:
-            self._correct_progress()
+            self._correct_running_progress()
         if restored is not None and batch_idx > 0:
             loader = self.trainer.train_dataloader
             unused = getattr(self.trainer.fit_loop, "_combined_loader_states_to_load", [])
@@ -278,7 +278,7 @@ class Resuming(LightningModule):
                     "resume from the end of an epoch."
                 )
 
-    def _correct_progress(self) -> None:
+    def _correct_running_progress(self) -> None:
         """Counts the running epoch and batch as begun, the ones before as complete.
 
         Resumed from the last batch of an epoch, Lightning does not count the next epoch as begun,
@@ -303,7 +303,7 @@ class Resuming(LightningModule):
         return self.trainer.callback_metrics.get(name, restored.get(name))
 
 
-def set_progress_straight(checkpoint: Mapping[str, Any]) -> bool:
+def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
 
     A stop within an epoch (``max_steps``, ``max_time``, ``should_stop``) counts that epoch as

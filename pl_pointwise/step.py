@@ -155,7 +155,7 @@ def pack(
     device = terms.objective.device
     shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     # The first column is in the widest dtype, and torch converts the others to it.
-    index = index.to(device, widest(device), non_blocking=True)
+    index = index.to(device, widest_dtype(device), non_blocking=True)
     columns = [index, terms.objective, terms.masks[OBJECTIVE], shares]
     for name, violation in terms.followed.items():
         columns += [violation, terms.masks[name]]
@@ -212,7 +212,7 @@ def unpack(
     )
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_dtype(device: torch.device) -> torch.dtype:
     """What every rank sends, whatever the dtype of its values: it may have none left."""
     return torch.float32 if device.type == "mps" else torch.float64
 

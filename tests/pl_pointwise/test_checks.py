@@ -438,20 +438,6 @@ def test_the_trainers_own_options_name_the_modules(options: Any, match: str) -> 
     evaluating.test(Line(), loader(), verbose=False)
 
 
-def configured(make: Any) -> Line:
-    module = Line()
-    module.configure_optimizers = lambda: make(module.parameters())  # type: ignore[method-assign]
-    return module
-
-
-def test_optimizers_that_cannot_be_driven_are_refused() -> None:
-    """Two optimizers ended in a foreign traceback at the first step."""
-    with pytest.raises(TrainingError, match="returned 2 optimizers"):
-        fit(configured(lambda p: [torch.optim.SGD([each], 0.1) for each in p]))
-    with pytest.raises(TrainingError, match="returned None"):
-        fit(configured(lambda p: None))
-
-
 def test_weight_averaging_over_batch_norm_is_refused() -> None:
     """It trained one more epoch, with steps of weights and multipliers."""
     module = Line()

@@ -229,7 +229,7 @@ def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
 
 
 def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(ValueError, match="starts at 0"):
+    with pytest.raises(ValueError, match="λ alone starts at"):
         initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
     with pytest.raises(ValueError, match="no α before a fit"):
         initialise_multipliers(Toy(Pointwise()), loader_of())
