@@ -203,6 +203,26 @@ def test_names_of_many_bad_samples_do_not_flood_the_log(caplog: pytest.LogCaptur
     assert sum("Left out" in record.getMessage() for record in caplog.records) <= 10
 
 
+def test_a_value_that_breaks_when_the_step_is_computed_again_skips_it() -> None:
+    """One more attempt is made, and no third."""
+
+    class Worse(Fragile):
+        passes = 0
+
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            self.passes += 1
+            values = super().objective(outputs, batch)
+            return values * torch.nan if self.passes == 2 else values
+
+    module = Worse(Pointwise(alpha=1.0, dual_lr=1.0))
+    start = weights_of(module)
+    with pytest.raises(TrainingError, match="All 1 steps of epoch 0 were skipped"):
+        fit(module, Defective(8, {3: OBJECTIVE_NAN}), batch_size=8)
+    assert torch.equal(weights_of(module), start)
+    assert (module.passes, module.left_out, module.skipped_steps) == (2, 1, 1)
+    assert not any(table.any() for table in module.multipliers.values())
+
+
 @pytest.mark.parametrize("kind", [OBJECTIVE_NAN, PAIR_NAN])
 def test_run_in_which_everything_is_skipped_stops(kind: int) -> None:
     """Else it would train for days on nothing, and save a model that never moved."""
