@@ -376,24 +376,18 @@ class Evaluated(LightningModule):
 
         For what has no gradient, such as a test that a generated answer passes or not: given for
         all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
-        With v the strict violation and ṽ the surrogate's,
+        The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
+        and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
 
-        - the weights follow ṽ: the gradient of ψ(ṽ, λ), and the unit of the multipliers;
-        - the multipliers follow v: λ ← (λ + η ∂ψ/∂λ(v, λ))₊, of a statistic of the batch that of v;
-          so does all that is reported, in training, ``validate`` and ``test``.
-
-        That is the proxy Lagrangian of Cotter et al. (2019). Slack and relaxation belong to the
-        requirement, so the dual step finds both anew at v: of
-        :class:`~pl_pointwise.formulations.Relaxed` u*(v, λ) is what is reported, λ comes to rest at
-        c′(v), and at the linear cost it stays within β. The weights have a u*(ṽ, λ) of their own.
-        With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
-        than the strict test; with α also towards ṽ ≤ 0. A :class:`~pl_pointwise.formulations.CVaR`
-        is refused: its threshold is a quantile of ṽ, and v has another.
+        The relaxation u* that is reported of :class:`~pl_pointwise.formulations.Relaxed` is that at
+        v. With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
+        than the strict test; with α also towards ṽ ≤ 0. A
+        :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
 
         What is left out is its own strict value: a constraint, in this batch or always. Where a
-        test costs too much for every visit of a sample, give its last strict value again, or the
-        surrogate. Called without gradients, behind ``constraint_values``; what it draws changes
-        nothing, and modes and buffers it must leave as they are.
+        test costs too much for every visit of a sample, give its last strict value again. Called
+        without gradients, behind ``constraint_values``; what it draws changes nothing, and modes
+        and buffers it must leave as they are.
         """
         return {}
 

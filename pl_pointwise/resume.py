@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 
 from .checkpoint_options import differences, settings_of
@@ -133,6 +133,10 @@ class Resuming(LightningModule):
             "fingerprint": self._fingerprint,
             "window": self._window,
             "epoch_is_open": self._epoch_is_open,
+            "in_evaluation": (
+                self._kept_random_state is not None
+                and self.trainer.state.status == TrainerStatus.INTERRUPTED
+            ),
             "pull": self.pull_shares.state_dict(),
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
@@ -328,8 +332,8 @@ def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
             "signal: it may have new weights and old multipliers. Resume from the one before; "
             "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
         )
-    evaluated = fit["epoch_loop.val_loop.batch_progress"]
-    if evaluated["current"]["ready"] != evaluated["current"]["completed"]:
+    if checkpoint[STATE_KEY]["in_evaluation"]:
+        evaluated = fit["epoch_loop.val_loop.batch_progress"]
         evaluated["current"] = dict.fromkeys(evaluated["current"], 0)
         evaluated["total"] = {**evaluated["current"], "ready": 1, "started": 1}
     if epochs["current"]["started"] != epochs["current"]["processed"]:
