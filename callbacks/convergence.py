@@ -40,7 +40,7 @@ class Convergence:
         for name, step in module.dual_steps.items():
             formulation = module.in_force(name)
             relaxation = getattr(formulation, "relaxation", None)
-            relaxed = None if relaxation is None else relaxation(step.violation, step.after)
+            relaxed = None if relaxation is None else relaxation(step.judged, step.after)
             found = _of_samples(step, relaxed) if step.index is not None else _of_statistic(step)
             found |= {} if step.index is not None else {"signed": torch.tensor(formulation.signed)}
             if formulation.signed and step.index is not None:
@@ -63,7 +63,7 @@ class Convergence:
 
 
 def _of_samples(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
-    residual = (step.violation if relaxed is None else step.violation - relaxed)[step.mask]
+    residual = (step.judged if relaxed is None else step.judged - relaxed)[step.mask]
     excess = residual.clamp(min=0)
     found = {
         "entries": step.mask.sum(),
@@ -77,17 +77,17 @@ def _of_samples(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
 
 def _of_equality(step: DualStep, relaxed: Tensor | None) -> dict[str, Tensor]:
     """What an optimum asks of r = 0 with λ and u* of either sign: |r| itself, λr nothing more."""
-    residual = (step.violation if relaxed is None else step.violation - relaxed)[step.mask].abs()
+    residual = (step.judged if relaxed is None else step.judged - relaxed)[step.mask].abs()
     found = {"infeasibility_mean": residual.sum(), "infeasibility_max": residual.max()}
     return found if relaxed is None else found | {"relaxed": (relaxed[step.mask] != 0).sum()}
 
 
 def _of_statistic(step: DualStep) -> dict[str, Tensor]:
     return {
-        "entries": torch.tensor(step.violation.shape[1]),
+        "entries": torch.tensor(step.judged.shape[1]),
         "steps": torch.tensor(1),
         "step": (step.after - step.before).abs().sum(),
-        "statistic": step.violation[0],
+        "statistic": step.judged[0],
         "multiplier": step.after[0],
     }
 

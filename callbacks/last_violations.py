@@ -26,7 +26,7 @@ class LastViolations:
         measured, samples = module.measured, module.multipliers.samples
         if measured is None or not samples:  # Rows of a stream belong to no known sample.
             return
-        for name, violation in measured.violations.items():
+        for name, violation in measured.judged.items():
             if name not in self.tables:
                 self.tables[name] = torch.full((samples, violation.shape[1]), math.nan)
             mask = measured.masks[name]
@@ -53,7 +53,7 @@ class MeanViolations:
         measured, samples = module.measured, module.multipliers.samples
         if measured is None or not samples:
             return
-        for name, violation in measured.violations.items():
+        for name, violation in measured.judged.items():
             if name not in self.tables:
                 self.tables[name] = torch.full((samples, violation.shape[1]), math.nan)
                 self.visits[name] = torch.zeros(samples, violation.shape[1], dtype=torch.int32)

@@ -80,13 +80,12 @@ class BatchTerms:
         found = {}
         for name, formulation in self.formulations.items():
             shared = counts[name], device, reduce
-            statistic = self._statistic(name, _parts(name, terms), *shared)
+            followed = [(part.followed[name].detach(), part.masks[name]) for part in terms]
+            statistic = self._statistic(name, followed, *shared)
             multiplier = self.multiplier(name).to(statistic.mean, non_blocking=True)
             if self.dual_first:
-                judged = statistic
-                if any(part.strict for part in terms):
-                    parts = [(part.judged(name), part.masks[name]) for part in terms]
-                    judged = self._statistic(name, parts, *shared)
+                parts = [(part.judged[name], part.masks[name]) for part in terms]
+                judged = self._statistic(name, parts, *shared)
                 multiplier = formulation.ascend(judged.value, multiplier)
             found[name] = slope_of(statistic, multiplier)
         return found
@@ -97,7 +96,7 @@ class BatchTerms:
         """A micro-batch's share of terms whose gradients are those of ψ(statistic, λ)."""
         total = torch.zeros((), dtype=terms.objective.dtype, device=terms.objective.device)
         for name, formulation in self.formulations.items():
-            violation, mask = terms.violations[name], terms.masks[name]
+            violation, mask = terms.followed[name], terms.masks[name]
             psi = linearised(formulation, violation, mask, slopes[name])
             normalised = weights(mask, self.sides[name], violation.dtype) / counts[name]
             total = total + (torch.where(mask, psi, 0) * normalised).sum()
@@ -106,18 +105,18 @@ class BatchTerms:
     def visit(self, name: str, measured: Measured) -> tuple[list[Tensor], float]:
         """The statistic of a step (sides,), on the CPU, and ψ of it; steps the threshold.
 
-        Where the module judges strictly: that of the strict violations, then the one that the
-        weights followed, whose ψ it is.
+        That of the judged violations, then, where it is another, that of those that the weights
+        followed; ψ is of the latter.
         """
         formulation, count = self.formulations[name], measured.counts[name]
-        parts = [(measured.surrogate(name), measured.masks[name])]
+        parts = [(measured.followed[name], measured.masks[name])]
         value = self._statistic(name, parts, count, torch.device("cpu")).value
         values = [value]
-        if measured.surrogates:
-            judged = [(measured.violations[name], measured.masks[name])]
+        if measured.strict:
+            judged = [(measured.judged[name], measured.masks[name])]
             values.insert(0, self._statistic(name, judged, count, torch.device("cpu")).value)
         psi = float(formulation.lagrangian(value, self.multiplier(name)).sum())
-        if formulation.anchor == "threshold":
+        if formulation.learns_threshold:
             stepped = stepped_threshold(
                 formulation, parts, self.sides[name], count, self.threshold(name)
             )
@@ -135,7 +134,3 @@ class BatchTerms:
         formulation, threshold = self.formulations[name], self.threshold(name)
         sides = self.sides[name]
         return batch_statistic(formulation, parts, sides, count, threshold, device, reduce)
-
-
-def _parts(name: str, terms: Sequence[Terms]) -> list[Part]:
-    return [(part.violations[name].detach(), part.masks[name]) for part in terms]

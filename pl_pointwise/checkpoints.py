@@ -279,34 +279,17 @@ def _constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[
 # The module's entry -----------------------------------------------------------------------------
 
 STATE_KEY = "pl_pointwise"
-"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states.
+"""The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
 
-``reopened`` is set after a fit that closed its last window early: that window, and λ before it.
-"""
-
-_ENTRIES: dict[str, tuple[type, ...]] = {
-    "samples": (int,),
-    "multipliers": (dict,),
-    "thresholds": (dict,),
-    "gradient_units": (dict,),
-    "fingerprint": (str, type(None)),
-    "window": (list,),
-    "reopened": (dict, type(None)),
-    "epoch_is_open": (bool,),
-    "evaluation_due": (bool,),
-    "left_out": (int,),
-    "skipped_steps": (int,),
-    "monitored": (dict,),
-    "random_states": (list,),
-}
-"""What a checkpoint's entry must hold."""
+VERSION = 1
+"""Of what the entry holds."""
 
 
-def validated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The module's entry of a checkpoint.
 
     Raises:
-        TrainingError: there is none, or one that no module of this version wrote.
+        TrainingError: there is none, or one of another version.
     """
     state = checkpoint.get(STATE_KEY)
     if state is None:
@@ -314,51 +297,9 @@ def validated_state(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             f"This checkpoint was not written by a PointwiseModule: it has no {STATE_KEY!r} "
             "entry, so no multipliers. Load its weights into the model instead."
         )
-    for key, kinds in _ENTRIES.items():
-        if not isinstance(state, dict) or key not in state or type(state[key]) not in kinds:
-            raise damaged(repr(key))
-    _require_window(state["window"], state["samples"])
-    if state["reopened"] is not None:
-        if state["reopened"].keys() != {"window", "before"}:
-            raise damaged("'reopened'")
-        _require_window(state["reopened"]["window"], state["samples"])
-        before = state["reopened"]["before"]
-        pairs = before.values() if isinstance(before, dict) else [None]
-        if not all(type(p) is list and [type(t) for t in p] == [Tensor] * 2 for p in pairs):
-            raise damaged("'reopened'")
-    if not all(isinstance(entry, Tensor) for entry in state["thresholds"].values()):
-        raise damaged("'thresholds'")
-    for threshold in state["thresholds"].values():
-        if tuple(threshold.shape) not in ((), (2,)) or not torch.isfinite(threshold).all():
-            raise damaged("'thresholds'")
-    return dict(state)
-
-
-def _require_window(window: Any, samples: int) -> None:
-    """
-    Raises:
-        TrainingError: not a list of (epoch, {constraint: visits}), where visits are a statistic, or
-            the rows of four tensors, the first of which says of which samples; of strict values
-            one more of either.
-    """
-    sequence = (list, tuple)
-    if not isinstance(window, list):
-        raise damaged("'window'")
-    for entry in window:
-        if not isinstance(entry, sequence) or [int, dict] != [type(part) for part in entry]:
-            raise damaged("'window'")
-        for visits in entry[1].values():
-            if not isinstance(visits, sequence) or len(visits) not in (1, 2, 4, 5):
-                raise damaged("'window'")
-            if not all(isinstance(part, Tensor) for part in visits):
-                raise damaged("'window'")
-            index = visits[0]
-            if len(visits) > 2 and (
-                index.dtype != torch.long
-                or any(len(part) != len(index) for part in visits)
-                or not ((index >= 0) & (index < samples)).all()
-            ):
-                raise damaged("'window'")
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise damaged(f"version {VERSION}")
+    return state
 
 
 def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> None:
@@ -369,7 +310,7 @@ def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> Non
         TrainingError: the saved module had other ones, which the checkpoint does not hold, so that
             their defaults were taken.
     """
-    left_out = state.get("arguments_left_out") or {}
+    left_out = state["arguments_left_out"]
     missing = [name for name in left_out if name not in given]
     if missing:
         raise TrainingError(
@@ -382,8 +323,8 @@ def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> Non
 def damaged(what: str) -> TrainingError:
     """The error of an entry that cannot be used."""
     return TrainingError(
-        f"This checkpoint's {STATE_KEY!r} entry has no usable {what}: it is damaged, or of another "
-        "version of pl-pointwise. Resume from another one, or load its weights only."
+        f"This checkpoint's {STATE_KEY!r} entry cannot be used ({what}): it is damaged, or of "
+        "another version of pl-pointwise. Resume from another one, or load its weights only."
     )
 
 

@@ -32,19 +32,18 @@ def probes_of(count: int) -> list[int]:
 def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
-    with kept_random_state():
+    with preserve_random_state():
         probes = probes_of(count)
         digests = [_digest_of(rows[probe]) for probe in probes]
-        # A few rows are read often, as a random change may leave one as it is.
-        few = range(0, len(probes), max(1, len(probes) // _REREAD))[:_REREAD]
-        for n in [n for n in few for _ in range(-(-_REREAD // len(few)))]:
-            if _digest_of(rows[probes[n]]) != digests[n]:
+        # As often as this, because a random change may leave a row as it is.
+        for n in range(_REREAD if probes else 0):
+            if _digest_of(rows[probes[n % len(probes)]]) != digests[n % len(probes)]:
                 return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
 
 
 @contextmanager
-def kept_random_state() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Runs the block, then puts the CPU's generators back: of Python, NumPy and torch."""
     python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:

@@ -5,24 +5,18 @@ Their mathematics: ``formulations.py``.
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor
-
-from .augmented import arguments_of, number, optional_number
 
 Scope = Literal["sample", "batch", "none"]
 Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
-
-REMOVED = {
-    "alpha_growth": "α follows the gradients where alpha is left out, and is fixed where stated",
-    "multiplier_max": 'Relaxed(cost="linear", beta=…) bounds the pull on a sample',
-}
-REMOVED |= dict.fromkeys(("alpha_every", "alpha_max"), REMOVED["alpha_growth"])
-"""Arguments of earlier versions, and what takes their place."""
 
 
 class Formulation(ABC):
@@ -39,11 +33,8 @@ class Formulation(ABC):
     scope: Scope
     dual_lr: float | None = 0.0
     signed: bool = False
-
-    def __new__(cls, *_: Any, **arguments: Any) -> Formulation:
-        for name in REMOVED.keys() & arguments:
-            raise TypeError(f"{cls.__name__} has no {name} any more: {REMOVED[name]}.")
-        return super().__new__(cls)
+    learns_threshold: bool = False
+    """Whether it acts on what exceeds a threshold that is learned."""
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -62,6 +53,16 @@ class Formulation(ABC):
     def step_size(self) -> float:
         """η as a number."""
         return float(self.dual_lr or 0.0)
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether it pulls at all, so that values without a gradient are an error."""
+        return True
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it is known before a fit how it pulls on a violation at λ = 0."""
+        return True
 
     @property
     def adaptive(self) -> bool:
@@ -131,7 +132,9 @@ class Ascending(Formulation):
                 f"{name}(dual_lr={dual_lr!r}) has a meaning beside a stated alpha only: state "
                 "both, or leave both out."
             )
-        self.alpha = "adaptive" if alpha == "adaptive" else optional_number(name, "alpha", alpha)
+        if alpha is not None and not isinstance(alpha, str):
+            alpha = number(name, "alpha", alpha, above=0.0)
+        self.alpha = alpha
         self.dual_lr = None if dual_lr is None else number(name, "dual_lr", dual_lr, minimum=0.0)
 
     @property
@@ -150,6 +153,11 @@ class Ascending(Formulation):
     def adaptive(self) -> bool:
         return self.alpha == "adaptive"
 
+    @property
+    def penalises(self) -> bool:
+        """Not that of a standard Lagrangian, nor one whose α the fit finds."""
+        return self.alpha is not None and not self.adaptive
+
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
         if not pull or not size:  # λ alone, which stays as it is.
             return self._changed(alpha=None, dual_lr=0.0)
@@ -164,3 +172,42 @@ class Ascending(Formulation):
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
         return self._changed(signed=True)
+
+
+def number(
+    owner: str,
+    name: str,
+    value: float,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+) -> float:
+    """``value`` as a plain float.
+
+    Raises:
+        ValueError: it is no finite number, or out of its range; names the owner's argument.
+    """
+    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if valid and (minimum is None or value >= minimum) and (above is None or value > above):
+        return float(value)
+    bound = f"> {above:g}" if above is not None else f">= {minimum:g}"
+    raise ValueError(f"{owner}({name}={value!r}): {name} must be a finite number {bound}.")
+
+
+def arguments_of(formulation: object) -> dict[str, Any]:
+    """Its constructor's arguments, each from the attribute of its name; others are left out.
+
+    Raises:
+        ValueError: there is no such attribute.
+    """
+    kind = type(formulation)
+    parameters = inspect.signature(kind).parameters.values()
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+        return dict(vars(formulation))
+    missing = [p.name for p in parameters if not hasattr(formulation, p.name)]
+    if missing:
+        raise ValueError(
+            f"{kind.__name__} must keep its argument {missing[0]} as an attribute of that name, "
+            "from which YAML and checkpoints read it."
+        )
+    return {p.name: getattr(formulation, p.name) for p in parameters}

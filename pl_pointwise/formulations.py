@@ -16,13 +16,38 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .augmented import augmented, augmented_direction, number
 from .constraint import Constraint as Constraint
-from .formulation import Adaptive, Ascending, Scope
+from .formulation import Adaptive, Ascending, Scope, number
 from .formulation import Formulation as Formulation
 
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
+
+
+def augmented(
+    violation: Tensor, multiplier: Tensor, alpha: float | None, signed: bool = False
+) -> Tensor:
+    """λv for α None, else α(v + λ/2α)₊² − λ²/4α; of an equality, ``signed``, λv + αv².
+
+    Where λ + 2αv > 0 the square equals λv + αv²; computed so, because subtracting the two large
+    terms loses 6 % in float32 at α = 1e-6.
+    """
+    if alpha is None:
+        return multiplier * violation
+    active = multiplier * violation + alpha * violation.square()
+    if signed:
+        return active
+    inactive = multiplier.square() / (-4 * alpha)
+    return torch.where(multiplier + 2 * alpha * violation > 0, active, inactive)
+
+
+def augmented_direction(
+    violation: Tensor, multiplier: Tensor, alpha: float | None, signed: bool = False
+) -> Tensor:
+    """v for α None and for an equality, else max(v, −λ/2α)."""
+    if alpha is None or signed:
+        return violation + torch.zeros_like(multiplier)
+    return torch.maximum(violation, -multiplier / (2 * alpha))
 
 
 class Penalty(Formulation):
@@ -44,6 +69,10 @@ class Penalty(Formulation):
         if shape not in ("linear", "hinge", "squared_hinge"):
             raise ValueError(f"Penalty(shape={shape!r}): linear, hinge or squared_hinge.")
         self.shape = shape
+
+    @property
+    def needs_gradient(self) -> bool:
+        return self.weight > 0
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor | None = None) -> Tensor:
         """ψ(v) = λ₀·v, λ₀·(v)₊ or λ₀·(v)₊²; the multiplier is ignored."""
@@ -181,6 +210,7 @@ class CVaR(BatchFormulation):
     """
 
     anchor: Anchor = "threshold"
+    learns_threshold = True
 
     def __init__(
         self,
@@ -316,7 +346,7 @@ class Relaxed(Ascending):
 
         Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
         """
-        _, v, multiplier = self._pressed(violation, multiplier)
+        _, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
@@ -340,7 +370,7 @@ class Relaxed(Ascending):
 
         Of an equality σ times that of σv and σλ.
         """
-        side, v, multiplier = self._pressed(violation, multiplier)
+        side, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return v - multiplier / (2 * beta)
@@ -358,7 +388,7 @@ class Relaxed(Ascending):
 
         Of an equality, σ times that of σv and σλ.
         """
-        side, v, multiplier = self._pressed(violation, multiplier)
+        side, v, multiplier = self._as_inequality(violation, multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier / (2 * beta) + torch.zeros_like(v)
@@ -367,7 +397,7 @@ class Relaxed(Ascending):
             return side * (shifted - beta).clamp(min=0) / (2 * alpha)
         return side * shifted.clamp(min=0) / (2 * (alpha + beta))
 
-    def _pressed(
+    def _as_inequality(
         self, violation: Tensor, multiplier: Tensor
     ) -> tuple[Tensor | int, Tensor, Tensor]:
         """σ, σv, σλ: an equality is the bound on the side that it is pressed from, σ = sign(s)."""

@@ -133,7 +133,7 @@ class GradientUnits:
         for name, formulation in in_force.items():
             if not declared[name].adaptive:
                 continue
-            violation, mask = measured.surrogate(name), measured.masks[name]
+            violation, mask = measured.followed[name], measured.masks[name]
             residual = formulation.residual(violation, measured.multipliers[name])
             violated = residual[mask & (residual > 0)]
             if not len(violated):
@@ -150,9 +150,5 @@ class GradientUnits:
         return {"next": self._next, "not_finite": self.not_finite, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            TypeError, KeyError: no state of this class's.
-        """
         self._next, self.not_finite = int(state["next"]), int(state["not_finite"])
         self._states = {name: _State(**of) for name, of in state["states"].items()}

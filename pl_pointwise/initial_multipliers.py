@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def check_multipliers(module: ManualOptimization) -> None:
     module.thresholds = {
         name: threshold
         for name, threshold in module.thresholds.items()
-        if name in multipliers and getattr(module.formulations[name], "anchor", "") == "threshold"
+        if name in multipliers and module.formulations[name].learns_threshold
     }
 
 
@@ -115,16 +115,10 @@ def initialise_multipliers(
     """
     learned = {n: f for n, f in module.formulations.items() if f.scope != "none"}
     for name, formulation in learned.items():
-        alpha = getattr(formulation, "alpha", None)
-        if start is None and alpha in (None, "adaptive"):
-            why = (
-                "pulls with λ alone, which starts at 0"
-                if alpha is None
-                else "has no α before a fit"
-            )
+        if start is None and not formulation.penalises:
             raise ValueError(
-                f'Constraint "{name}": {formulation} {why}. Give initialise_multipliers a start, '
-                "such as lambda v: v.relu()."
+                f'Constraint "{name}": {formulation} has no α before a fit, and λ alone starts at '
+                "0. Give initialise_multipliers a start, such as lambda v: v.relu()."
             )
     index, terms = _pass(module, loader)
     samples = int(index.max()) + 1 if len(index) else 0
@@ -138,12 +132,13 @@ def initialise_multipliers(
         )
     for name, formulation in learned.items():
         violation, mask = (torch.cat(parts) for parts in terms[name])
-        if isinstance(formulation, BatchFormulation):
+        if formulation.scope == "batch":
             sides, cpu = module.constraints[name].sides, torch.device("cpu")
             threshold = module.thresholds.get(name, torch.zeros(sides)).reshape(sides)
             count = int(carries(mask).sum())
             part = [(violation, mask)]
-            statistic = batch_statistic(formulation, part, sides, max(1, count), threshold, cpu)
+            of_batch = cast("BatchFormulation", formulation)
+            statistic = batch_statistic(of_batch, part, sides, max(1, count), threshold, cpu)
             value = _started(formulation, statistic.value.detach(), start)
             module.multipliers.set(name, value if sides > 1 else value[0])
             continue
@@ -166,7 +161,7 @@ def _pass(
                 terms = module._terms(micro)
                 index.append(micro.index)
                 for name, (violations, masks) in found.items():
-                    violations.append(terms.judged(name).cpu())
+                    violations.append(terms.judged[name].cpu())
                     masks.append(terms.masks[name].cpu())
     return torch.cat(index), found
 

@@ -10,7 +10,6 @@ import logging
 import math
 import uuid
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -21,50 +20,58 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from . import trainer_checks
-from .batch_checks import Checks
 from .checkpoints import WholeCheckpointIO, plain_arguments
-from .data import fingerprint
-from .errors import TrainingError
-from .evaluated import Evaluated
-from .fit_checks import (
-    check_fit,
+from .checks import (
+    FirstSteps,
     check_launcher,
+    check_module,
+    check_settings,
     check_trained,
-    check_trainer,
-    number_of_steps,
-    total_steps,
     training_set,
-    warn_of_random_rows,
+    warn_of_checkpoints,
 )
+from .data import ResumableDataLoader, fingerprint
+from .errors import TrainingError
+from .evaluation import Evaluated
+from .fingerprints import RANDOM_ROWS
 from .formulations import Formulation
 from .gradient_units import GradientUnits
 from .initial_multipliers import check_multipliers
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
-from .optimizers import Optimization, keeping_monitors, monitor_of
-from .own_hooks import give_own_parts
+from .optimizers import (
+    FirstGroupsLambdaLR,
+    Optimization,
+    keeping_monitors,
+    monitor_of,
+    number_of_steps,
+)
+from .own_hooks import wrap_hooks
 from .repeated_step import RunningStatistics
 from .resume import Resuming
-from .schedule import FirstGroupsLambdaLR
 from .step import Measured
 
 log = logging.getLogger(__name__)
 
+# It says that weights are saved after the step: here they are, with the multipliers after it.
+warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+# Then it logs once an epoch: see _start_training.
+warnings.filterwarnings("ignore", message=r"The number of training batches \(")
 # Lightning says so of every module that moves its batches itself; here that is how it should be.
 warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_to_device`")
 
 _BEFORE = {
-    "configure_callbacks": "_check_trainer",
-    "setup": "_use_whole_checkpoints",
+    "configure_callbacks": "_check_settings",
+    "setup": "_set_up",
     "on_train_start": "_start_training",
     "on_train_epoch_start": "_start_epoch",
-    "on_train_batch_end": "_require_a_step",
     "on_train_end": "_end_training",
     "on_fit_end": "_end_fit",
     "on_validation_model_zero_grad": "_note_random_state",
@@ -106,18 +113,20 @@ class ManualOptimization(Evaluated, Resuming):
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
     shared_keys: tuple[str, ...] = ()
-    """Entries of a batch that all its samples share, where ``select`` could not tell."""
+    """Entries of a batch that all its samples share, although they may be as long as it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "configure_optimizers" in vars(cls):
             cls.configure_optimizers = keeping_monitors(cls.configure_optimizers)  # type: ignore[assignment]
-        give_own_parts(cls)
+        wrap_hooks(cls)
 
     def __init__(self) -> None:
         super().__init__()
         self._hooks_running: set[str] = set()
-        self._checks = Checks()
+        self._first_steps = FirstSteps()
+        self._loaders_set_up_early = False
+        """Whether ``configure_optimizers`` made Lightning set up the loaders."""
         self._arguments_left_out: dict[str, str] = {}
         self.automatic_optimization = False
         self.multipliers = Multipliers(0)
@@ -135,53 +144,77 @@ class ManualOptimization(Evaluated, Resuming):
         """Epoch and visits of the steps since the last dual step."""
         self._fingerprint: str | None = None
         self._total_steps: int | None = None
-        self._scheduler_positions: dict[int, Any] = {}
         self._factors: Callable[[int], float] | None = None
-
-    @abstractmethod
-    def _dual_step(self) -> None:
-        """Takes the dual step that is still due, if any."""
 
     # Around the fit -----------------------------------------------------------------------------
 
-    def _use_whole_checkpoints(self, stage: str) -> None:
+    def _check_settings(self) -> None:
+        """Before Lightning's own check of the Trainer, whose advice does not fit."""
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_settings(self)
+
+    def _set_up(self, stage: str) -> None:
         """Before Lightning loads a checkpoint."""
-        check_launcher(self, stage)
-        trainer_checks.prepare(self)
+        if stage != "predict":
+            check_launcher(self)
+        self._check_settings()  # Of the module's own callbacks too.
+        self._undo_compilation()
+        loops = self.trainer.fit_loop.epoch_loop.val_loop, self.trainer.validate_loop
+        for loop in (*loops, self.trainer.test_loop, self.trainer.predict_loop):
+            # torch.no_grad() does, within which a task may enable gradients of inputs.
+            loop.inference_mode = False
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # Not one set by a user.
             self.trainer.strategy.checkpoint_io = WholeCheckpointIO()
 
-    def _check_trainer(self) -> None:
-        check_trainer(self)
+    def _undo_compilation(self) -> None:
+        """Of a module from ``torch.compile`` the forward pass stays compiled.
+
+        The steps do not: they hold the backward pass, which a compiler does not take.
+        """
+        context = getattr(self, "_compiler_ctx", None)
+        for step in ("training_step", "validation_step", "test_step", "predict_step"):
+            if context is not None:
+                setattr(self, step, context[f"original_{step}"])
 
     def _start_training(self) -> None:
-        check_fit(self)
-        trainer_checks.check_start(self)
-        trainer_checks.log_each_epoch(self)
-        self._scheduler_positions = trainer_checks.note_schedulers(self)
-        self._total_steps, self._factors = total_steps(self), None
+        check_module(self)
+        warn_of_checkpoints(self)
+        trainer: Any = self.trainer
+        # Lightning's 50 steps between two lines of the log are more than many an epoch has.
+        trainer.log_every_n_steps = int(
+            min(trainer.log_every_n_steps, trainer.num_training_batches)
+        )
+        self._total_steps, self._factors = number_of_steps(trainer), None
+        if not self.optimization.is_constant:
+            self.number_of_steps()
         dataset = training_set(self)
+        self._limit_loader()
         if dataset is not None:
-            self._claim_multipliers(dataset)
+            self._keep_or_reset_multipliers(dataset)
         check_multipliers(self)
         if self.multiplier_folder is not None:
             self._map_multipliers(self.multiplier_folder)
-        self._checks.start(self, dataset)
+        self._first_steps.start(self, dataset)
         self._forget_evaluations()
-        self._stopped = None
+        self._random_state_at_end = None
         if self._restored is None:
             self.pull_shares = PullShares()
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
-            self._go_on(self._restored)
+            self._continue_run(self._restored)
 
     def _weights_are_sharded(self) -> bool:
         return isinstance(self.trainer.strategy, ModelParallelStrategy)
 
-    def _claim_multipliers(self, dataset: Any) -> None:
+    def _keep_or_reset_multipliers(self, dataset: Any) -> None:
         """Keeps the multipliers if they belong to this data set; refuses or resets them if not."""
         found = fingerprint(dataset)
-        warn_of_random_rows(self, found)
+        if found.startswith(RANDOM_ROWS):
+            self._warn(
+                "Rows of the training set differ each time they are read, so only their number "
+                "tells a resumed run whether they are the same. Give the data set an attribute "
+                "`fingerprint`, a text of your own, to have that checked."
+            )
         restored = (self._restored or {}).get("fingerprint")
         if restored is not None and restored != found:
             raise TrainingError(
@@ -211,8 +244,15 @@ class ManualOptimization(Evaluated, Resuming):
         if self.multiplier_folder is not None:
             self.trainer.strategy.barrier()
 
+    def _limit_loader(self) -> None:
+        """Tells the training loader how many batches the trainer takes of it."""
+        loader: Any = self.trainer.train_dataloader
+        if isinstance(loader, ResumableDataLoader):
+            loader.limit = min(len(loader), self.trainer.num_training_batches)
+
     def _start_epoch(self) -> None:
-        self._checks.epoch(self)
+        self._first_steps.epoch(self)
+        self._limit_loader()
         self._taken_this_epoch = self._skipped_this_epoch = 0
         self._statistics.refresh()
 
@@ -227,15 +267,24 @@ class ManualOptimization(Evaluated, Resuming):
             self._step_schedulers("epoch", plateau=True)
         self._epoch_is_open = False
 
-    def _require_a_step(self, *_: Any) -> None:
-        trainer_checks.require_a_step(self)
-
     def _end_fit(self) -> None:
-        trainer_checks.warn_of_no_step(self)
+        self._warn_of_no_step()
         if not self.trainer.fast_dev_run:
             for message in self.pull_shares.warnings(self.formulations):
                 self._warn(message)
         super()._end_fit()
+
+    def _warn_of_no_step(self) -> None:
+        trainer = self.trainer
+        if self.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:
+            self._warn(
+                f"No step was taken. The trainer stands at epoch {trainer.current_epoch} of "
+                f"{trainer.max_epochs} and step {trainer.global_step} of {trainer.max_steps} (−1: "
+                f"without end), and its training DataLoader has {trainer.num_training_batches} "
+                "batches. A Trainer that has fitted another module counts on from there: give each "
+                "module a Trainer of its own. A training_step of your own calls "
+                "super().training_step(batch, batch_idx)."
+            )
 
     # Checkpoints (resume.py) --------------------------------------------------------------------
 
@@ -283,8 +332,24 @@ class ManualOptimization(Evaluated, Resuming):
         return self._factors(step)
 
     def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
-        return number_of_steps(self)
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
+
+        Raises:
+            TrainingError: the run has no end.
+        """
+        steps = number_of_steps(self.trainer)
+        if steps is None:
+            raise TrainingError(
+                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
+                'take schedule="constant" without a warm-up.'
+            )
+        return steps
+
+    def _before_zero_grad(self) -> None:
+        """Calls ``on_before_zero_grad``, which Lightning does under automatic optimization only."""
+        optimizer = self.trainer.optimizers[0]
+        call._call_callback_hooks(self.trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(self.trainer, "on_before_zero_grad", optimizer)
 
     def _step_schedulers_after_batch(self) -> None:
         self._step_schedulers("step", plateau=False)
@@ -300,7 +365,6 @@ class ManualOptimization(Evaluated, Resuming):
         """
         if count is None:
             count = self.current_epoch + 1 if interval == "epoch" else self._batches_seen()
-        trainer_checks.check_not_stepped(self, self._scheduler_positions)
         for config in self.trainer.lr_scheduler_configs:
             due = config.interval == interval and count % config.frequency == 0
             scheduler = config.scheduler
@@ -309,6 +373,8 @@ class ManualOptimization(Evaluated, Resuming):
             ):
                 continue
             metric = self._monitored(scheduler) if plateau else None
+            if plateau and metric is None and self._restored is not None:
+                continue  # Of an evaluation that was still to come when the run was saved.
             if plateau and metric is None:
                 known = ", ".join(sorted(self.trainer.callback_metrics))
                 message = (
@@ -320,13 +386,12 @@ class ManualOptimization(Evaluated, Resuming):
                 self._warn(message)
                 continue
             self.lr_scheduler_step(scheduler, metric)
-            self._scheduler_positions = trainer_checks.note_schedulers(self)
 
     def _batches_seen(self) -> int:
         return self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
     def _optimizer(self) -> Any:
-        return self.optimizers()  # One: see check_optimizer.
+        return self.optimizers()  # One: see check_module.
 
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
@@ -352,7 +417,7 @@ class ManualOptimization(Evaluated, Resuming):
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        self._checks.step(self, measured)
+        self._first_steps.step(self, measured)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"

@@ -25,7 +25,7 @@ from .checkpoints import (
     replayed_random_state,
 )
 from .errors import TrainingError
-from .evaluated import explained_gradients
+from .evaluation import explain_gradient_errors
 from .formulations import BatchFormulation, Constraint, Formulation
 from .manual_optimization import ManualOptimization
 from .optimizers import Training, connected_zero
@@ -42,18 +42,17 @@ from .step import (
     index_of,
     last_visits,
     pack,
+    packed_width,
     pieces_of,
     require_columns,
     require_mapping,
-    spread,
     unpack,
     validate_values,
     violations_of,
     weights,
-    widest,
+    widest_dtype,
 )
 from .step_log import EpochSoFar, log_step
-from .trainer_checks import before_zero_grad
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -100,9 +99,10 @@ class PointwiseModule(ManualOptimization):
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
-        violations, evaluated, evaluated_metrics, certificate: :class:`~.evaluated.Evaluated`'s.
+        violations, evaluated, evaluated_metrics, certificate: :class:`~.evaluation.Evaluated`'s.
         measured: what the last training step measured, of all ranks; None before the first.
-            Its violations are the strict ones where the task gives ``strict_values``.
+            ``judged`` are the violations that multipliers follow and reports are about, of
+            ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
@@ -163,7 +163,7 @@ class PointwiseModule(ManualOptimization):
 
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
-        return take_rows(batch, rows, self._checks.layout)
+        return take_rows(batch, rows, self.shared_keys)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
@@ -202,10 +202,9 @@ class PointwiseModule(ManualOptimization):
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
         self._resume_within_epoch(batch_idx)
-        self._checks.batch(self, batch)
         micro_batches = self._micro_batches(batch)
         counts = self._counts(micro_batches)
-        before_zero_grad(self)
+        self._before_zero_grad()
         self._statistics.keep(self)
         self._measure_units(micro_batches, counts)
         self._in_force = self._formulations_now()
@@ -260,22 +259,18 @@ class PointwiseModule(ManualOptimization):
     # Forward and backward -----------------------------------------------------------------------
 
     def _measure(
-        self,
-        micro_batches: list[MicroBatch],
-        counts: dict[str, Tensor],
-        kept: Tensor | None = None,
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
         """Accumulates the step's gradient; one gather and one copy bring what was measured.
 
         Every rank's batch has the same number of rows: samplers of several ranks pad.
 
-        kept: bool (rows of this rank's batch,) where the micro-batches are without some; what was
-            measured of these is 0.
+        rows: how many, where no sample of this rank is left and it has no micro-batch.
         """
         packed, norm = self._forward_backward(micro_batches, counts)
-        if kept is not None:
-            layout = self._columns, self._per_sample, self.judges_strictly
-            packed = [spread(packed, kept, *layout, self.device)]
+        if not packed:
+            width = packed_width(self._columns, self._per_sample, self.judges_strictly)
+            packed = [torch.zeros(rows, width, dtype=widest_dtype(self.device), device=self.device)]
         return self._gathered(packed, norm)
 
     def _gathered(self, packed: list[Tensor], norm: Tensor) -> Measured:
@@ -308,7 +303,8 @@ class PointwiseModule(ManualOptimization):
                 terms = self._terms(micro)
                 multipliers = self._multiplier_rows(micro.index, terms)
                 loss = self._lagrangian(terms, multipliers, counts)
-                packed.append(pack(micro.index, terms, multipliers, loss))
+                strict = self.judges_strictly
+                packed.append(pack(micro.index, terms, multipliers, loss, strict))
                 if batch_terms is not None:
                     slopes = slopes or batch_terms.slopes([terms], counts, self.device)
                     loss = loss + batch_terms.loss(terms, slopes, counts)
@@ -329,15 +325,17 @@ class PointwiseModule(ManualOptimization):
         objective = torch.where(masks[OBJECTIVE], objective, 0)
         values = self._constraint_values(outputs, micro.batch, count)
         signed = {name for name, f in self.formulations.items() if f.signed}
-        violations, oriented = violations_of(self.constraints, values, micro.masks, signed)
+        followed, oriented = violations_of(self.constraints, values, micro.masks, signed)
         masks |= oriented
-        for name, violation in violations.items():
+        for name, violation in followed.items():
             require_columns(name, violation.shape[1], self._columns)
-        judged: dict[str, Tensor] = {}
+        judged = {name: violation.detach() for name, violation in followed.items()}
         if strict and self.judges_strictly:
             values = self.judged_values(outputs, micro.batch, values)
             judged, _ = violations_of(self.constraints, values, micro.masks, signed)
-        return self._checks.terms(self, Terms(objective, violations, masks, judged))
+        terms = Terms(objective, followed, judged, masks)
+        self._first_steps.terms(self, terms)
+        return terms
 
     def _constraint_values(self, outputs: Any, batch: Any, count: int) -> dict[str, Tensor]:
         values = self.constraint_values(outputs, batch)
@@ -349,7 +347,7 @@ class PointwiseModule(ManualOptimization):
         found = {}
         for name, formulation in self.formulations.items():
             if formulation.scope == "sample":
-                violation = terms.violations[name]
+                violation = terms.followed[name]
                 rows = self.multipliers.rows(name, index, violation.shape[1])
                 rows = rows.pin_memory() if violation.is_cuda else rows
                 found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
@@ -363,11 +361,11 @@ class PointwiseModule(ManualOptimization):
         for name, formulation in self.formulations.items():
             if formulation.scope == "batch":
                 continue
-            violation, mask = terms.violations[name], terms.masks[name]
+            violation, mask = terms.followed[name], terms.masks[name]
             formulation = self.in_force(name)
             multiplier = multipliers.get(name, torch.zeros_like(violation))
             if self._order == "dual_first":
-                multiplier = formulation.ascend(terms.judged(name), multiplier)
+                multiplier = formulation.ascend(terms.judged[name], multiplier)
             psi = formulation.lagrangian(violation, multiplier)
             normalised = weights(mask, self.constraints[name].sides, violation.dtype) / counts[name]
             loss = loss + (torch.where(mask, psi, 0) * normalised).sum()
@@ -384,7 +382,7 @@ class PointwiseModule(ManualOptimization):
 
         Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
         constraint. Else the batch's statistic (sides,). Nothing where no sample carries it. Behind
-        a strict violation, or its statistic, stands the surrogate's.
+        the judged violation, or its statistic, stands the followed one where it is another.
         """
         visits: dict[str, list[Tensor]] = {}
         batch_terms = self._batch_terms()
@@ -396,11 +394,11 @@ class PointwiseModule(ManualOptimization):
             if formulation.scope == "sample":
                 visit = [
                     measured.index,
-                    measured.violations[name],
+                    measured.judged[name],
                     mask,
                     measured.multipliers[name],
                 ]
-                visit += [measured.surrogates[name]] if measured.surrogates else []
+                visit += [measured.followed[name]] if measured.strict else []
                 visits[name] = visit if rows is None else [part[rows] for part in visit]
             elif batch_terms is not None and formulation.scope == "batch":
                 visits[name], psi = batch_terms.visit(name, measured)
@@ -419,15 +417,15 @@ class PointwiseModule(ManualOptimization):
                 continue
             formulation = self.in_force(name)
             if formulation.scope == "batch":
-                value, *surrogate = (
+                value, *followed = (
                     torch.stack(of_steps).mean(0) for of_steps in zip(*visits, strict=True)
                 )
                 multiplier = self.multipliers.scalar(name, len(value)).to(value)
                 stepped = formulation.ascend(value, multiplier)
                 self.multipliers.write_scalar(name, stepped)
                 mask = torch.ones_like(value, dtype=torch.bool)
-                parts = [each[None] for each in (value, mask, multiplier, stepped, *surrogate)]
-                self.dual_steps[name] = DualStep(None, *parts)
+                parts = [value, mask, multiplier, stepped, *(followed or [value])]
+                self.dual_steps[name] = DualStep(None, *(part[None] for part in parts))
                 continue
             parts = visits[0]
             if len(visits) > 1:
@@ -435,11 +433,11 @@ class PointwiseModule(ManualOptimization):
             if len(set(parts[0].tolist())) < len(parts[0]):
                 last = last_visits(parts[0])
                 parts = [part[last] for part in parts]
-            index, violation, mask, multiplier, *surrogate = parts
-            stepped = torch.where(mask, formulation.ascend(violation, multiplier), multiplier)
+            index, judged, mask, multiplier, *followed = parts
+            stepped = torch.where(mask, formulation.ascend(judged, multiplier), multiplier)
             self.multipliers.write(name, index, stepped)
             self.dual_steps[name] = DualStep(
-                index, violation, mask, multiplier, stepped, *surrogate
+                index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
         self._await_ranks()  # λ_{t+1} stands where all will read it.
 
@@ -447,10 +445,11 @@ class PointwiseModule(ManualOptimization):
 
     def _batch_terms(self) -> BatchTerms | None:
         """None where every formulation acts on samples."""
-        formulations: dict[str, BatchFormulation] = {}
-        for name, declared in self.formulations.items():
-            if isinstance(declared, BatchFormulation):
-                formulations[name] = cast(BatchFormulation, self.in_force(name))
+        formulations = {
+            name: cast("BatchFormulation", self.in_force(name))
+            for name, declared in self.formulations.items()
+            if declared.scope == "batch"
+        }
         if not formulations:
             return None
         dual_first = self._order == "dual_first"
@@ -497,7 +496,7 @@ class PointwiseModule(ManualOptimization):
             def violated(
                 terms: Terms, name: str = name, signed: bool = signed
             ) -> tuple[Tensor, Tensor]:
-                violation = terms.violations[name]
+                violation = terms.followed[name]
                 violation = violation.abs() if signed else violation.clamp(min=0)
                 values = violation.detach().double()
                 return violation.sum(), torch.stack([(values > 0).sum(), values.square().sum()])
@@ -533,7 +532,7 @@ class PointwiseModule(ManualOptimization):
                 last = position == len(micro_batches) - 1
                 with nullcontext() if last else self._without_gradient_sync():
                     total, sums = term(self._terms(micro, strict=False))
-                    beside.append(sums.to(widest(self.device)))
+                    beside.append(sums.to(widest_dtype(self.device)))
                     scale = self.trainer.world_size / count  # The ranks' gradients are averaged.
                     self.manual_backward(total * scale + connected_zero(self))
         norm = float(self._gradient_norm()) / self._gradient_scale()
@@ -545,7 +544,7 @@ class PointwiseModule(ManualOptimization):
         self, micro_batches: list[MicroBatch], strict: bool = False
     ) -> list[Terms]:
         """What the step will measure: the random state and running statistics are put back."""
-        with torch.no_grad(), explained_gradients(), replayed_random_state(self.device):
+        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(self.device):
             found = [self._terms(micro, strict) for micro in micro_batches]
         self._statistics.restore()
         return found

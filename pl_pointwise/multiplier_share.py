@@ -15,7 +15,6 @@ steps of the weights visited before the dual step, as of that step, the last vis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,20 +22,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .checkpoints import damaged
 from .constraint import Constraint
 from .formulations import Formulation
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
 
+# A constraint is said to be unmet at the end of a fit where each of these is exceeded.
 FEW = 0.05
-"""Up to this share of violated values nothing is said at the end of a fit,"""
+"""The share of violated values."""
 SHALLOW = 0.1
-"""nor where they are this near the bound, by the deepest epoch's mean: at an optimum v scatters
-around 0,"""
+"""Their mean depth, of the deepest epoch's: at an optimum v scatters around 0."""
 AT_REST = 0.01
-"""nor where λ grew by no more than this share of itself: those of a relaxation come to rest."""
+"""How much λ grew, of itself: those of a relaxation come to rest."""
 
 
 @dataclass
@@ -65,10 +63,6 @@ class Pull:
             return {}
         share, overshoot = self.of_multipliers / self.total, self.on_satisfied / self.total
         return {"share": share, "overshoot": overshoot}
-
-
-NUMBERS = len(astuple(Pull())) + 1
-"""Of a constraint in a checkpoint: its sums, and the depth of its deepest epoch before."""
 
 
 def slope(formulation: Formulation, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -117,13 +111,9 @@ class PullShares:
             self._deepest = self._with_this_epoch()
             self._number, self._epoch = module.current_epoch, {}
         for name, step in module.dual_steps.items():
-            mask, strict = step.mask, step.surrogate is not None
-            pulled = step.surrogate if step.surrogate is not None else step.violation
+            mask, judged = step.mask, step.judged[step.mask]
             multiplier = step.after if module._order == "dual_first" else step.before
-            judged = step.violation[mask]
-            pull = pull_of(
-                module.in_force(name), pulled[mask], multiplier[mask], judged if strict else None
-            )
+            pull = pull_of(module.in_force(name), step.followed[mask], multiplier[mask], judged)
             pull += _unmet(module.constraints[name], judged, step.before[mask], step.after[mask])
             self._epoch[name] = self._epoch.get(name, Pull()) + pull
 
@@ -157,19 +147,8 @@ class PullShares:
         }
         return {"epoch": self._number, "sums": sums}
 
-    def load_state_dict(self, state: Any) -> None:
-        """
-        Raises:
-            TrainingError: it is not what ``state_dict`` gives.
-        """
-        number, sums = map(state.get, ("epoch", "sums")) if isinstance(state, dict) else (0, None)
-        if type(number) is not int or not isinstance(sums, dict):
-            raise damaged("'pull'")
-        for name, numbers in sums.items():
-            valid = isinstance(name, str) and type(numbers) is list and len(numbers) == NUMBERS
-            if not valid or not all(type(x) is float and 0 <= x < math.inf for x in numbers):
-                raise damaged("'pull'")
-        self._number = number
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._number, sums = int(state["epoch"]), state["sums"]
         self._epoch = {name: Pull(*numbers[:-1]) for name, numbers in sums.items()}
         self._deepest = {name: numbers[-1] for name, numbers in sums.items()}
 

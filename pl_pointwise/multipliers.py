@@ -187,21 +187,13 @@ class Multipliers(Mapping[str, Tensor]):
         """Takes copies of tables, of any float dtype and device, as they are in a checkpoint.
 
         Raises:
-            TrainingError: what is no table of finite numbers for these samples.
+            ValueError: a table of other samples, or of numbers that are not finite.
         """
         for name, table in state.items():
-            if not isinstance(table, Tensor) or not table.is_floating_point() or table.dim() > 2:
-                problem = "are no table of numbers"
-            elif table.dim() == 2 and len(table) != self.samples:
-                problem = f"are of {len(table):,} samples, the others of {self.samples:,}"
-            elif table.numel() and not all(map(math.isfinite, map(float, table.aminmax()))):
-                problem = "are not all finite"
-            else:
-                continue
-            raise TrainingError(
-                f'Constraint "{name}": the stored multipliers {problem}. The checkpoint is '
-                "damaged, or was changed by hand: resume from another one."
-            )
+            if table.dim() > 2 or (table.dim() == 2 and len(table) != self.samples):
+                raise ValueError(f'"{name}": {tuple(table.shape)} for {self.samples:,} samples')
+            if not torch.isfinite(table).all():
+                raise ValueError(f'"{name}": multipliers that are not finite')
         self._tables = {
             name: self._allocated(name, tuple(table.shape), table) for name, table in state.items()
         }

@@ -1,4 +1,4 @@
-"""How a module is trained: settings in groups, and what schedulers need to be stepped by."""
+"""How a module is trained: settings in groups, a schedule's length, what schedulers monitor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from .errors import one_of
 
@@ -142,6 +145,46 @@ def _require_count(name: str, value: int) -> None:
         raise ValueError(f"{name}={value!r}: must be a whole number, at least 1.")
 
 
+class FirstGroupsLambdaLR(LambdaLR):
+    """LambdaLR of the groups that the optimizer had at first.
+
+    One that a callback adds, such as BackboneFinetuning, keeps the rate that the callback gives it;
+    LambdaLR itself fails at it.
+    """
+
+    def get_lr(self) -> list[Any]:
+        groups = self.optimizer.param_groups
+        later = groups[len(self.base_lrs) :]
+        self.optimizer.param_groups = groups[: len(self.base_lrs)]
+        try:
+            return [*super().get_lr(), *(group["lr"] for group in later)]
+        finally:
+            self.optimizer.param_groups = groups
+
+
+def number_of_steps(trainer: Any) -> int | None:
+    """Steps of the whole run, None where it has no end.
+
+    Of a loader that is made to be counted if there is none yet: ``estimated_stepping_batches``
+    would set the loaders up too early for a resume within an epoch.
+    """
+    batches: float = trainer.num_training_batches
+    epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+    if trainer.train_dataloader is None and epochs < math.inf:
+        made = trainer.fit_loop._data_source.dataloader()
+        loader: Any = _process_dataloader(trainer, TrainerFn.FITTING, RunningStage.TRAINING, made)
+        limit = trainer.overfit_batches or trainer.limit_train_batches
+        batches = len(loader) if hasattr(loader, "__len__") else math.inf
+        if isinstance(limit, int):
+            batches = min(batches, limit)
+        elif batches < math.inf:
+            batches = int(batches * limit)
+    steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
+    if epochs < math.inf:
+        steps = min(steps, epochs * batches)
+    return None if math.isinf(steps) else int(steps)
+
+
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
 
@@ -156,7 +199,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loop: Any = getattr(module._trainer, "fit_loop", None)
         unread = loop is not None and loop._combined_loader is None
         result = configure(module)
-        module._checks.loaders_set_up_early = unread and loop._combined_loader is not None
+        module._loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Mapping):
                 scheduler = part if "scheduler" in part else part.get("lr_scheduler")

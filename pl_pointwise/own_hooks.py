@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 
-def give_own_parts(cls: type) -> None:
+def wrap_hooks(cls: type) -> None:
     """Wraps every hook in which ``cls`` or a base class has a part of its own."""
     names = [*_own_parts(cls, "own_hooks"), *_own_parts(cls, "own_hooks_after")]
     for name in dict.fromkeys(names):

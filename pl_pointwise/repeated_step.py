@@ -1,23 +1,20 @@
-"""A step computed again without the samples that have a value that is not finite.
+"""A step computed once more without the samples that have a value that is not finite.
 
 Masking such a value in the loss is not enough: inf · 0 in the backward pass is NaN. And the first
-pass may have spoilt running statistics, such as a BatchNorm's, and with them the other samples.
+pass may have spoilt running statistics, such as a BatchNorm's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from .checkpoints import replayed_random_state
 from .data import PADDING
-from .modes import evaluation_mode
-from .step import Measured, MicroBatch, non_finite_values, pack, stand_in, without_samples
+from .step import Measured, MicroBatch, non_finite_values, without_samples
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
@@ -74,51 +71,31 @@ def without_non_finite(
     micro_batches: list[MicroBatch],
     counts: dict[str, Tensor],
 ) -> Measured:
-    """The step computed again without the samples that have a value that is not finite.
+    """The step computed once more without the samples that have a value that is not finite.
+
+    The norm of the gradient is not finite where that does not help, so that the step is skipped.
 
     counts: of the whole batch, which remain the denominators.
     """
     if measured.finite and math.isfinite(measured.gradient_norm):
         return measured
-    index, found = measured.index, measured
-    left_out = torch.zeros(len(index), dtype=torch.bool)
-    for attempt in count():
-        bad = found.non_finite() & ~left_out
-        if attempt == 0 and bad.sum() > 1:
-            bad = _culprits(module, bad, micro_batches)
-        bad |= torch.isin(index, index[bad])  # Every copy of a sample that the batch has twice.
-        module.left_out += int(bad.sum())
-        for value in non_finite_values(found, bad):
-            module._warn(
-                f"{value} ({module._when()}). Left out of this step; {module.left_out} so far. "
-                "Inspect that record or lower the learning rate."
-            )
-        if attempt == 0 and (bad.any() or not math.isfinite(measured.gradient_norm)):
-            # A copy that only fills up a rank spoils the gradient as its sample does.
-            bad |= index == PADDING
-        if not bad.any():
-            break
-        left_out |= bad
-        module._statistics.restore()
-        found = _measured_without(module, measured, micro_batches, counts, left_out)
-    return replace(found.keep(~left_out), counts=measured.counts)
-
-
-def _culprits(module: PointwiseModule, bad: Tensor, micro_batches: list[MicroBatch]) -> Tensor:
-    """Of the samples ``bad``, (R,), those that have such a value by themselves.
-
-    One NaN is in every output of a BatchNorm in training mode. In evaluation mode no sample sees
-    the others; where none has such a value there, all are taken.
-    """
+    bad = measured.non_finite()
+    bad |= torch.isin(measured.index, measured.index[bad])  # A sample that the batch has twice.
+    module.left_out += int(bad.sum())
+    for value in non_finite_values(measured, bad):
+        module._warn(
+            f"{value} ({module._when()}). Left out of this step; {module.left_out} so far. "
+            "Inspect that record or lower the learning rate."
+        )
+    if bad.any() or not math.isfinite(measured.gradient_norm):
+        bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
+    if not bad.any():
+        return measured
     module._statistics.restore()
-    packed = []
-    with evaluation_mode(module), torch.no_grad(), replayed_random_state(module.device):
-        for micro in micro_batches:
-            terms = module._terms(micro)
-            multipliers = module._multiplier_rows(micro.index, terms)
-            packed.append(pack(micro.index, terms, multipliers, terms.objective.new_zeros(())))
-    alone = bad & module._gathered(packed, torch.zeros(())).non_finite()
-    return alone if alone.any() else bad
+    found = _measured_without(module, measured, micro_batches, counts, bad)
+    if found.non_finite()[~bad].any():
+        found.gradient_norm = math.nan
+    return replace(found.keep(~bad), counts=measured.counts)
 
 
 def _measured_without(
@@ -128,22 +105,18 @@ def _measured_without(
     counts: dict[str, Tensor],
     left_out: Tensor,
 ) -> Measured:
-    """What the step without some samples, bool (R,), measures; of these it is 0.
+    """What the step without some samples, bool (R,), measures; of these it means nothing.
 
-    Where the forward pass is one of all ranks, a rank needs as many micro-batches as before. The
-    norm of the gradient is NaN where it has not one sample left to fill them.
+    The norm of the gradient is NaN where a rank has no sample left and the forward pass, which is
+    one of all ranks, needs one.
     """
-    by_rank = (~left_out).view(module.trainer.world_size, -1)
-    kept = without_samples(micro_batches, measured.index[left_out], module.select)
-    if not _forwards_together(module):
-        kept = [micro for micro in kept if len(micro.index)]
-    elif not by_rank.any(1).all():
+    ranks = module.trainer.world_size
+    some_left = (~left_out).view(ranks, -1).any(1)
+    if not some_left.all() and _forwards_together(module):
         module._warn("A rank has no sample left, and its forward pass needs one on every rank.")
         return replace(measured, gradient_norm=math.nan)
-    else:
-        spare = next(micro for micro in kept if len(micro.index))
-        kept = [m if len(m.index) else stand_in(spare, module.select) for m in kept]
-    return module._measure(kept, counts, by_rank[module.global_rank])
+    kept = without_samples(micro_batches, measured.index[left_out], module.select)
+    return module._measure(kept, counts, rows=len(measured.index) // ranks)
 
 
 def _forwards_together(module: PointwiseModule) -> bool:

@@ -1,7 +1,7 @@
 """What a checkpoint keeps of a run, and how a run goes on from it as if it had never stopped.
 
 A run may stop anywhere: within an epoch or at its end, planned or not. Lightning's counters say
-where, but not always so that it goes on there; :func:`set_progress_straight` makes them say so.
+where, but not always so that it goes on there; :func:`correct_loaded_progress` makes them say so.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import Tensor
 from .checkpoint_options import differences, settings_of
 from .checkpoints import (
     STATE_KEY,
+    VERSION,
     damaged,
     plain,
     plain_random_state,
     random_state,
     require_arguments,
     restore_random_state,
-    validated_state,
+    state_of,
 )
 from .data import ResumableDataLoader
 from .errors import TrainingError
@@ -34,7 +35,6 @@ from .gradient_units import GradientUnits
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
 from .optimizers import monitor_of
-from .step import DualStep
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ class Resuming(LightningModule):
     multipliers: Multipliers
     thresholds: dict[str, Tensor]
     gradient_units: GradientUnits
-    dual_steps: dict[str, DualStep]
     pull_shares: PullShares
     left_out: int
     skipped_steps: int
@@ -61,8 +60,8 @@ class Resuming(LightningModule):
         super().__init__()
         self._restored: dict[str, Any] | None = None
         """What a checkpoint says, until the first step after it."""
-        self._stopped: dict[str, Any] | None = None
-        """Where a fit ended that may be saved, and prolonged, later: see ``_end_training``."""
+        self._random_state_at_end: dict[str, Any] | None = None
+        """That of the last step, where a fit has ended that may be saved, and prolonged, later."""
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
         """The random state during an evaluation within the fit: that before it."""
@@ -82,27 +81,18 @@ class Resuming(LightningModule):
                 callback.on_module_attached(trainer, self)
 
     @abstractmethod
-    def _dual_step(self) -> None: ...
-
-    @abstractmethod
     def _step_schedulers(self, interval: str, plateau: bool, count: int | None = None) -> None: ...
 
     # The end of a fit ---------------------------------------------------------------------------
 
     def _end_training(self) -> None:
-        """Takes the dual step that is still due, and notes how to go on as if it were not taken."""
-        window = list(self._window)
-        self._stopped = {"random": random_state(self.device), "window": window, "dual_steps": {}}
-        if window:
-            self.dual_steps = {}
-            self._dual_step()
-            self._stopped["dual_steps"] = dict(self.dual_steps)
+        """A window of steps that is open stays open: a longer fit closes it."""
+        self._random_state_at_end = random_state(self.device)
 
     def _end_fit(self) -> None:
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore_random_state(self._restored["random_states"], new_epoch=False)
-            self._judge_plateaus(self._restored, self._restored["new_epoch"])
-        if self._restored is not None or self._window:
+            self._step_plateau_schedulers(self._restored, self._restored["new_epoch"])
             self._end_training()
         self._restored = None
 
@@ -135,15 +125,18 @@ class Resuming(LightningModule):
             states = states * self.trainer.world_size
             torch.distributed.all_gather_object(states, own)
         checkpoint[STATE_KEY] = {
+            "version": VERSION,
             "samples": self.multipliers.samples,
             "multipliers": self.multipliers.state_dict(),
             "thresholds": dict(self.thresholds),
             "gradient_units": self.gradient_units.state_dict(),
             "fingerprint": self._fingerprint,
             "window": self._window,
-            "reopened": self._reopened(),
             "epoch_is_open": self._epoch_is_open,
-            "evaluation_due": self._evaluation_is_due(),
+            "in_evaluation": (
+                self._kept_random_state is not None
+                and self.trainer.state.status == TrainerStatus.INTERRUPTED
+            ),
             "pull": self.pull_shares.state_dict(),
             "left_out": self.left_out,
             "skipped_steps": self.skipped_steps,
@@ -156,32 +149,10 @@ class Resuming(LightningModule):
             "arguments_left_out": dict(self._arguments_left_out),
         }
 
-    def _evaluation_is_due(self) -> bool:
-        """Whether an evaluation is still to come, or was broken off: a resume starts with it."""
-        trainer = self.trainer
-        if trainer.state.fn != TrainerFn.FITTING or self._stopped is not None:
-            return False
-        if (
-            trainer.state.status == TrainerStatus.INTERRUPTED
-            and self._kept_random_state is not None
-        ):
-            return True
-        loop: Any = trainer.fit_loop
-        total = loop.epoch_loop.batch_progress.total
-        if not total.ready == total.processed == total.completed + 1:  # Not after a step.
-            return False
-        stopping, trainer.should_stop = trainer.should_stop, False  # Which would add one.
-        try:
-            due: bool = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-        finally:
-            trainer.should_stop = stopping
-        return due
-
     def _random_state_to_save(self) -> dict[str, Any]:
         """That of the last step: later draws belong to an evaluation, a fetch or to nobody."""
-        if self._stopped is not None:
-            found: dict[str, Any] = self._stopped["random"]
-            return found
+        if self._random_state_at_end is not None:
+            return self._random_state_at_end
         if self._kept_random_state is not None:
             return self._kept_random_state
         state = random_state(self.device)
@@ -189,22 +160,6 @@ class Resuming(LightningModule):
         if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:
             state |= plain_random_state(*loader.before_fetch)
         return state
-
-    def _reopened(self) -> dict[str, Any] | None:
-        """The window that the end of the fit closed early, and λ before that, by constraint."""
-        if self._stopped is None or not self._stopped["window"]:
-            return None
-        before: dict[str, Any] = {}
-        for name, step in self._stopped["dual_steps"].items():
-            if step.index is None:
-                now = self.multipliers.scalar(name, step.after.shape[1])[None]
-            else:
-                now = self.multipliers.rows(name, step.index, step.after.shape[1])
-            if not torch.equal(now, step.after.to(now)):
-                return None  # Changed since by hand: that is what goes on.
-            index = torch.zeros(0, dtype=torch.long) if step.index is None else step.index
-            before[name] = [index, step.before.float()]
-        return {"window": self._stopped["window"], "before": before}
 
     # Loading ------------------------------------------------------------------------------------
 
@@ -222,7 +177,15 @@ class Resuming(LightningModule):
         return load(checkpoint_path, *args, **own, **arguments)
 
     def _load_state(self, checkpoint: dict[str, Any]) -> None:
-        state = validated_state(checkpoint)
+        state = state_of(checkpoint)
+        try:
+            self._take_state(state, checkpoint)
+        except TrainingError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise damaged(str(error)) from error
+
+    def _take_state(self, state: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
         resuming = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if self._trainer is None:
@@ -234,44 +197,25 @@ class Resuming(LightningModule):
                 "which has none in this module, so it is of another module or formulation. Resume "
                 "with the configuration it was written with, or load its weights only."
             )
-        self.multipliers = self.multipliers.for_samples(state["samples"])
+        self.multipliers = self.multipliers.for_samples(int(state["samples"]))
         self.multipliers.load_state_dict(state["multipliers"])
         self.thresholds = {
             name: value.to("cpu", torch.float32, copy=True)
             for name, value in state["thresholds"].items()
         }
-        try:
-            self.gradient_units.load_state_dict(state["gradient_units"])
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise damaged("'gradient_units'") from error
+        self.gradient_units.load_state_dict(state["gradient_units"])
         self.pull_shares = PullShares()
-        if "pull" in state:  # Not in older ones.
-            self.pull_shares.load_state_dict(state["pull"])
-        self._window = state["window"]
+        self.pull_shares.load_state_dict(state["pull"])
+        self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
         self._fingerprint = state["fingerprint"]
-        self.left_out, self.skipped_steps = state["left_out"], state["skipped_steps"]
-        self._stopped = self._restored = None
+        self.left_out, self.skipped_steps = int(state["left_out"]), int(state["skipped_steps"])
+        self._random_state_at_end = self._restored = None
         if resuming:
-            self._restored = {key: value for key, value in state.items() if key != "multipliers"}
-            self._restored["new_epoch"] = set_progress_straight(checkpoint)
-            self._reopen(state["reopened"])
+            kept = ("fingerprint", "epoch_is_open", "random_states")
+            self._restored = {key: state[key] for key in kept}
+            self._restored["monitored"] = dict(state["monitored"])
+            self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
             self._name_other_settings(checkpoint)
-
-    def _reopen(self, reopened: dict[str, Any] | None) -> None:
-        """Takes back the dual step that the end of the fit took before it was due."""
-        if reopened is None:
-            return
-        self._window = reopened["window"]
-        for name, (index, before) in reopened["before"].items():
-            if name not in self.multipliers:
-                raise damaged("'reopened'")
-            try:
-                if len(index):
-                    self.multipliers.write(name, index, before)
-                else:
-                    self.multipliers.write_scalar(name, before)
-            except (IndexError, RuntimeError) as error:
-                raise damaged("'reopened'") from error
 
     def _name_other_settings(self, checkpoint: Mapping[str, Any]) -> None:
         """Says so where a run goes on with other settings than it was started with."""
@@ -292,7 +236,7 @@ class Resuming(LightningModule):
 
     # Going on -----------------------------------------------------------------------------------
 
-    def _go_on(self, restored: Mapping[str, Any]) -> None:
+    def _continue_run(self, restored: Mapping[str, Any]) -> None:
         """When training starts: the random state, and what was still due when it was saved."""
         loop: Any = self.trainer.fit_loop
         batches = loop.epoch_loop
@@ -300,26 +244,12 @@ class Resuming(LightningModule):
             batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
         )
         self._restore_random_state(restored["random_states"], new_epoch)
-        if restored["evaluation_due"]:
-            self._evaluate()
-        self._judge_plateaus(restored, new_epoch)
+        self._step_plateau_schedulers(restored, new_epoch)
 
-    def _judge_plateaus(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
+    def _step_plateau_schedulers(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
         """If the run was saved at the end of an epoch, before that was done."""
         if new_epoch and restored["epoch_is_open"] and self.current_epoch > 0:
             self._step_schedulers("epoch", plateau=True, count=self.current_epoch)
-
-    def _evaluate(self) -> None:
-        """Runs the evaluation that Lightning leaves out after a resume from before it."""
-        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop.val_loop
-        self._note_random_state()
-        first = trainer._logger_connector._first_loop_iter
-        loop.restarting = False
-        trainer.validating = True
-        loop.run()
-        loop._has_run = False  # Else an epoch that was all trained would not be left, nor the next.
-        trainer.training = True
-        trainer._logger_connector._first_loop_iter = first
 
     def _restore_random_state(self, states: list[Any], new_epoch: bool) -> None:
         """Puts the random state back where it stood, unless the number of ranks is another now."""
@@ -328,7 +258,7 @@ class Resuming(LightningModule):
         try:
             restore_random_state(states[self.global_rank], self.device)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(f"random state of rank {self.global_rank}") from error
+            raise damaged(f"the random state of rank {self.global_rank}") from error
         if new_epoch and not hasattr(self.trainer.train_dataloader, "load_state_dict"):
             # Of this one epoch Lightning made the iterator, which draws the order, before.
             iter(self.trainer.fit_loop._data_fetcher)
@@ -338,7 +268,7 @@ class Resuming(LightningModule):
         restored, self._restored = self._restored, None
         self._epoch_is_open = True
         if restored is not None:
-            self._correct_progress()
+            self._correct_running_progress()
         if restored is not None and batch_idx > 0:
             loader = self.trainer.train_dataloader
             unused = getattr(self.trainer.fit_loop, "_combined_loader_states_to_load", [])
@@ -352,7 +282,7 @@ class Resuming(LightningModule):
                     "resume from the end of an epoch."
                 )
 
-    def _correct_progress(self) -> None:
+    def _correct_running_progress(self) -> None:
         """Counts the running epoch and batch as begun, the ones before as complete.
 
         Resumed from the last batch of an epoch, Lightning does not count the next epoch as begun,
@@ -377,50 +307,47 @@ class Resuming(LightningModule):
         return self.trainer.callback_metrics.get(name, restored.get(name))
 
 
-def set_progress_straight(checkpoint: Mapping[str, Any]) -> bool:
+def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
 
     A stop within an epoch (``max_steps``, ``max_time``, ``should_stop``) counts that epoch as
     done, and Lightning would drop its other batches; a save after the fit, or at the start of an
-    epoch, leaves the counters of the epoch before, and it would run an empty one.
+    epoch, leaves the counters of the epoch before, and it would run an empty one. An evaluation
+    that broke off is made again whole, and not from its middle.
 
     Returns: whether an epoch's start comes next.
 
     Raises:
-        TrainingError: a batch was under way, so weights and multipliers may not belong together;
-            or the counters are damaged.
+        TrainingError: a batch was under way, so weights and multipliers may not belong together.
     """
     loops = checkpoint.get("loops")
     if loops is None:  # Weights only: the trainer says so.
         return False
-    try:
-        fit = loops["fit_loop"]
-        epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
-        of_epoch, of_run = batches["current"], batches["total"]
-        if of_run["ready"] != of_run["processed"]:
-            raise TrainingError(
-                f"This checkpoint was written within step {of_run['ready']}, by an error or a "
-                "signal: it may have new weights and old multipliers. Resume from the one before; "
-                "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
-            )
-        if checkpoint[STATE_KEY]["evaluation_due"]:
-            evaluated = fit["epoch_loop.val_loop.batch_progress"]
-            for key in ("total", "current"):
-                evaluated[key] = dict.fromkeys(evaluated[key], 0)
-        if epochs["current"]["started"] != epochs["current"]["processed"]:
-            return False
-        between = bool(batches["is_last_batch"] or not of_epoch["ready"])
-        for count in (epochs["total"], epochs["current"]):
-            if between:
-                count["ready"] = count["started"] = count["completed"] = count["processed"]
-            else:
-                count["ready"] = count["started"] = count["processed"]
-                count["processed"] = count["completed"] = count["processed"] - 1
+    fit = loops["fit_loop"]
+    epochs, batches = fit["epoch_progress"], fit["epoch_loop.batch_progress"]
+    of_epoch, of_run = batches["current"], batches["total"]
+    if of_run["ready"] != of_run["processed"]:
+        raise TrainingError(
+            f"This checkpoint was written within step {of_run['ready']}, by an error or a "
+            "signal: it may have new weights and old multipliers. Resume from the one before; "
+            "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
+        )
+    if checkpoint[STATE_KEY]["in_evaluation"]:
+        evaluated = fit["epoch_loop.val_loop.batch_progress"]
+        evaluated["current"] = dict.fromkeys(evaluated["current"], 0)
+        evaluated["total"] = {**evaluated["current"], "ready": 1, "started": 1}
+    if epochs["current"]["started"] != epochs["current"]["processed"]:
+        return False
+    between = bool(batches["is_last_batch"] or not of_epoch["ready"])
+    for count in (epochs["total"], epochs["current"]):
         if between:
-            batches["current"] = dict.fromkeys(of_epoch, 0)
-            batches["is_last_batch"] = False
-            for loader in fit["state_dict"].get("combined_loader", []):
-                ResumableDataLoader.finish_epoch(loader)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise damaged("progress of the loops") from error
+            count["ready"] = count["started"] = count["completed"] = count["processed"]
+        else:
+            count["ready"] = count["started"] = count["processed"]
+            count["processed"] = count["completed"] = count["processed"] - 1
+    if between:
+        batches["current"] = dict.fromkeys(of_epoch, 0)
+        batches["is_last_batch"] = False
+        for loader in fit["state_dict"].get("combined_loader", []):
+            ResumableDataLoader.finish_epoch(loader)
     return between

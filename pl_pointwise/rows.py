@@ -2,73 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Container, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from .errors import DataError
 
-Kind = Literal["rows", "parts", "shared"]
-"""What an entry of a batch is: a row for each sample, parts that are so in turn, or neither."""
+def take_rows(batch: Mapping[str, Any], rows: Tensor, shared: Container[str] = ()) -> Any:
+    """The given rows of a batch, a mapping with ``index``, (B,).
 
+    What all samples share stays whole. A tensor, array, list or tuple of length B has a row for
+    each sample; mappings, and lists and tuples of another length, are followed.
 
-def take_rows(batch: Any, rows: Tensor, layout: Mapping[str, Kind] | None = None) -> Any:
-    """The given rows of a batch; what all samples share stays whole.
-
-    Mappings, lists and tuples in the batch are followed. An entry that ``layout`` does not list has
-    a row for each sample if it is a tensor, array, list or tuple of length B.
-
-    batch: a mapping with ``index``, (B,), from which B is read.
     rows: (R,) positions in the batch, on the CPU.
-    layout: what the entries are, by path ("x", "nested.x", "pair.0").
-
-    Raises:
-        DataError: an entry with a row for each sample has not B of them.
+    shared: entries that stay whole whatever their length.
     """
     size = len(batch["index"])
-    return _take(batch, rows, size, layout or {}, "")
+    return {
+        key: value if key in shared else _take(value, rows, size) for key, value in batch.items()
+    }
 
 
-def _take(value: Any, rows: Tensor, size: int, layout: Mapping[str, Kind], path: str) -> Any:
+def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, Mapping):
-        return {
-            key: _take(entry, rows, size, layout, f"{path}.{key}" if path else str(key))
-            for key, entry in value.items()
-        }
-    length = length_of(value)
-    kind = layout.get(path)
-    if kind == "shared" or length is None:
-        return value
-    if kind == "rows" and length != size:
-        raise DataError(
-            f'Batch entry "{path}" has length {length} in a batch of {size} samples, and that '
-            "depends on the samples: which rows are whose? Override select() to say so, or list "
-            "the entry in the module's shared_keys if it belongs to the batch as a whole."
-        )
-    if kind != "parts" and length == size:
-        if isinstance(value, Tensor):
-            return value[rows.to(value.device)]
-        if isinstance(value, np.ndarray):
-            return value[rows.numpy()]
-        taken = [value[position] for position in rows.tolist()]
-        return tuple(taken) if type(value) is tuple else taken
-    if isinstance(value, (list, tuple)):
-        parts = [_take(v, rows, size, layout, f"{path}.{i}") for i, v in enumerate(value)]
-        if all(part is v for part, v in zip(parts, value, strict=True)):
-            return value
-        if hasattr(value, "_make"):
-            return value._make(parts)
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return value
-
-
-def length_of(value: Any) -> int | None:
-    """Of a list, a tuple, or along the first dimension; None for what has none."""
+        return {key: _take(entry, rows, size) for key, entry in value.items()}
     if isinstance(value, (Tensor, np.ndarray)):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, (list, tuple)) else None
+        if not value.ndim or len(value) != size:
+            return value
+        return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
+    if not isinstance(value, (list, tuple)):
+        return value
+    if len(value) == size:
+        taken = [value[position] for position in rows.tolist()]
+    else:
+        taken = [_take(entry, rows, size) for entry in value]
+    if isinstance(value, list):
+        return taken
+    return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)
 
 
 def plain_fields(row: Any) -> dict[str, str]:

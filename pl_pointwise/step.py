@@ -8,7 +8,7 @@ of an interval are the upper side's K, then the lower side's K.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,13 +41,9 @@ class Terms:
     """
 
     objective: Tensor  # (b,)
-    violations: dict[str, Tensor]  # (b, sides·K), which the weights follow
+    followed: dict[str, Tensor]  # violations (b, sides·K) that the weights follow
+    judged: dict[str, Tensor]  # those that the multipliers follow; without a gradient
     masks: dict[str, Tensor]  # bool, (b,) for the objective, else as the violations
-    strict: dict[str, Tensor] = field(default_factory=dict)  # as violations; empty: these
-
-    def judged(self, name: str) -> Tensor:
-        """The violations that the multipliers follow and that are reported, without a gradient."""
-        return self.strict[name] if self.strict else self.violations[name].detach()
 
 
 @dataclass
@@ -56,31 +52,36 @@ class Measured:
 
     index: Tensor  # (R,)
     objective: Tensor  # (R,)
-    violations: dict[str, Tensor]  # (R, sides·K), zero where the mask is False; strict ones if any
+    followed: dict[str, Tensor]  # violations (R, sides·K) that the weights followed
+    judged: dict[str, Tensor]  # those that the multipliers follow; the same object if no others are
     masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
     counts: dict[str, int]  # samples that carry each term, those left out later included
     lagrangian: float  # of the terms per sample; those of the batch are added when they are known
     gradient_norm: float  # before clipping
-    surrogates: dict[str, Tensor] = field(default_factory=dict)
-    """Where the module judges strictly, the violations that the weights followed, alike."""
     finite: bool = False
     """Whether all values are known to be finite in float32, so that none needs looking for."""
 
-    def surrogate(self, name: str) -> Tensor:
-        """The violations of a constraint that the weights followed, (R, sides·K)."""
-        return self.surrogates.get(name, self.violations[name])
+    @property
+    def strict(self) -> bool:
+        """Whether the multipliers follow others than the weights."""
+        return self.judged is not self.followed
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
+
+        def taken(tables: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: table[rows] for name, table in tables.items()}
+
+        followed = taken(self.followed)
         return replace(
             self,
             index=self.index[rows],
             objective=self.objective[rows],
-            violations={name: violation[rows] for name, violation in self.violations.items()},
-            masks={name: mask[rows] for name, mask in self.masks.items()},
-            multipliers={name: rows_[rows] for name, rows_ in self.multipliers.items()},
-            surrogates={name: violation[rows] for name, violation in self.surrogates.items()},
+            followed=followed,
+            judged=taken(self.judged) if self.strict else followed,
+            masks=taken(self.masks),
+            multipliers=taken(self.multipliers),
         )
 
     def non_finite(self) -> Tensor:
@@ -89,8 +90,9 @@ class Measured:
         A violation beyond float32 counts as infinite: λ, which is float32, would become so.
         """
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for name, violation in [*self.violations.items(), *self.surrogates.items()]:
-            bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
+        for violations in (self.followed, self.judged)[: 1 + self.strict]:
+            for name, violation in violations.items():
+                bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
         return bad
 
 
@@ -103,13 +105,11 @@ class DualStep:
     """
 
     index: Tensor | None  # (R,); None where the multiplier belongs to no sample
-    violation: Tensor  # (R, sides·K) or (1, sides): what the step was taken on
-    mask: Tensor  # bool, alike
-    before: Tensor  # λ, alike
-    after: Tensor  # λ, alike
-    surrogate: Tensor | None = (
-        None  # what the weights followed, where the violation is a strict one
-    )
+    judged: Tensor  # (R, sides·K) or (1, sides): the violations that the step was taken on
+    mask: Tensor  # bool, of the same shape
+    before: Tensor  # λ, of the same shape
+    after: Tensor  # λ, of the same shape
+    followed: Tensor  # what the weights followed, of the same shape
 
 
 def pieces_of(batch: Any) -> list[Any]:
@@ -121,7 +121,7 @@ def index_of(batch: Any) -> Tensor:
     """(B,) on the CPU.
 
     Raises:
-        DataError: the batch has none.
+        DataError: the batch has none, or one of other numbers than whole ones.
     """
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
@@ -131,49 +131,43 @@ def index_of(batch: Any) -> Tensor:
             f"Here it is a {type(batch).__name__}; rows that are tuples get names there, "
             'IndexedDataset(rows, fields=["x", "y"]).'
         )
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise DataError(
+            f'"index" of a batch is {index.dtype}: give whole numbers, each sample\'s position.'
+        )
     return index.cpu()
 
 
-def pack(index: Tensor, terms: Terms, multipliers: dict[str, Tensor], lagrangian: Tensor) -> Tensor:
+def pack(
+    index: Tensor,
+    terms: Terms,
+    multipliers: dict[str, Tensor],
+    lagrangian: Tensor,
+    strict: bool,
+) -> Tensor:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
 
     lagrangian: of the micro-batch, a scalar.
+    strict: whether the multipliers follow others than the weights.
     """
     device = terms.objective.device
     shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     # The first column is in the widest dtype, and torch converts the others to it.
-    index = index.to(device, widest(device), non_blocking=True)
+    index = index.to(device, widest_dtype(device), non_blocking=True)
     columns = [index, terms.objective, terms.masks[OBJECTIVE], shares]
-    for name, violation in terms.violations.items():
+    for name, violation in terms.followed.items():
         columns += [violation, terms.masks[name]]
-        columns += [terms.strict[name]] if terms.strict else []
+        columns += [terms.judged[name]] if strict else []
         columns += [multipliers[name]] if name in multipliers else []
     with torch.no_grad():
         return torch.column_stack(columns)
 
 
-def spread(
-    packed: list[Tensor],
-    kept: Tensor,
-    columns: Mapping[str, int],
-    per_sample: Iterable[str],
-    strict: bool,
-    device: torch.device,
-) -> Tensor:
-    """Packed rows at their positions in the whole batch, (rows of the batch, …); 0 elsewhere.
-
-    kept: bool (rows of the batch,); rows of padding are none of these.
-    columns, per_sample, strict: as in :func:`unpack`.
-    """
-    per_sample = set(per_sample)
-    width = 4 + sum((2 + strict + (name in per_sample)) * of for name, of in columns.items())
-    whole = torch.zeros(len(kept), width, dtype=widest(device), device=device)
-    if packed:
-        rows = torch.cat(packed)
-        whole[kept.to(device)] = rows[rows[:, 0] >= 0]
-    return whole
+def packed_width(columns: Mapping[str, int], per_sample: Container[str], strict: bool) -> int:
+    """How many columns packed rows have; the arguments as in :func:`unpack`."""
+    return 4 + sum((2 + strict + (name in per_sample)) * of for name, of in columns.items())
 
 
 def unpack(
@@ -187,19 +181,19 @@ def unpack(
 
     columns: of the violations, by constraint.
     per_sample: the constraints whose multipliers were packed too.
-    strict: whether strict violations were.
+    strict: whether the violations that the multipliers follow were packed too.
     """
     per_sample = set(per_sample)
     counts_of = {name: 2 + strict + (name in per_sample) for name in columns}
     widths = [columns[name] for name, count in counts_of.items() for _ in range(count)]
     index, objective, mask, shares, *parts = rows.split([1, 1, 1, 1, *widths], dim=1)
-    masks, violations = {OBJECTIVE: mask[:, 0].bool()}, dict[str, Tensor]()
-    surrogates, multipliers = dict[str, Tensor](), dict[str, Tensor]()
+    masks, followed = {OBJECTIVE: mask[:, 0].bool()}, dict[str, Tensor]()
+    judged, multipliers = dict[str, Tensor](), dict[str, Tensor]()
     for name, count in counts_of.items():
         own, parts = parts[:count], parts[count:]
-        violations[name], masks[name] = own[0], own[1].bool()
+        followed[name], masks[name] = own[0], own[1].bool()
         if strict:
-            surrogates[name], violations[name] = own[0], own[2]
+            judged[name] = own[2]
         if name in per_sample:
             multipliers[name] = own[-1]
     counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
@@ -207,18 +201,18 @@ def unpack(
     return Measured(
         index[:, 0].long(),
         objective[:, 0],
-        violations,
+        followed,
+        judged if strict else followed,
         masks,
         multipliers,
         counts,
         float(shares.sum()),
         gradient_norm,
-        surrogates,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_dtype(device: torch.device) -> torch.dtype:
     """What every rank sends, whatever the dtype of its values: it may have none left."""
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -413,9 +407,9 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
     """Which value of which sample is not finite, in words; of so many of the samples ``bad``."""
     for row in bad.nonzero()[:at_most, 0].tolist():
         terms = {"Objective": measured.objective[row].reshape(1)}
-        terms |= {f'Constraint "{n}"': measured.surrogate(n)[row] for n in measured.violations}
-        if measured.surrogates:
-            terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.violations.items()}
+        terms |= {f'Constraint "{n}"': v[row] for n, v in measured.followed.items()}
+        if measured.strict:
+            terms |= {f'Strict value of "{n}"': v[row] for n, v in measured.judged.items()}
         for term, values in terms.items():
             for value in values[~torch.isfinite(values.float())][:1].tolist():
                 yield f"{term}: {value} for sample {int(measured.index[row])}"
@@ -424,21 +418,30 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 def without_samples(
     micro_batches: list[MicroBatch], left_out: Tensor, select: Select
 ) -> list[MicroBatch]:
-    """The micro-batches without the samples ``left_out``; some may have none any more."""
-    kept = []
-    for micro in micro_batches:
-        keep = ~torch.isin(micro.index, left_out)
-        if keep.all() or not keep.any():
-            batch = micro.batch if keep.any() else None
-            kept.append(MicroBatch(batch, micro.index[keep], micro.masks))
+    """The micro-batches with another sample, which counts nowhere, in the place of some.
+
+    So every rank forwards as many rows as before.
+
+    left_out: their index.
+    Returns: none where no sample is left.
+    """
+    keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
+    spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
+    if spare is None:
+        return []
+    found = []
+    for position, (micro, keep) in enumerate(zip(micro_batches, keeps, strict=True)):
+        if keep.all():
+            found.append(micro)
             continue
-        rows = keep.nonzero()[:, 0]
-        masks = {name: mask[rows.to(mask.device)] for name, mask in micro.masks.items()}
-        kept.append(MicroBatch(select(micro.batch, rows), micro.index[rows], masks))
-    return kept
-
-
-def stand_in(micro: MicroBatch, select: Select) -> MicroBatch:
-    """A micro-batch of one sample that counts nowhere."""
-    masks = {name: torch.zeros_like(mask[:1]) for name, mask in micro.masks.items()}
-    return MicroBatch(select(micro.batch, torch.tensor([0])), torch.tensor([PADDING]), masks)
+        source = position if keep.any() else spare
+        other = int(keeps[source].nonzero()[0])
+        rows = torch.where(keep, torch.arange(len(keep)), other)
+        kept = keep.to(micro.masks[OBJECTIVE].device)
+        masks = {
+            name: mask & (kept if mask.dim() == 1 else kept[:, None])
+            for name, mask in micro.masks.items()
+        }
+        index = micro.index.masked_fill(~keep, PADDING)
+        found.append(MicroBatch(select(micro_batches[source].batch, rows), index, masks))
+    return found

@@ -4,7 +4,6 @@ the progress bar shows, of the epoch so far.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from .metrics import cvar, violation_statistics
+from .metrics import violation_statistics
 from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
 
@@ -35,8 +34,7 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
             so_far.start(module.current_epoch)
         objective = measured.objective[measured.masks[OBJECTIVE]]
         so_far.add(objective, pooled_violations(module, measured))
-        values = so_far.values(exact=module.trainer.is_last_batch)
-        module.log_dict(values, prog_bar=True, logger=False)
+        module.log_dict(so_far.values(), prog_bar=True, logger=False)
     if logs_this_step(module):
         statistics = running_statistics(module, measured)
         statistics |= {
@@ -47,17 +45,9 @@ def log_step(module: PointwiseModule, measured: Measured) -> None:
 
 
 class EpochSoFar:
-    """What the progress bar shows: of all visits of the epoch, or since a resume in its middle.
+    """What the progress bar shows: of all visits of the epoch, or since a resume in its middle."""
 
-    CVaR is that of all values; but as it takes sorting them, it is computed anew only when there
-    are a hundredth more than last time, or where it is to be exact. So an epoch costs O(n log n).
-
-    Args:
-        most: how many violations are kept. Where an epoch has more, every second, fourth, … counts.
-    """
-
-    def __init__(self, most: int = 2**20) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self.start(None)
 
     def start(self, epoch: int | None) -> None:
@@ -65,32 +55,22 @@ class EpochSoFar:
         self.epoch = epoch
         self._objective, self._objectives = 0.0, 0
         self._violated, self._violations = 0, 0
-        self._kept: list[Tensor] = []
-        self._stride, self._sorted, self._cvar = 1, 0, math.nan
 
     def add(self, objective: Tensor, violations: Tensor) -> None:
         """Adds a step's objective (m,) and violations (n,), of the samples that carry them."""
-        violations = violations[~violations.isnan()].detach().float().cpu()
         self._objective += float(objective.double().sum())
         self._objectives += len(objective)
         self._violated += int((violations > 0).sum())
-        self._kept.append(violations[-self._violations % self._stride :: self._stride].clone())
         self._violations += len(violations)
-        if self._violations > self.most * self._stride:
-            self._kept, self._stride = [torch.cat(self._kept)[::2].clone()], 2 * self._stride
 
-    def values(self, exact: bool = False) -> dict[str, float]:
-        """Mean objective, CVaR95 and share violated; none of what nobody carried."""
+    def values(self) -> dict[str, float]:
+        """Mean objective and share violated; none of what nobody carried."""
         found = {}
         if self._objectives:
             found["objective"] = self._objective / self._objectives
         if self._violations:
-            if exact or self._violations >= 1.01 * self._sorted:
-                self._kept = [torch.cat(self._kept)]
-                self._cvar, self._sorted = float(cvar(self._kept[0])), self._violations
-            found["cvar95"] = self._cvar
             found["violated"] = self._violated / self._violations
-        return {key: value for key, value in found.items() if not math.isnan(value)}
+        return found
 
 
 def log_of_all_ranks(
@@ -125,7 +105,7 @@ def reported_violations(module: PointwiseModule, measured: Measured) -> dict[str
     """(m,) by constraint, the violations of a step: of an equality |ℓ − c|."""
     return {
         name: module.constraints[name].reported(violation[measured.masks[name]])
-        for name, violation in measured.violations.items()
+        for name, violation in measured.judged.items()
     }
 
 

@@ -3,7 +3,7 @@
 A constraint on s̄ makes a response likely. Whether the model then writes one that works, a call of a
 tool that is there with all it requires, is seen on an answer that it generates, and has no
 gradient. With :class:`Strict` the multipliers and the reported violations follow such a test, and
-the weights go on following s̄ (``strict_values`` of pl_pointwise/evaluated.py).
+the weights go on following s̄ (``strict_values`` of pl_pointwise/evaluation.py).
 
 A test says of an answer whether it is of a kind: a valid tool call, a refusal, or what a function
 of the user's says. It speaks for a response that is of that kind itself; for others s̄ stands. Where
@@ -323,7 +323,7 @@ class StrictTests:
         if self.settings.every_n_epochs == 1 or measured is None:
             return
         for name in self.settings.tests:
-            violation, mask = measured.violations[name], measured.masks[name]
+            violation, mask = measured.judged[name], measured.masks[name]
             if name not in self.last:
                 self.last[name] = torch.full((samples, violation.shape[1]), math.nan)
             rows = mask.any(1)

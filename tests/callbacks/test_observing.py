@@ -7,7 +7,6 @@ tail.
 from __future__ import annotations
 
 import csv
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ from pl_pointwise.callbacks import (
 )
 from pl_pointwise.callbacks.run_folder import run_root
 from pl_pointwise.cli import main
-from pl_pointwise.metrics import cvar
-from pl_pointwise.step_log import EpochSoFar
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
@@ -115,7 +112,7 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
 
 
 @pytest.mark.parametrize("kind", ["tqdm", "rich"])
-def test_the_progress_bar_shows_objective_cvar_and_share_violated(
+def test_the_progress_bar_shows_objective_and_share_violated(
     kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "rich":
@@ -132,9 +129,8 @@ def test_the_progress_bar_shows_objective_cvar_and_share_violated(
     assert len(seen.violations) == 6
     # The last is that of the last epoch's three batches together.
     violations = np.concatenate(seen.violations[3:])
-    tail = violations[violations >= np.percentile(violations, 95)].mean()
     objective = np.concatenate(seen.objectives[3:]).mean()
-    wanted = {"objective": objective, "cvar95": tail, "violated": (violations > 0).mean()}
+    wanted = {"objective": objective, "violated": (violations > 0).mean()}
     for name, value in wanted.items():
         printed = _values(shown, name)[-1]
         assert float(printed) == pytest.approx(value, rel=5e-3, abs=1e-3), name
@@ -150,34 +146,8 @@ class Steps(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         measured = pl_module.measured
-        self.violations.append(measured.violations["fit"][measured.masks["fit"]].numpy())
+        self.violations.append(measured.judged["fit"][measured.masks["fit"]].numpy())
         self.objectives.append(measured.objective[measured.masks["objective"]].numpy())
-
-
-def test_so_far_is_all_of_the_epoch_and_of_a_long_one_an_even_part() -> None:
-    generator = torch.Generator().manual_seed(0)
-    batches = [torch.randn(size, generator=generator) for size in (3, 0, 7, 1, 50, 200)]
-    so_far = EpochSoFar()
-    so_far.start(0)
-    assert so_far.values() == {}
-    for number, batch in enumerate(batches, start=1):
-        so_far.add(batch, batch)
-        together = torch.cat(batches[:number])
-        found = so_far.values(exact=True)
-        assert found["cvar95"] == pytest.approx(float(cvar(together)))
-        assert found["violated"] == pytest.approx(float((together > 0).float().mean()))
-        assert found["objective"] == pytest.approx(float(together.mean()), abs=1e-6)
-    few = EpochSoFar(most=64)
-    few.start(0)
-    for step in range(400):
-        few.add(torch.zeros(0), torch.arange(float(7 * step), float(7 * step + 7)))
-    kept = torch.cat(few._kept)
-    assert len(kept) <= 64
-    assert torch.equal(kept, torch.arange(0.0, 2800.0, few._stride))
-    assert few.values()["violated"] == 2799 / 2800
-    few.start(1)
-    few.add(torch.zeros(0), torch.tensor([math.nan, 1.0]))
-    assert few.values() == {"cvar95": 1.0, "violated": 1.0}
 
 
 class Remote(DummyLogger):

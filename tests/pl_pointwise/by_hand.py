@@ -240,8 +240,6 @@ def run(
                         1 - above / (1 - rule.beta)
                     )
                     thresholds[name][side] = moved.float().double()
-    if window:
-        close_window()
 
     multipliers = {}
     for name, sides in store.items():

@@ -36,7 +36,6 @@ from pl_pointwise import (
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError, TrainingError
 from tests.pl_pointwise.toy import (
-    At,
     Seen,
     Toy,
     ToyData,
@@ -46,7 +45,6 @@ from tests.pl_pointwise.toy import (
     multipliers_of,
     stack,
     trainer,
-    weights_of,
 )
 
 ROWS = ToyRows(13, partial=True)  # batches of 4, 4, 4 and 1
@@ -159,15 +157,6 @@ def test_resumed_equals_uninterrupted_with_workers(tmp_path: Path) -> None:
         resumed, rest = train(data(held_out=False, num_workers=2), checkpoint=path, max_epochs=2)
         assert rest == batches[-len(rest) :]
         assert_identical_run(resumed, uninterrupted)
-
-
-def test_run_stopped_by_max_steps_within_an_epoch_can_be_prolonged(tmp_path: Path) -> None:
-    saver = Saver("on_train_epoch_end", tmp_path)
-    train(data(), saver, max_epochs=-1, max_steps=6)
-    uninterrupted, batches = train(data(), max_epochs=-1, max_steps=12)
-    prolonged, rest = train(data(), checkpoint=saver.paths[-1], max_epochs=-1, max_steps=12)
-    assert rest == batches[6:]
-    assert_identical_run(prolonged, uninterrupted)
 
 
 def test_checkpoint_of_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
@@ -534,18 +523,3 @@ def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])
     assert (resumed.left_out, resumed.skipped_steps) == (3, 2)
-
-
-def test_interrupt_by_an_exception_is_resumed_from_the_last_checkpoint(tmp_path: Path) -> None:
-    """The usual interruption: the machine is taken away between two checkpoints."""
-    saver = Saver("on_train_batch_end", tmp_path)
-
-    def stop(_: Any) -> None:
-        raise RuntimeError("taken away")
-
-    with pytest.raises(RuntimeError, match="taken away"):
-        train(data(), saver, At(7, stop), max_epochs=3)
-    uninterrupted, _ = train(data(), max_epochs=3)
-    resumed, _ = train(data(), checkpoint=saver.paths[4], max_epochs=3)
-    assert_identical_run(resumed, uninterrupted)
-    assert (weights_of(resumed) - weights_of(Hard())).abs().max() > 0.01

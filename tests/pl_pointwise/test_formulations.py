@@ -419,12 +419,6 @@ def test_numpy_numbers_become_plain_ones() -> None:
         assert alpha == 0.5
 
 
-@pytest.mark.parametrize("name", ["alpha_growth", "alpha_every", "alpha_max", "multiplier_max"])
-def test_argument_of_an_earlier_version_names_what_takes_its_place(name: str) -> None:
-    with pytest.raises(TypeError, match=f"no {name} any more: .*(alpha|Relaxed)"):
-        Pointwise(**{name: 2})  # type: ignore[arg-type]
-
-
 # Configurations ----------------------------------------------------------------------------------
 
 

@@ -215,30 +215,18 @@ def test_checkpoint_of_another_formulation_is_refused(good: Path) -> None:
 
 # What is damaged ----------------------------------------------------------------------------------
 
-OUTSIDE = [torch.tensor([99]), torch.ones(1, 3), torch.ones(1, 3) > 0, torch.ones(1, 3)]
-
 DAMAGE: dict[str, tuple[str, Any]] = {
-    "no samples": ("samples", "7"),
+    "another version": ("version", 0),
+    "no samples": ("samples", "seven"),
     "fewer samples": ("samples", 3),
     "no tables": ("multipliers", []),
-    "no table": ("multipliers/pair", [1.0]),
-    "table of integers": ("multipliers/pair", torch.zeros(7, 3, dtype=torch.long)),
-    "short table": ("multipliers/pair", torch.zeros(6, 3)),
-    "table of three dimensions": ("multipliers/pair", torch.zeros(7, 3, 1)),
     "NaN": ("multipliers/pair", torch.full((7, 3), float("nan"))),
     "infinity": ("multipliers/fit", torch.full((7, 1), float("inf"))),
-    "other columns": ("multipliers/pair", torch.zeros(7, 2)),
     "fingerprint": ("fingerprint", 5),
     "window of text": ("window", ["abc"]),
-    "window of numbers": ("window", [(0, {"pair": [1, 2, 3]})]),
-    "window without parts": ("window", [(0, {"pair": 5})]),
-    "window outside": ("window", [(0, {"pair": OUTSIDE})] * 2),
-    "window of three parts": ("window", [(0, {"pair": OUTSIDE[:3]})]),
     "counts": ("left_out", "many"),
     "monitored": ("monitored", 3),
     "thresholds": ("thresholds", {"pair": "low"}),
-    "threshold of three sides": ("thresholds", {"pair": torch.zeros(3)}),
-    "threshold that is NaN": ("thresholds", {"pair": torch.tensor(float("nan"))}),
     "random states": ("random_states", [{}]),
     "random state of another kind": (
         "random_states",

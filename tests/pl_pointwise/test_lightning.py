@@ -35,7 +35,6 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
@@ -336,14 +335,6 @@ def test_a_stream_trains_statistics_and_refuses_multipliers_per_sample(stream: A
         run(loaders=batches)
 
 
-@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
-def test_several_training_loaders_are_refused(mode: Any) -> None:
-    pair = {"small": loader(), "large": loader()}
-    for loaders in (pair, CombinedLoader(pair, mode)):
-        with pytest.raises(TrainingError, match="'small', 'large': a batch would be one of each"):
-            run(Toy(Average()), loaders)
-
-
 # Where a run begins and ends ----------------------------------------------------------------------
 
 
@@ -491,12 +482,6 @@ class ZeroesItself(Toy):
         raise AssertionError
 
 
-class Automatic(Toy):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.automatic_optimization = True
-
-
 class NoOptimizer(Toy):
     def configure_optimizers(self) -> Any:
         return None
@@ -534,25 +519,18 @@ class WithoutObjective(Toy):
     objective = PointwiseModule.objective  # type: ignore[assignment]
 
 
-class OwnStep(Toy):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         (StepsItself, "optimizer_step, which is never called"),
         (ClipsItself, "gradient_clip_val"),
         (ZeroesItself, "optimizer_zero_grad, which is never called"),
-        (Automatic, "automatic_optimization is True"),
         (NoOptimizer, "configure_optimizers returned None"),
         (TwoOptimizers, "returned 2 optimizers"),
         (Frozen, "No weight requires a gradient"),
         (FrozenByItself, "No weight requires a gradient"),
         (NameOfOurs, "self.thresholds of NameOfOurs is a dict, and PointwiseModule keeps its own"),
         (WithoutObjective, r"WithoutObjective has no objective\(outputs, batch\): define it"),
-        (OwnStep, "took no step"),
     ],
 )
 def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None:
@@ -586,23 +564,6 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     module = run(Around(Pointwise(alpha=1.0, dual_lr=1.0)))
     assert_identical_run(module, plain)
     assert "mine" in module.trainer.callback_metrics
-
-
-class StepsItsScheduler(Toy):
-    """As Lightning's pages on manual optimization show it."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-
-    def on_train_epoch_end(self) -> None:
-        self.lr_schedulers().step()  # type: ignore[call-arg, union-attr]
-
-
-def test_a_scheduler_that_the_user_steps_too_is_refused() -> None:
-    """It was stepped twice an epoch."""
-    with pytest.raises(TrainingError, match="Take out lr_schedulers"):
-        run(StepsItsScheduler(Pointwise()))
 
 
 def test_a_list_of_loaders_trains_statistics_of_the_batch() -> None:

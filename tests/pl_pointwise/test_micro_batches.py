@@ -34,8 +34,10 @@ from tests.pl_pointwise.toy import (
 ROWS, BATCH = 17, 7
 
 
-@pytest.mark.parametrize("options", [{}, {"order": "dual_first"}, {"gradient_clip_val": 0.3}])
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(2, {}), (5, {"order": "dual_first"}), (5, {"gradient_clip_val": 0.3})],
+)
 @pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
 def test_micro_batches_equal_the_whole_batch(formulation: Any, size: int, options: Any) -> None:
     rows = ToyRows(ROWS, seed=2, partial=True)

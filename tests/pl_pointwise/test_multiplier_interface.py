@@ -229,7 +229,7 @@ def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
 
 
 def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(ValueError, match="starts at 0"):
+    with pytest.raises(ValueError, match="λ alone starts at"):
         initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
     with pytest.raises(ValueError, match="no α before a fit"):
         initialise_multipliers(Toy(Pointwise()), loader_of())
@@ -242,7 +242,7 @@ def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
     module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
     runner = trainer(max_epochs=1)
     runner.fit(module, ToyData(ToyRows(9), batch_size=9))
-    residual = module.measured.violations["fit"] if module.measured else torch.empty(0)
+    residual = module.measured.judged["fit"] if module.measured else torch.empty(0)
     assert (residual < 0).any()
     torch.testing.assert_close(
         runner.callback_metrics["running/fit/mean"].double(), residual.abs().mean()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-from pl_pointwise.errors import TrainingError
-from pl_pointwise.multiplier_share import NUMBERS, Pull, PullShares, pull_of
+from pl_pointwise.multiplier_share import Pull, PullShares, pull_of
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 
 ROWS = ToyRows(12)
@@ -139,46 +138,6 @@ def test_a_resumed_fit_says_what_the_uninterrupted_one_says(
         caplog.clear()
     assert found[0][0]
     assert found[0] == found[1]
-
-
-def test_a_checkpoint_from_before_there_were_shares_is_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "old.ckpt"
-    save = At(3, lambda trainer: trainer.save_checkpoint(path))
-    fit(Toy(Pointwise(), OUT_OF_REACH), ROWS, epochs=1, callbacks=[save])
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["pl_pointwise"]["pull"]
-    torch.save(checkpoint, path)
-    module = Toy(Pointwise(), OUT_OF_REACH)
-    trainer(max_epochs=2).fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
-    assert module.pull_shares.figures()["fit"]["share"] > 0
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        None,
-        {},
-        {"epoch": 0},
-        {"epoch": 0, "sums": []},
-        {"epoch": "0", "sums": {}},
-        *(
-            {"epoch": 0, "sums": {name: numbers}}
-            for name, numbers in [
-                (1, [0.0] * NUMBERS),
-                ("fit", [0.0] * (NUMBERS - 1)),
-                ("fit", (0.0,) * NUMBERS),
-                ("fit", [float("nan")] + [0.0] * (NUMBERS - 1)),
-                ("fit", [-1.0] + [0.0] * (NUMBERS - 1)),
-                ("fit", ["0"] + [0.0] * (NUMBERS - 1)),
-                ("fit", 1),
-            ]
-        ),
-    ],
-    ids=str,
-)
-def test_a_damaged_state_is_refused(state: Any) -> None:
-    with pytest.raises(TrainingError, match="'pull'"):
-        PullShares().load_state_dict(state)
 
 
 def test_a_checkpoint_with_a_constraint_that_is_gone_says_nothing_of_it() -> None:

@@ -200,15 +200,6 @@ def test_plateau_that_is_not_strict_waits_for_its_metric(caplog: pytest.LogCaptu
     assert "'score'" in caplog.text
 
 
-def test_more_than_one_optimizer_is_refused() -> None:
-    class Two(Toy):
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD([self.first], 0.1), torch.optim.SGD([self.last], 0.1)]
-
-    with pytest.raises(TrainingError, match="2 optimizers"):
-        fit(Two(Pointwise()), ToyRows(4))
-
-
 # The default optimizer ----------------------------------------------------------------------------
 
 
@@ -295,16 +286,6 @@ def test_gradient_below_the_bound_is_left_alone() -> None:
     free = fit(Toy(Pointwise()), rows, batch_size=7)
     bounded = fit(Toy(Pointwise(), gradient_clip_val=1e3), rows, batch_size=7)
     assert_same_run(bounded, free, atol=0)
-
-
-def test_the_trainers_own_clipping_and_accumulation_are_refused() -> None:
-    """The module's gradient_clip_val and micro_batch_size take their place."""
-    for option, own in (
-        ({"gradient_clip_val": 1.0}, "gradient_clip_val"),
-        ({"accumulate_grad_batches": 2}, "micro_batch_size"),
-    ):
-        with pytest.raises(TrainingError, match=rf"training=Training\({own}"):
-            fit(Toy(Pointwise()), ToyRows(4), **option)
 
 
 # LightningCLI -------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, Relaxed, Tilted
-from pl_pointwise.batch_checks import Checks
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.by_hand import Rule, run
 from tests.pl_pointwise.toy import (
@@ -227,14 +226,8 @@ class Flat(Toy):
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
-def test_zero_gradient_is_a_step_that_moves_no_weight(
-    formulation: Any, clip: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clipping divides by its norm. λ moves as ever: the violations are there.
-
-    As a later step would be: at the first one it is refused (test_fit_checks.py).
-    """
-    monkeypatch.setattr(Checks, "step", lambda *_: None)
+def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any, clip: float | None) -> None:
+    """Clipping divides by its norm. λ moves as ever: the violations are there."""
     module = Flat(formulation, gradient_clip_val=clip)
     start = weights_of(module)
     fit(module, ToyRows(7, seed=5), epochs=2)

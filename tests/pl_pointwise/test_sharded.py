@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from pl_pointwise import Pointwise
+from pl_pointwise.checks import check_settings
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.fit_checks import check_strategy
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import FORMULATIONS, Toy
 from tests.programs.launch import run_program
@@ -127,7 +127,7 @@ def under(strategy: Any, module: Toy) -> None:
     runner.strategy.connect(module)
     module.trainer = runner
     runner._accelerator_connector.strategy = strategy
-    check_strategy(module)
+    check_settings(module)
 
 
 def test_tensor_parallelism_is_refused(ranks: list[dict[str, Any]]) -> None:

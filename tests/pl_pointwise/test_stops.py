@@ -149,8 +149,7 @@ def assert_resumes(kind: str, batches: int, folder: Path, epochs: int, **options
 @pytest.mark.parametrize("batches", [WITHIN, AT_THE_END], ids=["within", "at the end"])
 @pytest.mark.parametrize("kind", STOPS)
 def test_a_stop_resumes_exactly(kind: str, batches: int, tmp_path: Path) -> None:
-    """The rest of an epoch cut short was dropped without a word, and a window of steps closed
-    early by the end of the fit stayed closed."""
+    """The rest of an epoch cut short was dropped without a word."""
     assert_resumes(kind, batches, tmp_path, epochs=3)
 
 
@@ -336,27 +335,34 @@ def test_an_evaluation_that_a_stop_adds_draws_nothing_of_the_run(kind: str, tmp_
 
 
 class Unfinished(Plateau):
-    """Its second evaluation breaks off."""
+    """Its second evaluation breaks off, in a hook."""
 
-    breaks = True
+    breaks_in = ""
 
-    def validation_step(self, batch: Any, *rest: Any) -> Any:
-        if self.breaks and self.global_step == AT_THE_END and rest[0] == 1:
+    def validation_step(self, batch: Any, batch_idx: int, *rest: Any) -> Any:
+        self._break("validation_step", batch_idx == 1)
+        return super().validation_step(batch, batch_idx, *rest)
+
+    def on_validation_epoch_end(self) -> None:
+        self._break("on_validation_epoch_end", True)
+
+    def _break(self, hook: str, here: bool) -> None:
+        if here and hook == self.breaks_in and self.global_step == AT_THE_END:
             raise RuntimeError("in mid-evaluation")
-        return super().validation_step(batch, *rest)
 
 
-def test_an_evaluation_that_broke_off_is_made_again_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", ["validation_step", "on_validation_epoch_end"])
+def test_an_evaluation_that_broke_off_is_made_again_whole(hook: str, tmp_path: Path) -> None:
     """Lightning went on in the middle of it, so that a plateau was judged by a part of the data."""
-    _, _, fit = start(tmp_path, _on_exception(tmp_path), module=Unfinished())
+    module = Unfinished()
+    module.breaks_in = hook
+    _, _, fit = start(tmp_path, _on_exception(tmp_path), module=module)
     with pytest.raises(RuntimeError, match="in mid-evaluation"):
         fit()
     (path,) = tmp_path.glob("*.ckpt")
     runs = []
     for checkpoint in (None, path):
-        module = Unfinished()
-        module.breaks = False
-        runner, seen, fit = start(tmp_path, module=module)
+        runner, seen, fit = start(tmp_path, module=Unfinished())
         fit(checkpoint)
         runs.append((runner, seen))
     (whole, _), (resumed, rest) = runs

@@ -115,7 +115,7 @@ def test_without_a_strict_value_the_run_is_the_same_to_the_last_bit(name: str) -
         torch.manual_seed(3)
         runs.append(fit(kind(FORMULATIONS[name], **arguments), rows))
     assert_identical_run(*runs)
-    assert [bool(run.measured.surrogates) for run in runs] == [False, True]
+    assert [run.measured.strict for run in runs] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["average augmented", "relaxed"])
@@ -157,7 +157,7 @@ def test_what_is_reported_is_strict(tmp_path: Path) -> None:
     assert infeasible > 0
     assert module.measured is not None
     torch.testing.assert_close(
-        module.measured.surrogate("fit").sort(0).values, surrogate.sort().values[:, None]
+        module.measured.followed["fit"].sort(0).values, surrogate.sort().values[:, None]
     )
     assert list(tmp_path.rglob("samples.jsonl"))
 

@@ -248,17 +248,10 @@ def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
     assert (after[moved] != before[moved]).all()
 
 
-def test_several_primal_steps_with_dual_first_is_refused() -> None:
-    with pytest.raises(ValueError, match="no meaning"):
-        Toy(Pointwise(), primal_steps=2, order="dual_first")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"primal_steps": 0}, "primal_steps"),
-        ({"micro_batch_size": 0}, "micro_batch_size"),
-        ({"order": "dual_last"}, "dual_last"),
+        ({"primal_steps": 2, "order": "dual_first"}, "no meaning"),
         ({"formulation": {"fit": Pointwise(), "Pair": Pointwise()}}, "Pair"),
         ({"formulation": {"fit": Pointwise()}}, "No formulation for constraint 'pair'"),
         ({"constraints": {"objective": Constraint(at_most=1)}}, "objective"),

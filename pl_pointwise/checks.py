@@ -1,0 +1,454 @@
+"""What is refused before a fit and in its first steps: what would go wrong in silence.
+
+docs/checks.md lists all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from .data import PointwiseSampler, fingerprint
+from .errors import TrainingError
+from .fingerprints import preserve_random_state, probes_of
+from .multiplier_share import PullShares
+from .multipliers import Multipliers
+from .optimizers import Optimization
+from .step import OBJECTIVE, Measured, Terms
+
+if TYPE_CHECKING:
+    from .manual_optimization import ManualOptimization
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+def _has_callback(module: ManualOptimization, kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in module.trainer.callbacks)
+
+
+REFUSED: tuple[tuple[Callable[[ManualOptimization], bool], str], ...] = (
+    (
+        lambda module: bool(module.trainer.gradient_clip_val),
+        "Trainer(gradient_clip_val=…): the module clips its gradient itself, before it is checked "
+        "to be finite. Give the module training=Training(gradient_clip_val=…), and leave the "
+        "Trainer's out.",
+    ),
+    (
+        lambda module: module.trainer.accumulate_grad_batches != 1,
+        "Trainer(accumulate_grad_batches=…): a batch is one step, or multipliers would step on a "
+        "part of one. Make the DataLoader's batch_size as many times as large, and give "
+        "training=Training(micro_batch_size=…) the size that fits in memory.",
+    ),
+    (
+        lambda module: _has_callback(module, GradientAccumulationScheduler),
+        "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. Take "
+        "the callback out, give the loader the whole step's batch size, and set "
+        "Training(micro_batch_size=…) to what fits into memory at once.",
+    ),
+    (
+        lambda module: any(
+            getattr(c, "_train_time_interval", None) is not None for c in module.trainer.callbacks
+        ),
+        "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
+        "every_n_train_steps, or SaveOnTermination for the end of a job's time.",
+    ),
+    (
+        lambda module: (
+            _has_callback(module, StochasticWeightAveraging)
+            and any(isinstance(part, _BatchNorm) for part in module.modules())
+        ),
+        "StochasticWeightAveraging runs one more epoch to renew the statistics of BatchNorm, in "
+        "which this module would step weights and multipliers on. Use "
+        "lightning.pytorch.callbacks.EMAWeightAveraging, or another norm.",
+    ),
+    (
+        lambda module: isinstance(module.trainer.strategy, FSDPStrategy),
+        "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's norm "
+        "only. Use ModelParallelStrategy and fully_shard in configure_model.",
+    ),
+    (
+        lambda module: (
+            isinstance(module.trainer.strategy, DeepSpeedStrategy)
+            and (module.gradient_clip_val is not None or module.micro_batch_size is not None)
+        ),
+        "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own configuration, "
+        "and leave gradient_clip_val and micro_batch_size out.",
+    ),
+)
+"""What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
+
+NEVER_CALLED = {
+    "optimizer_step": "Change learning rates in a scheduler of configure_optimizers, or look at "
+    "gradients in on_before_optimizer_step, which is called.",
+    "configure_gradient_clipping": "Set Training(gradient_clip_val=…), or change gradients in "
+    "on_before_optimizer_step.",
+    "optimizer_zero_grad": "The gradients of a step begin at zero; look at those of the last one "
+    "in on_before_optimizer_step.",
+}
+"""Hooks that Lightning calls under automatic optimization only, with what to do instead."""
+
+OWN_ATTRIBUTES: dict[str, Any] = {
+    "constraints": dict,
+    "evaluation_constraints": dict,
+    "formulations": dict,
+    "multipliers": Multipliers,
+    "thresholds": dict,
+    "optimization": Optimization,
+    "pull_shares": PullShares,
+    "violations": dict,
+    "evaluated": dict,
+    "evaluated_metrics": dict,
+    "left_out": int,
+    "skipped_steps": int,
+}
+"""Public attributes of the module, which a subclass must not use for something else."""
+
+
+def check_settings(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: a setting of the Trainer or a hook of the module that would be ignored.
+    """
+    for is_set, sentence in REFUSED:
+        if is_set(module):
+            raise TrainingError(sentence)
+    for hook, remedy in NEVER_CALLED.items():
+        if getattr(type(module), hook) is not getattr(LightningModule, hook):
+            raise TrainingError(
+                f"{type(module).__name__} overrides {hook}, which is never called under manual "
+                f"optimization. {remedy}"
+            )
+
+
+def check_launcher(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: processes from which multipliers and violations do not come home.
+    """
+    if isinstance(module.trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise TrainingError(
+            "This strategy starts processes that end with the run, and their multipliers, "
+            "violations and optimizer with them: ddp_spawn, ddp_fork and ddp_notebook bring home "
+            'the weights alone. Use strategy="ddp" in a script; in a notebook, devices=1.'
+        )
+
+
+def check_module(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: names of the base class used for something else, no weight or optimizer to
+            train, or shards whose gradients nothing adds up.
+    """
+    for name, kind in OWN_ATTRIBUTES.items():
+        value = getattr(module, name)
+        if not isinstance(value, kind) or (
+            name == "thresholds" and not set(value) <= set(module.formulations)
+        ):
+            raise TrainingError(
+                f"self.{name} of {type(module).__name__} is a {type(value).__name__}, and "
+                f"PointwiseModule keeps its own under that name. Give yours another name."
+            )
+    check_trained(module)
+    optimizers = module.trainer.optimizers
+    if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
+        found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
+        raise TrainingError(
+            f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
+            "weights. Use parameter groups for several; leave the method out for AdamW."
+        )
+    if isinstance(module.trainer.strategy, ModelParallelStrategy):
+        _check_shards(module, module.trainer.strategy)
+
+
+def check_trained(module: ManualOptimization) -> None:
+    """
+    Raises:
+        TrainingError: no weight is trained.
+    """
+    if not any(p.requires_grad for p in module.parameters()):
+        raise TrainingError(
+            "No weight requires a gradient, so that multipliers would grow and nothing would be "
+            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
+        )
+
+
+def _check_shards(module: ManualOptimization, strategy: ModelParallelStrategy) -> None:
+    if strategy.distributed_sampler_kwargs["num_replicas"] != module.trainer.world_size:
+        raise TrainingError(
+            "Tensor parallelism: every rank must have samples of its own. Set "
+            f"data_parallel_size={module.trainer.world_size} and tensor_parallel_size=1."
+        )
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    alone = [name for name, p in trained if not isinstance(p, DTensor)]
+    if alone:
+        raise TrainingError(
+            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
+            "nothing adds up their gradients over the ranks. Shard the module that holds them "
+            "too, with fully_shard in configure_model."
+        )
+
+
+def warn_of_checkpoints(module: ManualOptimization) -> None:
+    """Of what they will lack, now and not when a run is to be resumed from them."""
+    if module._arguments_left_out:
+        names = ", ".join(f"{n} ({kind})" for n, kind in module._arguments_left_out.items())
+        module._warn(
+            f"Checkpoints will not hold the arguments {names}, which have no plain form: give them "
+            "to load_from_checkpoint again."
+        )
+    trainer: Any = module.trainer
+    batches, loader = trainer.num_training_batches, trainer.train_dataloader
+    savers = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    if not any((saver._every_n_train_steps or batches) % batches for saver in savers):
+        return
+    if not hasattr(loader, "load_state_dict"):
+        why = (
+            f"{type(loader).__name__} does not know its position. Use PointwiseDataModule, "
+            "ResumableDataLoader or another loader with state_dict and load_state_dict, or save "
+            "at the end of epochs."
+        )
+    elif module._loaders_set_up_early:
+        why = (
+            "configure_optimizers read trainer.estimated_stepping_batches. Use "
+            "self.number_of_steps()."
+        )
+    else:
+        return
+    module._warn(
+        "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be resumed: "
+        f"{why}"
+    )
+
+
+# The training set --------------------------------------------------------------------------------
+
+SHARED_ROWS = (
+    'batch["index"] must be the position of each sample in the training set, or samples share '
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…])) or "
+    "IndexedDataset(Subset(…)), and not its parts."
+)
+
+
+def training_set(module: ManualOptimization) -> Any:
+    """The data set behind the training loader; None where there is none with positions.
+
+    Raises:
+        TrainingError: multipliers per sample, and no map-style data set, or one whose rows carry
+            another index than their position, or a sampler that repeats some samples to fill the
+            ranks.
+    """
+    loader: Any = module.trainer.train_dataloader
+    dataset: Any = getattr(loader, "dataset", None)
+    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset):  # Which may have both, and no rows.
+        rows = False
+    if has_multipliers_per_sample(module):
+        if not rows:
+            raise TrainingError(
+                "Multipliers per sample need a training DataLoader over one map-style data set "
+                f"with a length, got {type(dataset).__name__}. Load the data into one."
+            )
+        check_sampler(loader, module.trainer.world_size)
+        check_index(dataset)
+    return dataset if rows else None
+
+
+def has_multipliers_per_sample(module: ManualOptimization) -> bool:
+    return any(f.scope == "sample" for f in module.formulations.values())
+
+
+def check_sampler(loader: Any, ranks: int) -> None:
+    """
+    Raises:
+        TrainingError: over several ranks, some samples come twice in an epoch.
+    """
+    sampler = _sampler_of(loader)
+    if ranks == 1 or isinstance(sampler, PointwiseSampler):
+        return
+    remedy = "Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
+    if isinstance(sampler, DistributedSampler):
+        positions = len(sampler.dataset)  # type: ignore[arg-type]  # Of a sampler that Lightning wrapped: that sampler's.
+        if positions % ranks and not sampler.drop_last:
+            raise TrainingError(
+                f"{positions} samples over {ranks} ranks: a {type(sampler).__name__} would repeat "
+                f"some and step their multipliers twice. {remedy}"
+            )
+    elif isinstance(sampler, (SequentialSampler, RandomSampler)):
+        raise TrainingError(
+            f"{ranks} ranks, and a {type(sampler).__name__} that gives every rank all samples: "
+            f"they would be stepped {ranks} times. {remedy}"
+        )
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What gives a loader its positions."""
+    return getattr(getattr(loader, "batch_sampler", None), "sampler", None) or getattr(
+        loader, "sampler", None
+    )
+
+
+def repeats_samples(loader: Any) -> bool:
+    """Whether the sampler may give a position twice an epoch, as one with replacement does."""
+    sampler = _sampler_of(loader)
+    if isinstance(sampler, RandomSampler):
+        return sampler.replacement or sampler.num_samples > len(sampler.data_source)
+    known = (PointwiseSampler, SequentialSampler, DistributedSampler)
+    wrapped = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    return wrapped is not None or type(sampler) not in known
+
+
+def check_index(dataset: Any) -> None:
+    """At the rows that a fingerprint reads: all of a small data set, 64 of a large one.
+
+    Rows without "index" are left to the collate function.
+
+    Raises:
+        TrainingError: a row carries another index than its position.
+    """
+    with preserve_random_state():
+        for position in probes_of(len(dataset)):
+            row = dataset[position]
+            if not isinstance(row, Mapping) or "index" not in row:
+                return
+            if int(row["index"]) != position:
+                raise TrainingError(
+                    f'Row {position} of {type(dataset).__name__} carries "index" '
+                    f"{int(row['index'])}. {SHARED_ROWS}"
+                )
+
+
+def _require_same_data(module: ManualOptimization, dataset: Any) -> None:
+    if fingerprint(dataset) != module._fingerprint:
+        raise TrainingError(
+            f"Epoch {module.current_epoch}: the training DataLoader was reloaded over another "
+            f"training set, or another order of it ({module.multipliers.samples:,} samples before, "
+            f"{len(dataset):,} now), and multipliers belong to samples. Keep the data as they are, "
+            "or leave reload_dataloaders_every_n_epochs out; new data need a fit of their own."
+        )
+
+
+# The first steps ---------------------------------------------------------------------------------
+
+
+class FirstSteps:
+    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch."""
+
+    def __init__(self) -> None:
+        self._loader: Any = None
+        """The training loader that was checked."""
+        self._unproven: set[str] = set()
+        """Terms of which no sample has been seen yet."""
+        self._first = False
+        self._visited: np.ndarray[Any, Any] | None = None
+        """bool (N,): samples that this epoch has visited, in the first one of a loader."""
+        self._epochs = 0
+        """That the loader has begun."""
+
+    def start(self, module: ManualOptimization, dataset: Any) -> None:
+        """A fit starts.
+
+        dataset: the training set, None where there is none to index.
+        """
+        trained = {name for name, f in module.formulations.items() if f.needs_gradient}
+        self._unproven = {OBJECTIVE, *trained}
+        hidden = isinstance(module.trainer.strategy, DeepSpeedStrategy)
+        self._first = module.global_step == 0 and not hidden
+        self._loader_is_new(module, dataset)
+
+    def _loader_is_new(self, module: ManualOptimization, dataset: Any) -> None:
+        watched = dataset is not None and has_multipliers_per_sample(module)
+        self._loader, self._epochs = module.trainer.train_dataloader, 0
+        self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
+
+    def epoch(self, module: ManualOptimization) -> None:
+        """At the start of an epoch: Lightning may have reloaded the training data.
+
+        Raises:
+            TrainingError: multipliers belong to other samples than the new loader's.
+        """
+        if module.trainer.train_dataloader is not self._loader:
+            dataset = training_set(module)
+            if dataset is not None and has_multipliers_per_sample(module):
+                _require_same_data(module, dataset)
+            self._loader_is_new(module, dataset)
+        elif self._epochs or self._visited is None:
+            self._visited = None
+        else:
+            self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
+        self._epochs += 1
+
+    def terms(self, module: ManualOptimization, terms: Terms) -> None:
+        """In the first batch that carries a term, its values must have a gradient.
+
+        Raises:
+            TrainingError: they have none.
+        """
+        if not self._unproven or not torch.is_grad_enabled():
+            return
+        values = {OBJECTIVE: terms.objective, **terms.followed}
+        for name in sorted(name for name in self._unproven if bool(terms.masks[name].any())):
+            self._unproven.discard(name)
+            constraints_alone = (
+                name == OBJECTIVE and bool(module.formulations) and not terms.objective.any()
+            )
+            if values[name].requires_grad or constraints_alone:
+                continue
+            term = "The objective" if name == OBJECTIVE else f'Constraint "{name}"'
+            method = "objective()" if name == OBJECTIVE else "constraint_values()"
+            raise TrainingError(
+                f"{term}: its values carry no gradient, so it would not be trained. In {method} "
+                "and forward(), look for torch.no_grad(), .detach(), .item(), an argmax, a "
+                "rounding or a comparison in their way, or a part of the network that is frozen. "
+                "What is only to be measured belongs in evaluation_metrics()."
+            )
+
+    def step(self, module: ManualOptimization, measured: Measured) -> None:
+        """Before a step is taken.
+
+        Raises:
+            TrainingError: a sample comes twice in an epoch whose sampler hands out each position
+                once.
+        """
+        if self._visited is not None:
+            self._require_distinct(module, measured.index)
+        if self._first and measured.gradient_norm == 0:
+            module._warn(
+                "First step: the gradient is 0 for every trained weight. That is right where all "
+                "constraints are satisfied and the objective is at its minimum. Else check that "
+                "forward() uses the trained weights and that no activation is dead; 4-bit weights "
+                "on a CPU lose their gradient in an evaluation pass."
+            )
+        self._first = False
+
+    def _require_distinct(self, module: ManualOptimization, index: Tensor) -> None:
+        assert self._visited is not None
+        real = index[index >= 0].numpy()
+        if len(real) and real.max() >= len(self._visited):
+            return  # The store says which.
+        distinct, counts = np.unique(real, return_counts=True)
+        again = distinct[(counts > 1) | self._visited[distinct]]
+        self._visited[distinct] = True
+        if not len(again):
+            return
+        self._visited = None
+        if not repeats_samples(self._loader):
+            raise TrainingError(
+                f"Sample index {again[0]} came twice in epoch {module.current_epoch}, and the "
+                f"sampler hands out each position once. {SHARED_ROWS}"
+            )
