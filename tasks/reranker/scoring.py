@@ -225,9 +225,3 @@ def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
         groups.append(torch.from_numpy(order[starts[opened[last]] : ends[last]]))
         last = opened[last] - 1
     return groups[::-1]
-
-
-def padding_waste(lengths: Tensor, groups: Sequence[Tensor]) -> float:
-    """Tokens computed over tokens needed, minus 1, when each group is padded to its longest."""
-    computed = sum(len(group) * int(lengths[group].max()) for group in groups)
-    return computed / int(lengths.sum()) - 1.0

@@ -37,12 +37,7 @@ from pl_pointwise.tasks.reranker import scoring
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule, binary_cross_entropy
-from pl_pointwise.tasks.reranker.scoring import (
-    FORWARD_COST,
-    ScoringMethod,
-    like_length_groups,
-    padding_waste,
-)
+from pl_pointwise.tasks.reranker.scoring import ScoringMethod, like_length_groups
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -180,29 +175,6 @@ def realistic_lengths(pairs: int, seed: int) -> Tensor:
     """Pair lengths distributed as in MS MARCO: mean 85 tokens, the longest of 40 has 172."""
     draws = np.random.default_rng(seed).normal(4.384, 0.349, pairs)
     return torch.from_numpy(np.exp(draws).round().clip(20, 512).astype(np.int64))
-
-
-def test_padding_costs_less_than_a_tenth_where_plain_padding_doubles_the_work() -> None:
-    grouped, plain, passes = [], [], []
-    for seed in range(20):
-        lengths = realistic_lengths(40, seed)
-        groups = like_length_groups(lengths, FORWARD_COST["cpu"])
-        grouped.append(padding_waste(lengths, groups))
-        plain.append(padding_waste(lengths, [torch.arange(40)]))
-        passes.append(len(groups))
-    assert np.mean(plain) > 0.8  # what there is to save
-    assert np.mean(grouped) < 0.10
-    assert max(grouped) < 0.15
-    assert max(passes) <= 9  # and not by a forward pass for every pair or two
-
-
-def test_larger_batches_waste_less() -> None:
-    waste = [
-        padding_waste(lengths, like_length_groups(lengths, FORWARD_COST["cuda"]))
-        for lengths in (realistic_lengths(80, 0), realistic_lengths(640, 0))
-    ]
-    assert waste[1] < 0.10
-    assert waste[1] < waste[0]
 
 
 def cost(lengths: list[int], groups: list[list[int]], forward_cost: int) -> int:
