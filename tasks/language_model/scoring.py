@@ -36,7 +36,6 @@ from pl_pointwise.tasks.common.agreement import (
     precision,
     rounding,
 )
-from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
 
 from .batch import Pairs
@@ -322,7 +321,6 @@ class ResponseScorer:
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
         layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = layout.filled(recurring(len(layout.source), device))
         layout = layout.for_kernel(self.kernel).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):

@@ -34,15 +34,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
-from pl_pointwise.tasks.common.sizes import recurring_in_attention
 from pl_pointwise.tasks.common.varlen import (
     CAUSAL,
     Kernel,
@@ -120,18 +117,6 @@ class Layout:
             samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
         return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
 
-    def filled(self, size: int) -> Layout:
-        """The layout with a sample behind the others that brings the row to ``size`` tokens.
-
-        It repeats the first token, predicts nothing and is seen by no other.
-        """
-        rest = size - len(self.source)
-        if rest <= 0:
-            return self
-        source = torch.cat([self.source, self.source[:1].expand(rest)])
-        positions = torch.cat([self.positions, torch.arange(rest)])
-        return Layout(source, positions, self.predicting, (*self.samples, Sample(rest, (0,))))
-
     def for_kernel(self, kernel: Kernel | None) -> Layout:
         """The layout, on the CPU, for attention by a kernel."""
         if kernel is None:
@@ -170,10 +155,7 @@ def segments_of(samples: Sequence[Sample]) -> Segments:
 
 @dataclass(frozen=True)
 class RowMask:
-    """What each sample's trunk and branches may see, in place of the usual mask tensor.
-
-    Bool masks are as large as :func:`_attend` makes queries and keys.
-    """
+    """What each sample's trunk and branches may see, in place of the usual mask tensor."""
 
     samples: tuple[Sample, ...]
     trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
@@ -231,7 +213,7 @@ def _row_mask(
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
         rule = rule if also is None else rule & also
-        return added(rule, dtype) if additive else _filled(rule, len(queries), len(keys))
+        return added(rule, dtype) if additive else rule
 
     trunks: list[Tensor | None] = []
     branches: list[Tensor | None] = []
@@ -252,13 +234,6 @@ def _row_mask(
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
         branches.append(allowed(positions[sample.trunk :], positions, seen))
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
-
-
-def _filled(rule: Tensor, queries: int, keys: int) -> Tensor:
-    """A bool mask made as large as :func:`_attend` makes queries and keys."""
-    rule = functional.pad(rule, (0, _lacking(keys, rule)), value=False)
-    # The added queries see something, as a softmax over nothing is NaN.
-    return functional.pad(rule, (0, 0, 0, _lacking(queries, rule)), value=True)
 
 
 def _by_kernel(
@@ -299,8 +274,6 @@ def _row_attention(
     if attention_mask.kernel is not None:
         return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
 
-    if original == "sdpa":
-        plain = partial(_attend, plain)
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
@@ -323,30 +296,6 @@ def _row_attention(
         if branch_mask is not None:
             outputs.append(plain(module, branch, k, v, branch_mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
-
-
-def _attend(
-    plain: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention on sizes that recur: the queries and keys added here are behind the real ones."""
-    count = query.shape[2]
-    more_queries, more_keys = _lacking(count, query), _lacking(key.shape[2], key)
-    query = functional.pad(query, (0, 0, 0, more_queries)) if more_queries else query
-    if more_keys:
-        key, value = (functional.pad(each, (0, 0, 0, more_keys)) for each in (key, value))
-    return plain(module, query, key, value, mask, *args, **kwargs)[0][:, :count], None
-
-
-def _lacking(size: int, like: Tensor) -> int:
-    """Tokens that lack to a recurring number."""
-    return recurring_in_attention(size, like.device) - size
 
 
 _REPLACEMENT = Replacement("shared_prompt", _row_attention, _row_mask)

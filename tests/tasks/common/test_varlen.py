@@ -42,7 +42,7 @@ from pl_pointwise.tasks.common.varlen import (
 )
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.shared_prompt import Layout, Sample, segments_of
+from pl_pointwise.tasks.language_model.shared_prompt import Sample, segments_of
 from pl_pointwise.tasks.reranker import scoring
 
 CPU = torch.device("cpu")
@@ -230,13 +230,6 @@ def test_a_shared_prompt_in_segments_gives_what_whole_sequences_give(
     torch.testing.assert_close(shared.kl, plain.kl, atol=1e-6, rtol=1e-6)
     for value, expected in zip(got, wanted, strict=True):
         assert (value - expected).norm() <= 1e-5 * expected.norm()  # norms are taken in float32
-
-
-def test_a_filled_row_has_a_segment_that_nothing_sees() -> None:
-    layout = Layout.of([2], [[2, 2]], 2, 2).filled(7).for_kernel(BY_DEFINITION)
-    assert layout.segments is not None
-    assert layout.segments.query_ends.tolist() == [0, 3, 4, 7]
-    assert layout.segments.key_ends.tolist() == [0, 3, 6, 9]
 
 
 # The choice ---------------------------------------------------------------------------------------
