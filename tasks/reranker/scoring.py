@@ -7,7 +7,8 @@ Two scoring methods, which differ in cost and in nothing else:
     packed   all tokens as one row, not padded (packing.py); for models that attend through
              transformers' interface, on a GPU with a kernel for segments of a row (varlen.py)
 
-:func:`choose_scoring_method` compares the second with the first on the first batch a module sees.
+:func:`choose_scoring_method` compares the second with the first on a narrow clone of the model
+(agreement.py), and on the first batch a module sees.
 On a GPU without such a kernel pairs are grouped: attention sequence by sequence is many small ones.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
@@ -27,11 +28,11 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
-    compared_weights,
+    WORDS,
     disagreement,
-    exact_products,
+    exact_comparison,
     gradient_problem,
-    precision,
+    narrow_clone,
     rounding,
 )
 from pl_pointwise.tasks.common.packing import (
@@ -146,48 +147,52 @@ def choose_scoring_method(
 ) -> ScoringMethod:
     """Whether a packed row gives what padded groups give; if not, the log says why.
 
-    The shortest, the middle and the longest pair of a batch are compared, the last one also cut in
-    half, so that one pair alone can tell whether sequences see each other: their scores and, where
-    gradients are wanted now, those of the weights. In evaluation mode and in float32.
+    On a clone in values and gradients, and in values for the shortest, the middle and the longest
+    pair of the batch, in evaluation mode and in the precision in use.
     """
     device = inputs["input_ids"].device
     if device.type != "cpu" and not use_kernel(model, choose_kernel(model, device)):
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
-    probe = by_length[[0, len(by_length) // 2, -1, -1]]
-    some = {key: value[probe] for key, value in inputs.items()}
-    those = lengths[probe]
-    those[3] = (those[3] // 2).clamp(min=1)
-    everything = torch.arange(len(probe))
-    weights = compared_weights(model) if torch.is_grad_enabled() else []
-
-    def computed(way: Way) -> tuple[Tensor, list[Tensor]]:
-        """Scores, and the gradients of a sum of them in which each has a weight of its own."""
-        found = way(model, some, those, everything)
-        scale = torch.linspace(0.5, 1.5, len(found), device=device)
-        if not weights:
-            return found, []
-        gradients = torch.autograd.grad(
-            (found * scale).sum(), weights, allow_unused=True, materialize_grads=True
-        )
-        return found.detach(), list(gradients)
-
-    with evaluation_mode(model), exact_products(), precision(model, True):
-        expected, gradients = computed(grouped_scores)
-        try:
-            found, others = computed(packed_scores)
-            bound = rounding(model, True)
-            problem = disagreement("score of a pair", found, expected, bound)
-            if problem is None:
-                problem = gradient_problem(others, gradients, 30 * bound)
-        except Exception as error:  # whatever a model may raise that was not built for this
-            problem = f"{type(error).__name__}: {error}"
+    probe = by_length[[0, len(by_length) // 2, -1]]
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            found, expected = (
+                way(model, inputs, lengths, probe) for way in (packed_scores, grouped_scores)
+            )
+            problem = disagreement("score of a pair", found, expected, rounding(model))
+        problem = problem or clone_problem(model)
+    except Exception as error:  # whatever a model may raise that was not built for this
+        problem = f"{type(error).__name__}: {error}"
     if problem is None:
         return "packed"
     uninstall(model)
     use_kernel(model, None)
     log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
     return "grouped"
+
+
+def clone_problem(model: PreTrainedModel) -> str | None:
+    """Why a packed row is not right for models like this one, or None."""
+    with exact_comparison():
+        clone = narrow_clone(model)
+        use_kernel(clone, kernel_of(model))
+        weights = [weight for weight in clone.parameters() if weight.requires_grad]
+        lengths = torch.tensor([31, 4, 17, 4, 1])
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, WORDS, (5, 31), generator=generator).to(model.device)
+        scale = torch.linspace(0.5, 1.5, 5).to(model.device)
+        found = []
+        for way in (grouped_scores, packed_scores):
+            scores = way(clone, {"input_ids": ids}, lengths, torch.arange(5))
+            gradients = torch.autograd.grad(
+                (scores * scale).sum(), weights, allow_unused=True, materialize_grads=True
+            )
+            found.append((scores.detach(), gradients))
+        (plain, expected), (fast, gradients) = found
+        bound = rounding(clone)
+        problem = disagreement("score of a pair", fast, plain, bound)
+        return problem or gradient_problem(gradients, expected, 30 * bound)
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
