@@ -39,7 +39,7 @@ from pl_pointwise.tasks.common.agreement import (
     narrow_clone,
     rounding,
 )
-from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
+from pl_pointwise.tasks.common.varlen import kernel_problem
 
 from .batch import Pairs, collate_responses
 from .frozen import frozen_reference
@@ -112,9 +112,9 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
-        self.kernel: Kernel | None = None
-        """Attention of the shared prompt on a GPU, see varlen.py; None computes it by sample."""
-        self._seeks_kernel = True
+        self.in_segments: bool | None = None
+        """Whether the shared prompt attends in segments (varlen.py), else by sample; None: not
+        asked yet."""
         if method == "shared_prompt":
             install(base_of(model))
 
@@ -129,9 +129,11 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
-        if self._seeks_kernel and pairs.prompt_ids.is_cuda:
-            self.kernel = choose_kernel(base_of(self.model), pairs.prompt_ids.device)
-            self._seeks_kernel = False
+        if self.in_segments is None:
+            problem = kernel_problem(base_of(self.model))
+            self.in_segments = problem is None
+            if problem and pairs.prompt_ids.is_cuda:
+                log.info("Attention by sample, not in segments by torch's kernel: %s.", problem)
         if self.method == "auto":
             self.method = self.choose_method(batch)
         return self._statistics(pairs, _wanted(pairs, reference))
@@ -153,11 +155,11 @@ class ResponseScorer:
         return chosen
 
     def _agrees(self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics) -> bool:
-        """Whether a method gives what the plain one gave, if need be without the kernel."""
+        """Whether a method gives what the plain one gave, if need be without segments."""
         problem = self._problem(method, pairs, plain)
-        if problem is not None and method == "shared_prompt" and self.kernel is not None:
-            log.warning("%s is not used: %s.", self.kernel.name, problem)
-            self.kernel = None
+        if problem is not None and method == "shared_prompt" and self.in_segments:
+            log.warning("Attention by sample, not in segments by torch's kernel: %s.", problem)
+            self.in_segments = False
             problem = self._problem(method, pairs, plain)
         if problem is not None:
             log.warning('The scoring method "%s" is not used: %s.', method, problem)
@@ -174,10 +176,10 @@ class ResponseScorer:
             return f"{type(base).__name__} has recurrent layers"
         try:
             trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-            trial.kernel = self.kernel
+            trial.in_segments = self.in_segments
             found = trial._statistics(pairs, self._reference(pairs))
             problem = value_problem(found, plain, rounding(self.model))
-            problem = problem or clone_problem(base, method, self.kernel)
+            problem = problem or clone_problem(base, method, bool(self.in_segments))
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
         if problem and method == "shared_prompt":
@@ -258,7 +260,7 @@ class ResponseScorer:
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
         layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = layout.for_kernel(self.kernel).to(device)
+        layout = (layout.in_segments() if self.in_segments else layout).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -324,7 +326,7 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
 
 
 def clone_problem(
-    model: PreTrainedModel, method: ScoringMethod, kernel: Kernel | None = None
+    model: PreTrainedModel, method: ScoringMethod, in_segments: bool = False
 ) -> str | None:
     """Why a method is not right for models like this one, or None.
 
@@ -346,7 +348,7 @@ def clone_problem(
         found = []
         for way in ("plain", method):
             scorer = ResponseScorer(clone, way, chunk_elements=5 * WORDS)
-            scorer.kernel = kernel
+            scorer.in_segments = in_segments
             statistics = scorer._statistics(pairs, pairs)
             assert statistics.kl is not None
             each = statistics.log_likelihood + 30 * statistics.kl

@@ -15,8 +15,8 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
-With a kernel for segments of a row (varlen.py) there is one call for all samples: a trunk is a
-segment, and so is every branch, whose keys are the prompt's, gathered once more, and its own.
+In segments of a row (varlen.py) one call of a kernel serves all samples: a trunk is a segment,
+and so is every branch, whose keys are the prompt's, gathered once more, and its own.
 
 :func:`install` switches a model to the attention of this file, which keeps its own inside
 (attention.py); it stays switched, as gradient checkpointing calls the layers again during the
@@ -40,14 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
-from pl_pointwise.tasks.common.varlen import (
-    CAUSAL,
-    Kernel,
-    Segments,
-    Window,
-    attend,
-    window_of,
-)
+from pl_pointwise.tasks.common.varlen import CAUSAL, Segments, Window, attend, window_of
 
 
 @dataclass(frozen=True)
@@ -77,8 +70,7 @@ class Layout:
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row
     samples: tuple[Sample, ...]
-    kernel: Kernel | None = None  # attention in segments, see varlen.py
-    segments: Segments | None = None  # trunks and branches, where there is a kernel
+    segments: Segments | None = None  # trunks and branches, for attention in segments (varlen.py)
 
     @classmethod
     def of(
@@ -117,11 +109,9 @@ class Layout:
             samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
         return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
 
-    def for_kernel(self, kernel: Kernel | None) -> Layout:
-        """The layout, on the CPU, for attention by a kernel."""
-        if kernel is None:
-            return self
-        return replace(self, kernel=kernel, segments=segments_of(self.samples))
+    def in_segments(self) -> Layout:
+        """The layout, on the CPU, for attention in segments."""
+        return replace(self, segments=segments_of(self.samples))
 
     def to(self, device: torch.device) -> Layout:
         source, positions, predicting = (
@@ -160,7 +150,7 @@ class RowMask:
     samples: tuple[Sample, ...]
     trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
     branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
-    kernel: tuple[Kernel, Segments, Window] | None = None  # in place of the masks
+    segments: tuple[Segments, Window] | None = None  # in place of the masks
 
 
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
@@ -206,7 +196,7 @@ def _row_mask(
         )
 
     reach = local_size if allow_is_causal_skip else 0
-    found = None if additive else _by_kernel(layout, mask_function, reach)
+    found = None if additive else _in_segments(layout, mask_function, reach)
     if found is not None:
         return found
 
@@ -236,19 +226,19 @@ def _row_mask(
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
 
 
-def _by_kernel(
+def _in_segments(
     layout: Layout, mask_function: Callable[..., Tensor], reach: int | None
 ) -> RowMask | None:
-    """The mask where the layout has a kernel and the model's rule is a window, else None.
+    """The mask where the layout is in segments and the model's rule is a window, else None.
 
     reach: sequences shorter than it are plainly causal; None: all are.
     """
-    kernel, segments = layout.kernel, layout.segments
-    if kernel is None or segments is None:
+    segments = layout.segments
+    if segments is None:
         return None
     longest = segments.longest[1]
     window = CAUSAL if reach is None or longest < reach else window_of(mask_function, longest)
-    return None if window is None else RowMask(layout.samples, (), (), (kernel, segments, window))
+    return None if window is None else RowMask(layout.samples, (), (), (segments, window))
 
 
 def _row_attention(
@@ -271,8 +261,8 @@ def _row_attention(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
-    if attention_mask.kernel is not None:
-        return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
+    if attention_mask.segments is not None:
+        return attend(*attention_mask.segments, query, key, value, *args, **kwargs)
 
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]

@@ -5,11 +5,11 @@ Two scoring methods, which differ in cost and in nothing else:
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, not padded (packing.py); for models that attend through
-             transformers' interface, on a GPU with a kernel for segments of a row (varlen.py)
+             transformers' interface, on a GPU in segments by torch's kernel (varlen.py)
 
 :func:`choose_scoring_method` compares the second with the first on a narrow clone of the model
 (agreement.py), and on the first batch a module sees.
-On a GPU without such a kernel pairs are grouped: attention sequence by sequence is many small ones.
+On a GPU without that kernel pairs are grouped: attention sequence by sequence is many small ones.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -43,7 +43,7 @@ from pl_pointwise.tasks.common.packing import (
     position_embedding,
     uninstall,
 )
-from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
+from pl_pointwise.tasks.common.varlen import kernel_problem
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest, device, kernel_of(model))):
+            with packed(Packing.of(lengths[rows], longest, device, attends_in_segments(device))):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits
@@ -127,19 +127,9 @@ def _by_group(
     return torch.cat(scores)[order.to(device, non_blocking=True)]
 
 
-def use_kernel(model: PreTrainedModel, kernel: Kernel | None) -> bool:
-    """Let packed rows of this model attend by a kernel from now on; whether there is one."""
-    vars(model)[_KERNEL] = kernel
-    return kernel is not None
-
-
-def kernel_of(model: PreTrainedModel) -> Kernel | None:
-    """The kernel that packed rows of this model attend by; None is sequence by sequence."""
-    found: Kernel | None = vars(model).get(_KERNEL)
-    return found
-
-
-_KERNEL = "_varlen_kernel"
+def attends_in_segments(device: torch.device) -> bool:
+    """Whether packed rows attend in segments of the row, not in batches of like length."""
+    return device.type != "cpu"
 
 
 def choose_scoring_method(
@@ -151,7 +141,8 @@ def choose_scoring_method(
     pair of the batch, in evaluation mode and in the precision in use.
     """
     device = inputs["input_ids"].device
-    if device.type != "cpu" and not use_kernel(model, choose_kernel(model, device)):
+    if attends_in_segments(device) and (problem := kernel_problem(model)):
+        log.info("Pairs are padded in groups: torch's kernel is not used, %s.", problem)
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
     probe = by_length[[0, len(by_length) // 2, -1]]
@@ -167,7 +158,6 @@ def choose_scoring_method(
     if problem is None:
         return "packed"
     uninstall(model)
-    use_kernel(model, None)
     log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
     return "grouped"
 
@@ -176,7 +166,6 @@ def clone_problem(model: PreTrainedModel) -> str | None:
     """Why a packed row is not right for models like this one, or None."""
     with exact_comparison():
         clone = narrow_clone(model)
-        use_kernel(clone, kernel_of(model))
         weights = [weight for weight in clone.parameters() if weight.requires_grad]
         lengths = torch.tensor([31, 4, 17, 4, 1])
         generator = torch.Generator().manual_seed(0)
