@@ -184,10 +184,12 @@ def kernel_problem(model: nn.Module) -> str | None:
         return "there is no GPU"
     try:
         from torch.nn.attention.varlen import varlen_attn
+
+        known = set(inspect.signature(varlen_attn).parameters)
     except ImportError:
-        varlen_attn = None
-    if varlen_attn is None or "enable_gqa" not in inspect.signature(varlen_attn).parameters:
-        return f"torch {torch.__version__} has no varlen_attn with windows"
+        known = set()
+    if not known >= {"window_size", "enable_gqa"}:
+        return f"torch {torch.__version__} has no varlen_attn with windows and shared key heads"
     dtype, dropout = _computing_dtype(weight), attention_dropout(model)
     if dtype not in LOW:
         return f"it does not compute in {dtype}"

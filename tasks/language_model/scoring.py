@@ -150,7 +150,8 @@ class ResponseScorer:
             tokens = joined([self._plain(pair, self._reference(pair)) for pair in singly])
             plain = _summed(pairs, self._reference(pairs), *tokens)
             methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-            chosen = next((each for each in methods if self._agrees(each, pairs, plain)), "plain")
+            agreeing = (each for each in methods if self._agrees(each, pairs, plain))
+            chosen: ScoringMethod = next(agreeing, "plain")
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
 
