@@ -40,7 +40,6 @@ def test_wheel_holds_the_configurations_and_no_foreign_top_level(wheel: Path) ->
     assert "pl_pointwise/py.typed" in names
     for folder in ("tasks", "callbacks"):
         for path in (ROOT / folder).rglob("*"):
-            # docstrings/make.py made a file that is shipped, and is not shipped itself.
             in_package = (path.parent / "__init__.py").is_file() or "configs" in path.parts
             if path.suffix in (".py", ".yaml") and in_package:
                 assert f"pl_pointwise/{path.relative_to(ROOT).as_posix()}" in names

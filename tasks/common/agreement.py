@@ -1,152 +1,119 @@
 """Whether a fast way to compute something agrees with the plain one.
 
-A fast way relies on what a model does inside, so before one is used it is compared with the plain
-one, values and gradients, in evaluation mode and in float32 whatever the weights are: rounding to
-bfloat16 moves a result by 3e-2, as much as a sequence that is shifted by one position may.
+A fast way relies on what a model does inside: on its architecture, and not on its weights. So both
+are compared, values and gradients, on a narrow clone: the same class and settings with few layers,
+heads and words, short windows, and random weights in float32. Rounding to bfloat16 would move a
+result as far as a sequence that is shifted by one position. The model itself is looked at besides,
+values alone, in its own precision.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from transformers import PretrainedConfig, PreTrainedModel
 
 LOW = (torch.bfloat16, torch.float16)
 
-GRADIENT_ELEMENTS = 2**26
-"""The most weights whose gradients are compared: the smallest ones, so layers of all kinds."""
+WORDS = 96
+"""The vocabulary of a clone."""
+INNER = 64
+"""The inner size of a clone's layers, of each expert where they have some."""
+WINDOW = 8
+"""How far layers of a clone see, where those of its model see no further than some window."""
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 
-class InFloat32(TorchFunctionMode):
-    """Every operation on tensors of 16 bits takes them as float32, and none makes such tensors.
+def narrow_clone(model: PreTrainedModel) -> PreTrainedModel:
+    """A small model of the same class and settings, on the same device, in evaluation mode.
 
-    Weights are widened one operation at a time, and again in the backward pass: no second copy of
-    the model is held. Where weights are wider nothing changes.
+    The weights are random and as large as keeps what passes through them: in a model that was just
+    made positions would hardly matter.
+
+    Raises:
+        Exception: whatever a class raises whose sizes do not go together so.
     """
+    current = model.config._attn_implementation or ""
+    attention = "eager" if current.endswith("eager") else "sdpa"
+    clone: PreTrainedModel = type(model)._from_config(
+        narrow_config(model.config), attn_implementation=attention, dtype=torch.float32
+    )
+    draw_weights(clone)
+    return clone.to(model.device).eval()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._widened: dict[int, Tensor] = {}  # storages of this operation's copies → originals
-        self._saved = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
-    def __enter__(self) -> InFloat32:
-        self._saved.__enter__()
-        return super().__enter__()
+def narrow_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The settings with a layer of each kind, two at least, and two key heads of the same size."""
+    narrow = copy.deepcopy(config)
+    text = narrow.get_text_config()
+    heads, layers = text.num_attention_heads, text.num_hidden_layers
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kinds = getattr(text, "layer_types", None) or [None] * layers
+    kept = sorted({0, min(1, layers - 1), *map(kinds.index, kinds)})
+    for name, value in list(vars(text).items()):
+        if isinstance(value, (list, tuple)) and len(value) == layers:
+            setattr(text, name, [value[layer] for layer in kept])  # What each layer is.
+        elif name in WINDOWS and isinstance(value, int):
+            setattr(text, name, min(value, WINDOW))
+    text.num_hidden_layers = len(kept)
+    text.num_attention_heads = min(heads // key_heads, 2) * min(key_heads, 2)
+    if getattr(text, "num_key_value_heads", None):
+        text.num_key_value_heads = min(key_heads, 2)
+    text.hidden_size = head_size * text.num_attention_heads
+    for name in ("intermediate_size", "moe_intermediate_size"):
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, INNER)
+    text.vocab_size = WORDS
+    if (text.pad_token_id or 0) >= WORDS:
+        text.pad_token_id = 0
+    return narrow
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._saved.__exit__(*error)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__":  # .shape, .device and the like
-            found = func(*args, **kwargs)
-            return torch.float32 if isinstance(found, torch.dtype) and found in LOW else found
-        before, self._widened = self._widened, {}
-        try:
-            args, kwargs = tree_map(self._wide, (tuple(args), dict(kwargs)))
-            return func(*args, **kwargs)
-        finally:
-            self._widened = before
-
-    def _wide(self, value: Any) -> Any:
-        if isinstance(value, torch.dtype):
-            return torch.float32 if value in LOW else value
-        if not isinstance(value, Tensor):
-            return value
-        with torch._C.DisableTorchFunction():
-            if value.dtype not in LOW:
-                return value
-            wide = value.to(torch.float32)
-            self._widened[wide.untyped_storage().data_ptr()] = value
-        return wide
-
-    def _pack(self, saved: Tensor) -> Any:
-        with torch._C.DisableTorchFunction():
-            original = self._widened.get(saved.untyped_storage().data_ptr())
-            if original is None or not original.is_contiguous():
-                return saved
-            return original.detach(), saved.size(), saved.stride(), saved.storage_offset()
-
-    def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        original, size, stride, offset = packed
-        with torch._C.DisableTorchFunction():
-            wide: Tensor = original.to(torch.float32).as_strided(size, stride, offset)
-        return wide
+def draw_weights(model: nn.Module) -> None:
+    """Draws all matrices anew, each number of a variance of 1 / columns, from a seed of its own."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
 
 
 @contextmanager
-def exact_products() -> Iterator[None]:
-    """Products of float32 without TF32, autocast off."""
+def exact_comparison() -> Iterator[None]:
+    """Gradients, also in an evaluation; float32 without TF32 and autocast; random state kept."""
     before = torch.get_float32_matmul_precision()
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    default = torch.get_default_dtype()  # Another under Lightning's "bf16-true".
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             torch.set_float32_matmul_precision(before)
+            torch.set_default_dtype(default)
 
 
-def compared_weights(model: nn.Module) -> list[Tensor]:
-    """The trained weights whose gradients are compared; none where weights are in shards."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    if any(
-        type(weight) is not nn.Parameter or type(weight.data) is not Tensor for weight in trained
-    ):
-        return []
-    found, total = list[Tensor](), 0
-    for weight in sorted(trained, key=Tensor.numel):
-        total += weight.numel()
-        if found and total > GRADIENT_ELEMENTS:
-            break
-        found.append(weight)
-    return found
-
-
-@contextmanager
-def moved(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Moves the weights, by a tenth of their size, from zero by 0.02; puts them back as they were.
-
-    The random state is not drawn from.
-    """
-    generator = torch.Generator().manual_seed(0)
-    kept = [weight.detach().clone() for weight in weights]
-    try:
-        for weight in weights:
-            size = float(weight.detach().float().square().mean().sqrt())
-            noise = torch.randn(weight.shape, generator=generator)
-            step = 0.1 * size if math.isfinite(size) and size > 1e-4 else 0.02
-            weight.data += (step * noise).to(weight)
-        yield
-    finally:
-        for weight, before in zip(weights, kept, strict=True):
-            weight.data.copy_(before)
-
-
-def rounding(model: nn.Module, exact: bool) -> float:
-    """How far two correct ways may differ, relative to 1 + |value|, a token."""
-    kinds = {weight.dtype for weight in model.parameters()}
-    low = any(dtype in LOW for dtype in kinds)
-    packed = any(not dtype.is_floating_point or dtype.itemsize < 2 for dtype in kinds)
-    if (low and not exact) or packed:  # Packed weights may be multiplied in any precision.
-        return 3e-2
-    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return 1e-4 if on_cpu else 1e-3
+def rounding(model: nn.Module) -> float:
+    """How far two correct ways may differ, relative to 1 + |value|, in the precision in use."""
+    weights = list(model.parameters())
+    device = weights[0].device.type
+    # Weights in fewer than 16 bits may be multiplied in any precision.
+    low = any(not each.dtype.is_floating_point or each.dtype.itemsize < 4 for each in weights)
+    if low or torch.is_autocast_enabled(device):
+        return 0.1
+    return 1e-4 if device == "cpu" else 1e-3
 
 
 def disagreement(name: str, fast: Tensor, plain: Tensor, bound: float) -> str | None:
@@ -180,9 +147,3 @@ def gradient_problem(fast: Sequence[Tensor], plain: Sequence[Tensor], bound: flo
                 f"weight of shape {tuple(value.shape)}; {bound:.0e} is what rounding explains"
             )
     return None
-
-
-def precision(model: nn.Module, exact: bool) -> Any:
-    """The context of the comparison: in float32, or in the model's own precision."""
-    low = any(weight.dtype in LOW for weight in chain(model.parameters(), model.buffers()))
-    return InFloat32() if exact and low else nullcontext()

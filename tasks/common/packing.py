@@ -3,9 +3,9 @@
 Everything in a transformer's encoder but attention works token by token. So a padded batch (n, T)
 becomes a single row of N tokens, sequence behind sequence, the short ones first, every token with
 its position in its own sequence. Attention takes the row apart again, into batches of sequences of
-like length, padded to a size that recurs (sizes.py). What may see what is decided by the model's
-own mask functions, given positions. With a kernel for segments of a row (varlen.py) all sequences
-are one call of that instead.
+like length, padded to whole blocks. What may see what is decided by the model's
+own mask functions, given positions. In segments of a row (varlen.py) all sequences are one call
+of a kernel instead.
 
 :func:`install` hooks this into the encoder inside a classifier: its inputs are packed on the way
 in, its last hidden states padded on the way out, and the head around it (pooling by first token, by
@@ -28,34 +28,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from pl_pointwise.errors import UnsupportedError
 
 from .attention import Replacement, added, attention_function, visible
 from .dropout import dropout as quick_dropout
-from .sizes import ATTENTION_BLOCK, recurring, recurring_in_attention
-from .varlen import Kernel, Segments, Window, attend, window_of
+from .varlen import Segments, Window, attend, window_of
+
+ATTENTION_BLOCK = 32
+"""Lengths that are padded to one multiple of this are one batch of attention on a CPU."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the N tokens of the row come from.
-
-    Without a kernel the row is filled up to a size that recurs, with tokens that nobody reads.
-    """
+    """Where the N tokens of the row come from."""
 
     shape: tuple[int, int]  # (n, T) of the padded batch
     source: Tensor  # (N,) positions in the flattened padded batch
     positions: Tensor  # (N,) from 0 in each sequence
     lengths: Tensor  # (n,) of the sequences, rising; on the CPU
-    kernel: Kernel | None = None  # attention in segments, see varlen.py
-    segments: Segments | None = None  # the sequences, where there is a kernel
+    segments: Segments | None = None  # the sequences, for attention in segments; see varlen.py
 
     @classmethod
     def of(
-        cls, lengths: Tensor, width: int, device: torch.device, kernel: Kernel | None = None
+        cls, lengths: Tensor, width: int, device: torch.device, in_segments: bool = False
     ) -> Packing:
         """The packing of sequences of the given lengths (n,) on the CPU, all above 0, padded to T.
 
@@ -66,17 +63,13 @@ class Packing:
         filled = columns < lengths[:, None]  # (n, T)
         source = (order[:, None] * width + columns)[filled]
         positions = columns.expand(len(lengths), width)[filled]
-        if kernel is None:
-            filling = (0, recurring(len(source), device) - len(source))
-            source, positions = (functional.pad(each, filling) for each in (source, positions))
         sizes = lengths.tolist()
         return cls(
             (len(lengths), width),
             source.to(device, non_blocking=True),
             positions.to(device, non_blocking=True),
             lengths,
-            kernel,
-            None if kernel is None else Segments.of(sizes, sizes).to(device),
+            Segments.of(sizes, sizes).to(device) if in_segments else None,
         )
 
     def pack(self, padded: Tensor) -> Tensor:
@@ -87,17 +80,14 @@ class Packing:
         """(1, N, …) → (n, T, …), 0 where there is no token."""
         count, width = self.shape
         zeros = row.new_zeros(count * width, *row.shape[2:])
-        tokens = int(self.lengths.sum())
-        filled = zeros.index_copy(0, self.source[:tokens], row[0, :tokens])
-        return filled.unflatten(0, self.shape)
+        return zeros.index_copy(0, self.source, row[0]).unflatten(0, self.shape)
 
 
 @dataclass(frozen=True)
 class Batches:
     """The sequences of a row of N tokens as padded batches for attention.
 
-    Sequences of like length are together, each length and number of sequences one that recurs. The
-    batches flattened, one behind the other, are M places.
+    Sequences of like length are together. Flattened, one behind the other, they are M places.
     """
 
     shapes: tuple[tuple[int, int], ...]  # (count, length) of each, by rising length
@@ -106,19 +96,16 @@ class Batches:
     places: Tensor  # (N,) of the row's tokens among the M
 
     @classmethod
-    def of(cls, lengths: Tensor, size: int, device: torch.device) -> Batches:
-        """Of sequences of rising lengths (n,) on the CPU, in a row of N = size tokens."""
+    def of(cls, lengths: Tensor, device: torch.device) -> Batches:
+        """Of sequences of rising lengths (n,) on the CPU."""
         # With gradients fewer batches are worth their padding (.91 of a step's time in MiniLM-L6);
         # without them they are not: scoring takes .93 of the time with the smaller block.
         block = ATTENTION_BLOCK if torch.is_grad_enabled() else ATTENTION_BLOCK // 2
-        padded = torch.tensor([recurring_in_attention(n, device, block) for n in lengths.tolist()])
+        block = block if device.type == "cpu" else 1
+        padded = (lengths + block - 1) // block * block
         kinds, counts = padded.unique_consecutive(return_counts=True)
-        shapes = [
-            (count, length)
-            for length, all_of_it in zip(kinds.tolist(), counts.tolist(), strict=True)
-            for count in powers_of_two(all_of_it)
-        ]
-        parts = [count for count, _ in shapes]
+        parts = counts.tolist()
+        shapes = list(zip(parts, kinds.tolist(), strict=True))
         starts = lengths.cumsum(0) - lengths
         inside: list[Tensor] = []
         source: list[Tensor] = []
@@ -129,7 +116,6 @@ class Batches:
             inside.append(columns < those[:, None])
             source.append((start[:, None] + columns * inside[-1]).flatten())
         places = torch.cat([each.flatten() for each in inside]).nonzero()[:, 0]
-        places = functional.pad(places, (0, size - len(places)))
         return cls(
             tuple(shapes),
             tuple(None if each.all() else each.to(device, non_blocking=True) for each in inside),
@@ -152,21 +138,16 @@ class Batches:
         return flat.index_select(0, self.places)[None]
 
 
-def powers_of_two(number: int) -> list[int]:
-    """The powers of two that add up to a number, the largest first."""
-    return [1 << bit for bit in reversed(range(number.bit_length())) if number >> bit & 1]
-
-
 @dataclass(frozen=True)
 class PackedMask:
     """What the sequences of each batch may see, in place of the usual mask tensor.
 
-    With a kernel: the window of all, and no batches.
+    For attention in segments: those and the window of all, and no batches.
     """
 
     batches: Batches | None = None
     masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
-    kernel: tuple[Kernel, Segments, Window] | None = None
+    segments: tuple[Segments, Window] | None = None
 
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
@@ -270,13 +251,12 @@ def _packed_mask(
     packing = _packing.get()
     if packing is None:
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
-    kernel, segments = packing.kernel, packing.segments
-    if kernel is not None and segments is not None and not additive:
+    if packing.segments is not None and not additive:
         window = window_of(mask_function, int(packing.lengths[-1]))
         if window is not None:
-            return PackedMask(kernel=(kernel, segments, window))
+            return PackedMask(segments=(packing.segments, window))
     device = torch.device(device)
-    batches = Batches.of(packing.lengths, len(packing.source), device)
+    batches = Batches.of(packing.lengths, device)
     longest = torch.arange(batches.shapes[-1][1])
     rule = visible(mask_function, longest, longest)  # on the CPU: whether all is visible is free
     masks: list[Tensor | None] = []
@@ -311,8 +291,8 @@ def _packed_attention(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
-    if attention_mask.kernel is not None:
-        return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
+    if attention_mask.segments is not None:
+        return attend(*attention_mask.segments, query, key, value, *args, **kwargs)
     if original == "sdpa" and _kernel_is_slow(query, key, **kwargs):
         plain = softmax_attention
     batches = attention_mask.batches

@@ -254,17 +254,11 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _check_positions(self, name: str, longest: int) -> None:
         """Says what the longest sample of a data set is too long for."""
-        most, short = self._positions.most, self._positions.short
+        most = self._positions.most
         if most is not None and longest > most:
             rank_zero_warn(
                 f"{name}: a sample has {longest:,} tokens, and {self.model_name} was made for "
                 f"{most:,}. Set preparation.max_length={most}."
-            )
-        elif short is not None and longest > short:
-            rank_zero_warn(
-                f"{name}: a sample has {longest:,} tokens. In a batch with more than {short:,}, "
-                "LongRoPE turns the positions of all samples by other factors, so a sample's "
-                f"likelihood depends on the batch it is in. Set preparation.max_length={short}."
             )
 
     def _split(

@@ -120,7 +120,9 @@ class LanguageModelModule(PointwiseModule):
             rank_zero_warn(problem)
             return
         folder = None if kept_in == "memory" else kept_in
-        self.scorer.cache = ReferenceCache(self.model, folder, trainer=self.trainer)
+        self.scorer.cache = ReferenceCache(
+            self.model, folder, counts_files=self.trainer.is_global_zero
+        )
 
     def _log_reference_cache(self) -> None:
         if self.scorer.cache is not None:

@@ -33,8 +33,8 @@ class Policy:
             one on the first batch of a fit; a name takes that way: "shared_prompt", "chunked",
             "plain".
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
-            at response positions for later epochs (2 bytes × hidden size a token), once for all
-            ranks on a machine; a folder keeps them on disk, for later runs too. Without adapters it
+            at response positions for later epochs (2 bytes × hidden size a token), each rank its
+            own; a folder keeps them on disk, for all ranks and for later runs. Without adapters it
             is filled before the first step, and the copy of the weights dropped.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.

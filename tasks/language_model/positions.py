@@ -22,8 +22,6 @@ class Positions:
     """The most tokens it was made for."""
     learnt: bool
     """Whether there are none beyond: a longer sequence is an IndexError."""
-    short: int | None
-    """With LongRoPE, the most tokens by the short factors."""
 
 
 def positions_of(name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> Positions:
@@ -37,15 +35,13 @@ def positions_of(name: str, revision: str | None, tokenizer: PreTrainedTokenizer
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
         most = tokenizer.model_max_length
-        return Positions(most if most < _UNKNOWN else None, learnt=False, short=None)
+        return Positions(most if most < _UNKNOWN else None, learnt=False)
     rope = _rope(config)
-    short = getattr(config, "original_max_position_embeddings", None)
-    short = rope.get("original_max_position_embeddings", short)
     factor = rope.get("factor")
     if isinstance(factor, (int, float)):  # not every configuration counts it in
-        most = max(most, int(factor * (short or most)))
-    long = rope.get("rope_type", rope.get("type")) in ("longrope", "su")
-    return Positions(most, learnt=_learnt(config), short=short if long else None)
+        original = getattr(config, "original_max_position_embeddings", None) or most
+        most = max(most, int(factor * rope.get("original_max_position_embeddings", original)))
+    return Positions(most, learnt=_learnt(config))
 
 
 def check_room(config: PreTrainedConfig, prompt: int, answer: int) -> None:

@@ -31,7 +31,6 @@ from transformers import PreTrainedModel
 from pl_pointwise.modes import evaluation_mode
 
 from .frozen import frozen_reference
-from .shared_folder import shared_folder
 
 log = logging.getLogger(__name__)
 
@@ -143,16 +142,12 @@ class ReferenceCache:
     Args:
         model: refused with the reason if its reference is not fixed or not readable later; see
             :func:`caching_problem`.
-        folder: where to keep them. None keeps them in memory, for this run. On disk they serve
-            later runs and several processes at once; entries of other models beside them are
-            neither read nor removed.
-        trainer: of several ranks, whose caches in memory are then one for all that run on one
-            machine, as every epoch deals the samples to the ranks anew. Each of n machines
-            computes every sample it meets once: of the second epoch about 1/n are kept, of the
-            third 1 − (1 − 1/n)²; a folder on a file system that they share serves all from the
-            second on.
+        folder: where to keep them. None keeps them in memory, for this run, and each rank its own.
+            On disk they serve later runs and all ranks at once; entries of other models beside them
+            are neither read nor removed.
         dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
             a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
+        counts_files: report the size of the files that are there already; for one of several ranks.
     """
 
     def __init__(
@@ -160,7 +155,7 @@ class ReferenceCache:
         model: nn.Module,
         folder: str | Path | None = None,
         dtype: torch.dtype = torch.bfloat16,
-        trainer: Trainer | None = None,
+        counts_files: bool = True,
     ) -> None:
         problem = caching_problem(model)
         if problem:
@@ -174,10 +169,8 @@ class ReferenceCache:
             name = f"{base_fingerprint(model)}-{str(dtype).removeprefix('torch.')}"
             self.folder = Path(folder) / name
             self.folder.mkdir(parents=True, exist_ok=True)
-            if trainer is None or trainer.is_global_zero:
+            if counts_files:
                 self.bytes = sum(f.stat().st_size for f in self.folder.rglob("*.safetensors"))
-        elif trainer is not None:
-            self.folder = shared_folder(self, trainer.world_size, trainer.local_rank)
 
     @staticmethod
     def key(prompt: Tensor, response: Tensor) -> str:

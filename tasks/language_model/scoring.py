@@ -11,36 +11,37 @@ methods, which differ in cost and in nothing else:
                    in chunks (vocabulary.py); any model with a separate vocabulary layer
     shared_prompt  as chunked, the prompt once for all its responses (shared_prompt.py)
 
-and takes the last that agrees with the plain one on the first batch it sees.
+and takes the last that agrees with the plain one on a narrow clone of the model (agreement.py) and
+on a sample of the first batch it sees.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
-    compared_weights,
-    exact_products,
+    WORDS,
+    disagreement,
+    draw_weights,
+    exact_comparison,
     gradient_problem,
-    moved,
-    precision,
+    narrow_clone,
     rounding,
 )
-from pl_pointwise.tasks.common.sizes import recurring
-from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
+from pl_pointwise.tasks.common.varlen import kernel_problem
 
-from .batch import Pairs
-from .comparison import probe_of, shortened, value_problem
+from .batch import Pairs, collate_responses
 from .frozen import frozen_reference
 from .reference import (
     ReferenceCache,
@@ -111,10 +112,9 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
-        self.kernel: Kernel | None = None
-        """Attention of the shared prompt on a GPU, see varlen.py; None computes it by sample."""
-        self._seeks_kernel = True
-        self._by_values_only = False  # An evaluation chose, so the first step compares again.
+        self.in_segments: bool | None = None
+        """Whether the shared prompt attends in segments (varlen.py), else by sample; None: not
+        asked yet."""
         if method == "shared_prompt":
             install(base_of(model))
 
@@ -129,93 +129,58 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
-        if self._seeks_kernel and pairs.prompt_ids.is_cuda:
-            self.kernel = choose_kernel(base_of(self.model), pairs.prompt_ids.device)
-            self._seeks_kernel = False
-        if self.method == "auto" or (self._by_values_only and torch.is_grad_enabled()):
-            self.choose_method(batch)
-        wanted = _wanted(pairs, reference)
-        if self.method == "plain":
-            tokens = self._plain(pairs, wanted)
-        else:
-            tokens = self._chunked(pairs, wanted)
-        return _summed(pairs, wanted, *tokens)
+        if self.in_segments is None:
+            problem = kernel_problem(base_of(self.model))
+            self.in_segments = problem is None
+            if problem and pairs.prompt_ids.is_cuda:
+                log.info("Attention by sample, not in segments by torch's kernel: %s.", problem)
+        if self.method == "auto":
+            self.method = self.choose_method(batch)
+        return self._statistics(pairs, _wanted(pairs, reference))
 
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
-        """Compare the fast ways with the plain one on a batch, keep the fastest that agrees.
+        """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        Two samples of the batch are enough, the longest and another: the values of every token, and
-        where gradients are wanted now, those of the adapters; in float32, in evaluation mode, with
-        moved adapters (comparison.py). What is refused, and why, is logged.
+        On a clone in values and gradients (:func:`clone_problem`), and in values for two responses
+        of the batch's longest sample, in evaluation mode and in the precision in use.
         """
-        cache, self.cache = self.cache, None
-        try:
-            with evaluation_mode(self.model), exact_products():
-                try:
-                    chosen = self._compare(probe_of(batch), exact=True)
-                except Exception as error:  # such as attention that only takes 16 bits
-                    log.info(
-                        "Scoring methods are compared by values only, in the model's own "
-                        "precision, as more failed: %s: %s.",
-                        type(error).__name__,
-                        error,
-                    )
-                    chosen = self._compare(probe_of(batch), exact=False)
-        except BaseException:  # the plain method failed, so nothing was found out
-            self.method = "auto"
-            raise
-        finally:
-            self.cache = cache
-        self.method = chosen
-        self._by_values_only = not torch.is_grad_enabled()
+        pairs = _longest_sample(Pairs.of(batch))
+        with evaluation_mode(self.model), torch.no_grad():
+            singly = [pairs.only({place}) for place in pairs.places]
+            tokens = joined([self._plain(pair, self._reference(pair)) for pair in singly])
+            plain = _summed(pairs, self._reference(pairs), *tokens)
+            methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
+            agreeing = (each for each in methods if self._agrees(each, pairs, plain))
+            chosen: ScoringMethod = next(agreeing, "plain")
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
 
-    def _compare(self, probe: dict[str, Tensor], exact: bool) -> ScoringMethod:
-        """The fastest method that gives what the plain one gives."""
-        weights = compared_weights(self.model) if exact else []
-        differentiate = weights if torch.is_grad_enabled() else []
-        with moved(weights), precision(self.model, exact):
-            with torch.no_grad():
-                plain = self._plain_singly(Pairs.of(probe))
-            gradients = self._gradients(probe, differentiate, singly=True)
-            bound = rounding(self.model, exact)
-            for method in ("shared_prompt", "chunked"):
-                problem = self._try(method, probe, plain, differentiate, gradients, bound)
-                if problem is not None and method == "shared_prompt" and self.kernel is not None:
-                    log.warning("%s is not used: %s.", self.kernel.name, problem)
-                    self.kernel = None
-                    problem = self._try(method, probe, plain, differentiate, gradients, bound)
-                if problem is None:
-                    return method
-                log.warning('The scoring method "%s" is not used: %s.', method, problem)
-        return "plain"
+    def _agrees(self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics) -> bool:
+        """Whether a method gives what the plain one gave, if need be without segments."""
+        problem = self._problem(method, pairs, plain)
+        if problem is not None and method == "shared_prompt" and self.in_segments:
+            log.warning("Attention by sample, not in segments by torch's kernel: %s.", problem)
+            self.in_segments = False
+            problem = self._problem(method, pairs, plain)
+        if problem is not None:
+            log.warning('The scoring method "%s" is not used: %s.', method, problem)
+        return problem is None
 
-    def _try(
-        self,
-        method: ScoringMethod,
-        probe: dict[str, Tensor],
-        plain: TokenStatistics,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        bound: float,
+    def _problem(
+        self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics
     ) -> str | None:
         """Why a method cannot be used here, or None if it gives what the plain one gave."""
         base = base_of(self.model)
         if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
             return "the adapter is a learned prompt, which only the whole model puts in front"
+        if method == "shared_prompt" and getattr(base, "_is_stateful", False):
+            return f"{type(base).__name__} has recurrent layers"
         try:
-            if method == "shared_prompt":
-                if getattr(base, "_is_stateful", False):
-                    return f"{type(base).__name__} has recurrent layers"
-                install(base)
-            self.method = method
-            pairs = Pairs.of(probe)
-            with torch.no_grad():
-                problem = value_problem(self._chunked(pairs, self._reference(pairs)), plain, bound)
-            if problem is None and weights:
-                found = self._gradients(probe, weights, singly=False)
-                problem = gradient_problem(found, gradients, 30 * bound)
+            trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
+            trial.in_segments = self.in_segments
+            found = trial._statistics(pairs, self._reference(pairs))
+            problem = value_problem(found, plain, rounding(self.model))
+            problem = problem or clone_problem(base, method, bool(self.in_segments))
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
         if problem and method == "shared_prompt":
@@ -230,35 +195,9 @@ class ResponseScorer:
         own = reference_problem(self.model) is None and frozen_reference(self.model) is None
         return pairs if own else None
 
-    def _gradients(
-        self, probe: dict[str, Tensor], weights: Sequence[Tensor], singly: bool
-    ) -> list[Tensor]:
-        """By weight, of a sum over every token's statistics with weights of its own.
-
-        singly: by the plain method, one pair after the other; else by the one in use.
-        """
-        if not weights:
-            return []
-        pairs = Pairs.of(shortened(probe))
-        count = len(pairs.targets)
-        scale = torch.linspace(0.5, 1.5, count, device=pairs.targets.device)
-        totals = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-        for part in [pairs.only({place}) for place in pairs.places] if singly else [pairs]:
-            way = self._plain if singly else self._chunked
-            with torch.enable_grad():
-                log_likelihood, divergence, _ = way(part, self._reference(part))
-                each = log_likelihood if divergence is None else log_likelihood + 3 * divergence
-                loss = (each * scale[part.within(pairs)]).sum()
-                found = torch.autograd.grad(loss, list(weights), allow_unused=True)
-            for total, gradient in zip(totals, found, strict=True):
-                if gradient is not None:
-                    total += gradient
-        return totals
-
-    def _plain_singly(self, pairs: Pairs) -> TokenStatistics:
-        """The same for one pair at a time, as the logits of several may be gigabytes."""
-        singles = [pairs.only({place}) for place in pairs.places]
-        return joined([self._plain(pair, self._reference(pair)) for pair in singles])
+    def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
+        way = self._plain if self.method == "plain" else self._chunked
+        return _summed(pairs, wanted, *way(pairs, wanted))
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
@@ -322,8 +261,7 @@ class ResponseScorer:
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
         layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = layout.filled(recurring(len(layout.source), device))
-        layout = layout.for_kernel(self.kernel).to(device)
+        layout = (layout.in_segments() if self.in_segments else layout).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -360,6 +298,70 @@ class ResponseScorer:
                 kept[place] = piece.to(self.cache.dtype)  # so that every epoch reads the same
         pieces = [piece for place in wanted.places if (piece := kept[place]) is not None]
         return torch.cat([piece.to(device, non_blocking=True) for piece in pieces])
+
+
+def _longest_sample(pairs: Pairs) -> Pairs:
+    """The longest sample's pairs, two at most: the logits of more may be gigabytes."""
+
+    def tokens(row: int) -> int:
+        return pairs.prompt_lengths[row] + sum(pairs.response_lengths[row])
+
+    longest = max((row for row, _ in pairs.places), key=tokens)
+    return pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
+
+
+def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
+    """What differs by more than the bound, or None: in the mean over the tokens of a response."""
+    names = {
+        "mean_log_likelihood": "log-likelihood",
+        "kl": "KL",
+        "reference_mean_log_likelihood": "log-likelihood of the reference",
+    }
+    for name, said in names.items():
+        expected = getattr(plain, name)
+        if expected is not None:
+            problem = disagreement(f"{said} of a token", getattr(fast, name), expected, bound)
+            if problem is not None:
+                return problem
+    return None
+
+
+def clone_problem(
+    model: PreTrainedModel, method: ScoringMethod, in_segments: bool = False
+) -> str | None:
+    """Why a method is not right for models like this one, or None.
+
+    On a narrow clone with adapters that are not zero, whose KL would be 0 however it is computed.
+    """
+    with exact_comparison():
+        clone = get_peft_model(
+            narrow_clone(model), LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+        ).eval()
+        draw_weights(clone)
+        weights = [weight for weight in clone.parameters() if weight.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+
+        def ids(count: int) -> list[int]:
+            return torch.randint(3, WORDS, (count,), generator=generator).tolist()
+
+        batch = collate_responses([ids(17), ids(9)], [[ids(4), ids(12)], [ids(11), ids(1), ids(6)]])
+        pairs = Pairs.of({name: each.to(model.device) for name, each in batch.items()})
+        found = []
+        for way in ("plain", method):
+            scorer = ResponseScorer(clone, way, chunk_elements=5 * WORDS)
+            scorer.in_segments = in_segments
+            statistics = scorer._statistics(pairs, pairs)
+            assert statistics.kl is not None
+            each = statistics.log_likelihood + 30 * statistics.kl
+            loss = (each * torch.linspace(0.5, 1.5, each.numel()).to(each).view_as(each)).sum()
+            gradients = torch.autograd.grad(
+                loss, weights, allow_unused=True, materialize_grads=True
+            )
+            found.append((statistics, gradients))
+        (plain, expected), (fast, gradients) = found
+        bound = rounding(clone)
+        problem = value_problem(fast, plain, bound)
+        return problem or gradient_problem(gradients, expected, 30 * bound)
 
 
 def _wanted(pairs: Pairs, reference: bool | Tensor) -> Pairs | None:

@@ -15,8 +15,8 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
-With a kernel for segments of a row (varlen.py) there is one call for all samples: a trunk is a
-segment, and so is every branch, whose keys are the prompt's, gathered once more, and its own.
+In segments of a row (varlen.py) one call of a kernel serves all samples: a trunk is a segment,
+and so is every branch, whose keys are the prompt's, gathered once more, and its own.
 
 :func:`install` switches a model to the attention of this file, which keeps its own inside
 (attention.py); it stays switched, as gradient checkpointing calls the layers again during the
@@ -34,23 +34,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
-from pl_pointwise.tasks.common.sizes import recurring_in_attention
-from pl_pointwise.tasks.common.varlen import (
-    CAUSAL,
-    Kernel,
-    Segments,
-    Window,
-    attend,
-    window_of,
-)
+from pl_pointwise.tasks.common.varlen import CAUSAL, Segments, Window, attend, window_of
 
 
 @dataclass(frozen=True)
@@ -80,8 +70,7 @@ class Layout:
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row
     samples: tuple[Sample, ...]
-    kernel: Kernel | None = None  # attention in segments, see varlen.py
-    segments: Segments | None = None  # trunks and branches, where there is a kernel
+    segments: Segments | None = None  # trunks and branches, for attention in segments (varlen.py)
 
     @classmethod
     def of(
@@ -120,23 +109,9 @@ class Layout:
             samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
         return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
 
-    def filled(self, size: int) -> Layout:
-        """The layout with a sample behind the others that brings the row to ``size`` tokens.
-
-        It repeats the first token, predicts nothing and is seen by no other.
-        """
-        rest = size - len(self.source)
-        if rest <= 0:
-            return self
-        source = torch.cat([self.source, self.source[:1].expand(rest)])
-        positions = torch.cat([self.positions, torch.arange(rest)])
-        return Layout(source, positions, self.predicting, (*self.samples, Sample(rest, (0,))))
-
-    def for_kernel(self, kernel: Kernel | None) -> Layout:
-        """The layout, on the CPU, for attention by a kernel."""
-        if kernel is None:
-            return self
-        return replace(self, kernel=kernel, segments=segments_of(self.samples))
+    def in_segments(self) -> Layout:
+        """The layout, on the CPU, for attention in segments."""
+        return replace(self, segments=segments_of(self.samples))
 
     def to(self, device: torch.device) -> Layout:
         source, positions, predicting = (
@@ -170,15 +145,12 @@ def segments_of(samples: Sequence[Sample]) -> Segments:
 
 @dataclass(frozen=True)
 class RowMask:
-    """What each sample's trunk and branches may see, in place of the usual mask tensor.
-
-    Bool masks are as large as :func:`_attend` makes queries and keys.
-    """
+    """What each sample's trunk and branches may see, in place of the usual mask tensor."""
 
     samples: tuple[Sample, ...]
     trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
     branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
-    kernel: tuple[Kernel, Segments, Window] | None = None  # in place of the masks
+    segments: tuple[Segments, Window] | None = None  # in place of the masks
 
 
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
@@ -224,14 +196,14 @@ def _row_mask(
         )
 
     reach = local_size if allow_is_causal_skip else 0
-    found = None if additive else _by_kernel(layout, mask_function, reach)
+    found = None if additive else _in_segments(layout, mask_function, reach)
     if found is not None:
         return found
 
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
         rule = rule if also is None else rule & also
-        return added(rule, dtype) if additive else _filled(rule, len(queries), len(keys))
+        return added(rule, dtype) if additive else rule
 
     trunks: list[Tensor | None] = []
     branches: list[Tensor | None] = []
@@ -254,26 +226,19 @@ def _row_mask(
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
 
 
-def _filled(rule: Tensor, queries: int, keys: int) -> Tensor:
-    """A bool mask made as large as :func:`_attend` makes queries and keys."""
-    rule = functional.pad(rule, (0, _lacking(keys, rule)), value=False)
-    # The added queries see something, as a softmax over nothing is NaN.
-    return functional.pad(rule, (0, 0, 0, _lacking(queries, rule)), value=True)
-
-
-def _by_kernel(
+def _in_segments(
     layout: Layout, mask_function: Callable[..., Tensor], reach: int | None
 ) -> RowMask | None:
-    """The mask where the layout has a kernel and the model's rule is a window, else None.
+    """The mask where the layout is in segments and the model's rule is a window, else None.
 
     reach: sequences shorter than it are plainly causal; None: all are.
     """
-    kernel, segments = layout.kernel, layout.segments
-    if kernel is None or segments is None:
+    segments = layout.segments
+    if segments is None:
         return None
     longest = segments.longest[1]
     window = CAUSAL if reach is None or longest < reach else window_of(mask_function, longest)
-    return None if window is None else RowMask(layout.samples, (), (), (kernel, segments, window))
+    return None if window is None else RowMask(layout.samples, (), (), (segments, window))
 
 
 def _row_attention(
@@ -296,11 +261,9 @@ def _row_attention(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
-    if attention_mask.kernel is not None:
-        return attend(*attention_mask.kernel, query, key, value, *args, **kwargs)
+    if attention_mask.segments is not None:
+        return attend(*attention_mask.segments, query, key, value, *args, **kwargs)
 
-    if original == "sdpa":
-        plain = partial(_attend, plain)
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
@@ -323,30 +286,6 @@ def _row_attention(
         if branch_mask is not None:
             outputs.append(plain(module, branch, k, v, branch_mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
-
-
-def _attend(
-    plain: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention on sizes that recur: the queries and keys added here are behind the real ones."""
-    count = query.shape[2]
-    more_queries, more_keys = _lacking(count, query), _lacking(key.shape[2], key)
-    query = functional.pad(query, (0, 0, 0, more_queries)) if more_queries else query
-    if more_keys:
-        key, value = (functional.pad(each, (0, 0, 0, more_keys)) for each in (key, value))
-    return plain(module, query, key, value, mask, *args, **kwargs)[0][:, :count], None
-
-
-def _lacking(size: int, like: Tensor) -> int:
-    """Tokens that lack to a recurring number."""
-    return recurring_in_attention(size, like.device) - size
 
 
 _REPLACEMENT = Replacement("shared_prompt", _row_attention, _row_mask)

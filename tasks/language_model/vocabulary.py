@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pl_pointwise.errors import UnsupportedError
-from pl_pointwise.tasks.common.sizes import recurring
 
 # (n,) log-likelihood, KL, log-likelihood under the reference; None without a reference
 TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None]
@@ -90,11 +89,6 @@ def chunked_token_statistics(
     size = max(1, chunk_elements // head.vocabulary)
     several = len(hidden) > size and torch.is_grad_enabled()
     at_once = several and hidden.requires_grad and head.frozen
-    count = len(hidden)
-    last = count % size or size
-    more = min(recurring(last, hidden.device), size) - last
-    hidden, targets = _lengthened(hidden, more), _lengthened(targets, more)
-    reference_hidden = None if reference_hidden is None else _lengthened(reference_hidden, more)
     pieces: list[TokenStatistics] = []
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
@@ -113,12 +107,7 @@ def chunked_token_statistics(
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
         else:
             pieces.append(of_chunk(*chunk))
-
-    log_likelihood, divergence, reference_ll = (
-        None if column is None else column[:count] for column in joined(pieces)
-    )
-    assert log_likelihood is not None
-    return log_likelihood, divergence, reference_ll
+    return joined(pieces)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -176,11 +165,6 @@ def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
     if pieces[0][1] is None:
         return column(0), None, None
     return column(0), column(1), column(2)
-
-
-def _lengthened(rows: Tensor, more: int) -> Tensor:
-    """With so many rows of zeros behind."""
-    return torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])]) if more else rows
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:

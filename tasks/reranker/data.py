@@ -182,8 +182,8 @@ class RerankerDataModule(PointwiseDataModule):
         self.files["predict"] = predict_file
         self.skip_invalid = invalid == "skip" or (invalid is None and source == "hub")
         self.negatives, self.min_negatives = negatives, least
-        self.max_queries, self.val_queries = max_queries, val_queries
-        self.test_queries = val_queries if test_queries is None else test_queries
+        self.limits = {"train": max_queries, "val": val_queries}
+        self.limits["test"] = val_queries if test_queries is None else test_queries
         self.val_fraction, self.test_fraction = _fractions(
             val_fraction, test_fraction, max_queries, val_queries, test_queries
         )
@@ -347,17 +347,13 @@ class RerankerDataModule(PointwiseDataModule):
         warn_of_shared(queries, sources_of(self.files, queries), "queries")
         return read
 
-    def _limit(self, name: str) -> int | None:
-        limits = {"train": self.max_queries, "val": self.val_queries, "test": self.test_queries}
-        return limits[name]
-
     def _select(self, name: str, records: list[Record]) -> list[Record]:
         kept = self._kept(name, len(records), lambda: _variances(self._tokenizer, records))
         return [records[i] for i in kept]
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
-        limit = self._limit(name)
+        limit = self.limits[name]
         if limit is None or count <= limit:
             return list(range(count))
         if name != "train" and (self.test_fraction or self.files["test"]):
@@ -499,14 +495,12 @@ def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
 
 
 def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) -> list[float]:
+    """Variance of the lengths of each query's negatives in tokens; the positive is the first."""
     variances = []
     for start in range(0, len(records), CHUNK):
         part = records[start : start + CHUNK]
         lengths = iter(token_lengths(tokenizer, [text for r in part for text in r.passages]))
-        variances += [length_variance([next(lengths) for _ in r.passages]) for r in part]
+        for record in part:
+            own = [next(lengths) for _ in record.passages]
+            variances.append(float(np.var(own[1:])))
     return variances
-
-
-def length_variance(passage_lengths: Sequence[int]) -> float:
-    """Variance of the negatives' lengths in tokens, leaving out the positive, which is first."""
-    return float(np.var(passage_lengths[1:])) if len(passage_lengths) > 1 else 0.0

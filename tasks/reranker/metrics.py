@@ -2,8 +2,8 @@
 
 They are defined for any real scores, negative ones included (torchmetrics' reciprocal rank drops a
 positive that scores 0 or less), and take the same inputs: (scores, lengths, candidates, top_k).
-Candidate 0 of a query is its one
-positive; the rest are negatives; `candidates` is false where a query has fewer than others.
+Candidate 0 of a query is its one positive, the rest are negatives; `candidates` is false where a
+query has fewer than others.
 
 The tie rule, for all of them: among equal scores the positive is ranked last and the negatives
 by position, so a model that scores everything alike is given no credit. A NaN ranks below every
@@ -113,16 +113,15 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
 class QueryMean(MeanBySample):
     """Mean over queries of one value per query, over all batches and ranks; NaN of no query.
 
-    `update` takes every re-ranking metric's inputs alike.
-
     Args:
-        values: (scores, lengths, candidates) → (B,), one value per query; the higher the better.
+        values: (scores, lengths, candidates) → (B,), one value per query.
+        higher_is_better: None for neither.
     """
 
-    higher_is_better: bool | None = True
-
-    def __init__(self, values: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
+    def __init__(
+        self, values: Callable[[Tensor, Tensor, Tensor], Tensor], higher_is_better: bool | None
+    ) -> None:
+        super().__init__(higher_is_better)
         self.values = values
 
     def update(  # type: ignore[override]
@@ -140,23 +139,10 @@ class QueryMean(MeanBySample):
         super().update(index, self.values(scores.detach(), lengths, candidates))
 
 
-class QueryCost(QueryMean):
-    """Likewise, of a value that is the better the lower it is."""
-
-    higher_is_better = False
-
-
-class QueryScale(QueryMean):
-    """Likewise, of a value that is neither good nor bad."""
-
-    higher_is_better = None
-
-
 class PairStatistic(Metric):
     """A statistic of the margins s_p − s_n of all pairs, over all batches and ranks.
 
-    Every pair of a query's positive and one of its negatives counts once. `update` takes every
-    re-ranking metric's inputs alike.
+    Every pair of a query's positive and one of its negatives counts once.
 
     Args:
         statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
@@ -227,10 +213,10 @@ def ranking_metrics(
         length_biased_lambda_loss, top_k=objective_top_k, candidate_set=objective_candidates
     )
     return {
-        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10)),
-        "hit@3": QueryMean(partial(hit, top_k=3)),
-        "lenrank@10": QueryCost(partial(length_rank, top_k=10)),
-        "avglength@3": QueryCost(partial(average_length, top_k=3)),
-        "length_objective": QueryCost(objective),
-        "score_std": QueryScale(score_spread),
+        "mrr@10": QueryMean(partial(reciprocal_rank, top_k=10), higher_is_better=True),
+        "hit@3": QueryMean(partial(hit, top_k=3), higher_is_better=True),
+        "lenrank@10": QueryMean(partial(length_rank, top_k=10), higher_is_better=False),
+        "avglength@3": QueryMean(partial(average_length, top_k=3), higher_is_better=False),
+        "length_objective": QueryMean(objective, higher_is_better=False),
+        "score_std": QueryMean(score_spread, higher_is_better=None),
     }

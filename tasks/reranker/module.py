@@ -134,7 +134,6 @@ class RerankerModule(PointwiseModule):
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.longest_input = longest_input(self.model)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
-        self._by_scores_only = False  # An evaluation chose, so the first step compares again.
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where there is none.
@@ -156,8 +155,7 @@ class RerankerModule(PointwiseModule):
         device = inputs["input_ids"].device
         if len(present) == 0:
             return torch.zeros(shape, device=device)
-        if self.scoring_method == "auto" or (self._by_scores_only and torch.is_grad_enabled()):
-            self._by_scores_only = not torch.is_grad_enabled()
+        if self.scoring_method == "auto":
             self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
         scores = SCORING_METHODS[self.scoring_method](self.model, inputs, lengths, present)
         positions = present.to(device, non_blocking=True)

@@ -5,10 +5,11 @@ Two scoring methods, which differ in cost and in nothing else:
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, not padded (packing.py); for models that attend through
-             transformers' interface, on a GPU with a kernel for segments of a row (varlen.py)
+             transformers' interface, on a GPU in segments by torch's kernel (varlen.py)
 
-:func:`choose_scoring_method` compares the second with the first on the first batch a module sees.
-On a GPU without such a kernel pairs are grouped: attention sequence by sequence is many small ones.
+:func:`choose_scoring_method` compares the second with the first on a narrow clone of the model
+(agreement.py), and on the first batch a module sees.
+On a GPU without that kernel pairs are grouped: attention sequence by sequence is many small ones.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -27,11 +28,11 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
-    compared_weights,
+    WORDS,
     disagreement,
-    exact_products,
+    exact_comparison,
     gradient_problem,
-    precision,
+    narrow_clone,
     rounding,
 )
 from pl_pointwise.tasks.common.packing import (
@@ -42,7 +43,7 @@ from pl_pointwise.tasks.common.packing import (
     position_embedding,
     uninstall,
 )
-from pl_pointwise.tasks.common.varlen import Kernel, choose_kernel
+from pl_pointwise.tasks.common.varlen import kernel_problem
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest, device, kernel_of(model))):
+            with packed(Packing.of(lengths[rows], longest, device, attends_in_segments(device))):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits
@@ -126,19 +127,9 @@ def _by_group(
     return torch.cat(scores)[order.to(device, non_blocking=True)]
 
 
-def use_kernel(model: PreTrainedModel, kernel: Kernel | None) -> bool:
-    """Let packed rows of this model attend by a kernel from now on; whether there is one."""
-    vars(model)[_KERNEL] = kernel
-    return kernel is not None
-
-
-def kernel_of(model: PreTrainedModel) -> Kernel | None:
-    """The kernel that packed rows of this model attend by; None is sequence by sequence."""
-    found: Kernel | None = vars(model).get(_KERNEL)
-    return found
-
-
-_KERNEL = "_varlen_kernel"
+def attends_in_segments(device: torch.device) -> bool:
+    """Whether packed rows attend in segments of the row, not in batches of like length."""
+    return device.type != "cpu"
 
 
 def choose_scoring_method(
@@ -146,48 +137,51 @@ def choose_scoring_method(
 ) -> ScoringMethod:
     """Whether a packed row gives what padded groups give; if not, the log says why.
 
-    The shortest, the middle and the longest pair of a batch are compared, the last one also cut in
-    half, so that one pair alone can tell whether sequences see each other: their scores and, where
-    gradients are wanted now, those of the weights. In evaluation mode and in float32.
+    On a clone in values and gradients, and in values for the shortest, the middle and the longest
+    pair of the batch, in evaluation mode and in the precision in use.
     """
     device = inputs["input_ids"].device
-    if device.type != "cpu" and not use_kernel(model, choose_kernel(model, device)):
+    if attends_in_segments(device) and (problem := kernel_problem(model)):
+        log.info("Pairs are padded in groups: torch's kernel is not used, %s.", problem)
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
-    probe = by_length[[0, len(by_length) // 2, -1, -1]]
-    some = {key: value[probe] for key, value in inputs.items()}
-    those = lengths[probe]
-    those[3] = (those[3] // 2).clamp(min=1)
-    everything = torch.arange(len(probe))
-    weights = compared_weights(model) if torch.is_grad_enabled() else []
-
-    def computed(way: Way) -> tuple[Tensor, list[Tensor]]:
-        """Scores, and the gradients of a sum of them in which each has a weight of its own."""
-        found = way(model, some, those, everything)
-        scale = torch.linspace(0.5, 1.5, len(found), device=device)
-        if not weights:
-            return found, []
-        gradients = torch.autograd.grad(
-            (found * scale).sum(), weights, allow_unused=True, materialize_grads=True
-        )
-        return found.detach(), list(gradients)
-
-    with evaluation_mode(model), exact_products(), precision(model, True):
-        expected, gradients = computed(grouped_scores)
-        try:
-            found, others = computed(packed_scores)
-            bound = rounding(model, True)
-            problem = disagreement("score of a pair", found, expected, bound)
-            if problem is None:
-                problem = gradient_problem(others, gradients, 30 * bound)
-        except Exception as error:  # whatever a model may raise that was not built for this
-            problem = f"{type(error).__name__}: {error}"
+    probe = by_length[[0, len(by_length) // 2, -1]]
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            found, expected = (
+                way(model, inputs, lengths, probe) for way in (packed_scores, grouped_scores)
+            )
+            problem = disagreement("score of a pair", found, expected, rounding(model))
+        problem = problem or clone_problem(model)
+    except Exception as error:  # whatever a model may raise that was not built for this
+        problem = f"{type(error).__name__}: {error}"
     if problem is None:
         return "packed"
     uninstall(model)
-    use_kernel(model, None)
     log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
     return "grouped"
+
+
+def clone_problem(model: PreTrainedModel) -> str | None:
+    """Why a packed row is not right for models like this one, or None."""
+    with exact_comparison():
+        clone = narrow_clone(model)
+        weights = [weight for weight in clone.parameters() if weight.requires_grad]
+        lengths = torch.tensor([31, 4, 17, 4, 1])
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, WORDS, (5, 31), generator=generator).to(model.device)
+        scale = torch.linspace(0.5, 1.5, 5).to(model.device)
+        found = []
+        for way in (grouped_scores, packed_scores):
+            scores = way(clone, {"input_ids": ids}, lengths, torch.arange(5))
+            gradients = torch.autograd.grad(
+                (scores * scale).sum(), weights, allow_unused=True, materialize_grads=True
+            )
+            found.append((scores.detach(), gradients))
+        (plain, expected), (fast, gradients) = found
+        bound = rounding(clone)
+        problem = disagreement("score of a pair", fast, plain, bound)
+        return problem or gradient_problem(gradients, expected, 30 * bound)
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
@@ -225,9 +219,3 @@ def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
         groups.append(torch.from_numpy(order[starts[opened[last]] : ends[last]]))
         last = opened[last] - 1
     return groups[::-1]
-
-
-def padding_waste(lengths: Tensor, groups: Sequence[Tensor]) -> float:
-    """Tokens computed over tokens needed, minus 1, when each group is padded to its longest."""
-    computed = sum(len(group) * int(lengths[group].max()) for group in groups)
-    return computed / int(lengths.sum()) - 1.0

@@ -26,11 +26,9 @@ from pl_pointwise.tasks.common.packing import (
     Packing,
     install,
     packed,
-    powers_of_two,
     softmax_attention,
     uninstall,
 )
-from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.language_model.loading import prepare_for_training
 
 CPU = torch.device("cpu")
@@ -239,16 +237,16 @@ def test_the_row_holds_each_token_once_by_rising_length() -> None:
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40), gradients=st.booleans())
 def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int], gradients: bool) -> None:
     layout = Packing.of(torch.tensor(lengths), max(lengths), CPU)
-    size, tokens = len(layout.source), sum(lengths)
-    assert size == recurring(tokens, CPU)
+    size = len(layout.source)
+    assert size == sum(lengths)
     with torch.set_grad_enabled(gradients):
-        batches = Batches.of(layout.lengths, size, CPU)
+        batches = Batches.of(layout.lengths, CPU)
     row = torch.arange(2.0 * size * 3).view(1, 2, size, 3)  # (1, heads, N, D)
     pieces = batches.apart(row)
     assert [(len(piece), piece.shape[2]) for piece in pieces] == list(batches.shapes)
-    expected = row.transpose(1, 2)[:, :tokens]
+    expected = row.transpose(1, 2)
     outputs = [piece.transpose(1, 2) for piece in pieces]
-    assert torch.equal(batches.together(outputs)[:, :tokens], expected)
+    assert torch.equal(batches.together(outputs), expected)
     there = [
         torch.ones(shape, dtype=torch.bool) if inside is None else inside
         for shape, inside in zip(batches.shapes, batches.inside, strict=True)
@@ -256,22 +254,3 @@ def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int], gradi
     assert [int(n) for each in there for n in each.sum(1)] == sorted(lengths)
     found = torch.cat([output[inside] for output, inside in zip(outputs, there, strict=True)])
     assert torch.equal(found[None], expected)  # each token in its place of its sequence
-
-
-def test_attention_meets_few_shapes_whatever_the_batches() -> None:
-    """oneDNN keeps code for each: 100 batches of 40 pairs had 363 by count and length."""
-    generator = torch.Generator().manual_seed(0)
-    rows, shapes, plain = set(), set(), set()
-    for _ in range(100):
-        lengths = torch.randint(20, 200, (40,), generator=generator).sort().values
-        rows.add(len(Packing.of(lengths, 200, CPU).source))
-        shapes.update(Batches.of(lengths, int(lengths.sum()), CPU).shapes)
-        plain.update(zip(*(each.tolist() for each in lengths.unique(return_counts=True)), strict=1))
-    assert len(plain) > 300
-    assert len(rows) <= 20
-    assert len(shapes) <= 30
-
-
-def test_a_number_is_the_sum_of_its_powers_of_two() -> None:
-    assert powers_of_two(13) == [8, 4, 1]
-    assert all(sum(powers_of_two(number)) == number for number in range(200))

@@ -10,25 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise.tasks.common.agreement import InFloat32, compared_weights, moved
-from pl_pointwise.tasks.language_model import comparison
+from pl_pointwise.tasks.common import agreement
 from pl_pointwise.tasks.language_model import scoring as scoring_module
 from pl_pointwise.tasks.language_model.loading import Lora, add_lora
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.shared_prompt import Layout
-from tests.tasks.language_model.test_scoring import PROMPTS, gradients, loss_of, make_batch
+from tests.tasks.language_model.test_scoring import make_batch
 
 DTYPES = [torch.float32, torch.bfloat16]
 BATCH = make_batch()
-
-
-def quiet(model: Any) -> Any:
-    """With weights so small that positions matter little, as in a model that was just made."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.mul_(0.4)
-    return model
 
 
 @pytest.fixture
@@ -70,14 +60,8 @@ def test_right_methods_pass(architecture, dtype, adapters, make_model, make_adap
 def test_a_shift_by_one_position_is_refused(
     dtype, shifted, make_model, make_adapted, caplog
 ) -> None:
-    """In bfloat16 it is within rounding of a token's mean, so it passed."""
-    model = make_adapted(quiet(make_model("llama")).to(dtype))
-    mean = {
-        way: ResponseScorer(model, method=way)(BATCH).mean_log_likelihood
-        for way in ("plain", "shared_prompt")
-    }
-    error = (mean["shared_prompt"] - mean["plain"]).abs() / (1 + mean["plain"].abs())
-    assert 1e-3 < error.max() < 3e-2  # what was allowed in bfloat16
+    """In a model of bfloat16 too, where rounding hides it."""
+    model = make_adapted(make_model("llama").to(dtype))
     assert ResponseScorer(model).choose_method(BATCH) == "chunked"
     assert '"shared_prompt" is not used: its log-likelihood of a token differs' in caplog.text
 
@@ -127,108 +111,51 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
     assert "its KL of a token differs" in caplog.text
 
 
-def test_an_evaluation_compares_values_and_the_first_step_gradients(
-    make_model, make_adapted, monkeypatch
-) -> None:
-    """Lightning's sanity check comes first, in inference mode, where there are no gradients."""
-    asked = []
-    right = ResponseScorer._gradients
+def test_an_evaluation_compares_gradients_too(make_model, make_adapted, monkeypatch) -> None:
+    """Lightning's sanity check comes first, in inference mode; the choice holds for the fit."""
+    right = ResponseScorer._hidden
     monkeypatch.setattr(
         ResponseScorer,
-        "_gradients",
-        lambda self, probe, weights, singly: (
-            asked.append(len(weights)) or right(self, probe, weights, singly)
+        "_hidden",
+        lambda self, pairs: (
+            halved(right(self, pairs)) if self.method == "shared_prompt" else right(self, pairs)
         ),
     )
     scorer = ResponseScorer(make_adapted(make_model("llama")))
     with torch.inference_mode():
         scorer(BATCH)
-        assert scorer.method == "shared_prompt"
-    assert not any(asked)
-    scorer(BATCH)
-    assert scorer.method == "shared_prompt"
-    assert asked[-1] > 0
-    asked.clear()
-    scorer(BATCH)
-    with torch.inference_mode():
-        scorer(BATCH)
-    assert asked == []  # once a fit
+    assert scorer.method == "chunked"
 
 
-def test_a_model_that_refuses_float32_is_compared_in_its_own_precision(
+def test_a_model_that_differs_from_its_class_is_looked_at_itself(
+    make_model, make_adapted, caplog
+) -> None:
+    model = make_adapted(make_model("llama"))
+    layer = model.get_base_model().model.layers[0].mlp
+    layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
+    scorer = ResponseScorer(model)
+    scorer(BATCH)
+    assert scorer.method == "plain"
+    assert '"shared_prompt" is not used: its log-likelihood of a token differs' in caplog.text
+
+
+def test_a_class_of_which_no_clone_can_be_made_is_computed_plainly(
     make_model, make_adapted, monkeypatch, caplog
 ) -> None:
-    """As flash attention does."""
-    model = make_adapted(make_model("llama").bfloat16())
+    def refuse(config: Any) -> Any:
+        raise ValueError("sizes that do not go together")
 
-    def refuse(module: Any, args: Any) -> None:
-        if args[0].dtype == torch.float32:
-            raise RuntimeError("16 bits only")
-
-    model.get_base_model().model.layers[0].mlp.register_forward_pre_hook(refuse)
-    with caplog.at_level("INFO"):
-        assert ResponseScorer(model).choose_method(BATCH) == "shared_prompt"
-    assert "16 bits only" in caplog.text
-
-
-def test_gradients_are_of_short_sequences(make_model, make_adapted, monkeypatch) -> None:
-    """They need the activations of all layers, which those of the longest sample may not fit."""
-    monkeypatch.setattr(comparison, "PROMPT_TOKENS", 3)
-    monkeypatch.setattr(comparison, "RESPONSE_TOKENS", 2)
-    model, sizes = make_adapted(make_model("llama")), []
-
-    def note(module: Any, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled():
-            sizes.append(kwargs["input_ids"].shape[1])
-
-    model.get_base_model().model.register_forward_pre_hook(note, with_kwargs=True)
-    assert ResponseScorer(model, method="auto").choose_method(BATCH) == "shared_prompt"
-    assert sizes[:5] == [3 + 2 - 1] * 5  # plain, a pair at a time
-    assert 5 < len(sizes) < 8
-    assert max(sizes[5:]) < max(PROMPTS)  # all of them together
+    monkeypatch.setattr(agreement, "narrow_config", refuse)
+    assert ResponseScorer(make_adapted(make_model("llama"))).choose_method(BATCH) == "plain"
+    assert "sizes that do not go together" in caplog.text
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite"])
-def test_in_float32_a_bfloat16_model_gives_what_a_float32_copy_does(
-    architecture, make_model, make_adapted
-) -> None:
-    model = make_adapted(make_model(architecture)).bfloat16()
-    copied = copy.deepcopy(model).float()
-    expected = ResponseScorer(copied, method="plain")(BATCH)
-    wanted = gradients(copied, loss_of(expected))
-    low = ResponseScorer(model, method="plain")(BATCH)
-    with InFloat32():
-        found = ResponseScorer(model, method="plain")(BATCH)
-    assert (low.kl - expected.kl).abs().max() > 1e-3
-    torch.testing.assert_close(found.kl, expected.kl, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.log_likelihood, expected.log_likelihood, rtol=1e-5, atol=1e-5)
-    for name, gradient in gradients(model, loss_of(found)).items():
-        error = (gradient.float() - wanted[name]).norm() / wanted[name].norm()
-        assert error < 1e-2  # rounded once, when it is put down
-
-
-def test_in_float32_no_widened_weight_is_kept_for_the_backward_pass() -> None:
-    weight = torch.randn(8, 5).bfloat16()
-    x = torch.randn(3, 5, requires_grad=True)
-    with InFloat32() as mode:
-        y = (x @ weight.t()).exp()
-        packed = mode._pack(y)
-        assert packed is y  # no weight: kept as it is
-        assert mode._widened == {}
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(gradient, y.detach() @ weight.float())
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_weights_are_put_back_exactly(fails, make_model) -> None:
-    model = add_lora(make_model("llama"), Lora(target_modules=["q_proj"]))
-    weights = compared_weights(model)
-    before = [weight.detach().clone() for weight in weights]
-    try:
-        with moved(weights):
-            assert all(not torch.equal(a, b) for a, b in zip(weights, before, strict=True))
-            if fails:
-                raise KeyError
-    except KeyError:
-        pass
-    assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
+def test_a_clone_is_small_and_has_a_layer_of_each_kind(architecture, make_model) -> None:
+    model = make_model(architecture)
+    clone = agreement.narrow_clone(model.bfloat16())
+    kinds = getattr(model.config, "layer_types", None) or [None]
+    assert set(getattr(clone.config, "layer_types", None) or [None]) == set(kinds)
+    assert 2 <= clone.config.num_hidden_layers <= 3
+    assert clone.config.vocab_size == agreement.WORDS
+    assert {weight.dtype for weight in clone.parameters()} == {torch.float32}

@@ -12,7 +12,6 @@ from transformers import (
     BloomConfig,
     GPT2Config,
     LlamaConfig,
-    Phi3Config,
     PreTrainedConfig,
 )
 
@@ -25,25 +24,15 @@ from tests.tasks.when2call.conftest import preference_row, write_rows
 
 SIZES: dict[str, Any] = {"vocab_size": 300, "n_positions": 220, "n_embd": 16, "n_layer": 1}
 GPT2 = GPT2Config(**SIZES, n_head=2)
-LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-PHI3 = Phi3Config(
-    max_position_embeddings=4000,
-    original_max_position_embeddings=150,
-    hidden_size=32,
-    num_attention_heads=4,
-    rope_scaling=LONG_ROPE,
-    pad_token_id=0,
-)
 
 
 @pytest.mark.parametrize(
     ("config", "positions"),
     [
-        (GPT2, Positions(220, True, None)),
-        (PHI3, Positions(4000, False, 150)),
-        (LlamaConfig(max_position_embeddings=512), Positions(512, False, None)),
-        (BloomConfig(), Positions(None, False, None)),
-        (None, Positions(None, False, None)),
+        (GPT2, Positions(220, True)),
+        (LlamaConfig(max_position_embeddings=512), Positions(512, False)),
+        (BloomConfig(), Positions(None, False)),
+        (None, Positions(None, False)),
     ],
 )
 def test_positions_are_read_from_the_configuration(config, positions, tmp_path) -> None:
@@ -56,7 +45,7 @@ def test_a_tokenizer_says_it_where_the_configuration_does_not(tmp_path) -> None:
     BloomConfig().save_pretrained(tmp_path)
     tokenizer = build_tokenizer()
     tokenizer.model_max_length = 77
-    assert positions_of(str(tmp_path), None, tokenizer) == Positions(77, False, None)
+    assert positions_of(str(tmp_path), None, tokenizer) == Positions(77, False)
 
 
 def data_of(config: PreTrainedConfig, folder: Path) -> When2CallDataModule:
@@ -80,11 +69,6 @@ def test_more_than_a_rotary_model_was_made_for_is_said(tmp_path) -> None:
     config = LlamaConfig(max_position_embeddings=220)
     with pytest.warns(UserWarning, match=r"was made for 220. Set preparation.max_length=220"):
         data_of(config, tmp_path).setup("fit")
-
-
-def test_likelihoods_that_depend_on_the_longest_sample_of_a_batch_are_said(tmp_path) -> None:
-    with pytest.warns(UserWarning, match=r"LongRoPE .* Set preparation.max_length=150"):
-        data_of(PHI3, tmp_path).setup("fit")
 
 
 def test_an_answer_beyond_learnt_positions_is_refused() -> None:

@@ -1,23 +1,18 @@
-"""How large the reference's cache is, how often it serves, and what becomes of its folder."""
+"""How large the reference's cache is and how often it serves."""
 
 from __future__ import annotations
 
-import gc
-import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pl_pointwise.tasks.language_model import shared_folder as shared_folder_module
 from pl_pointwise.tasks.language_model.reference import ReferenceCache
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
-from pl_pointwise.tasks.language_model.shared_folder import _new_folder, shared_folder
 from tests.tasks.language_model.test_scoring import make_batch
 
-ALONE = SimpleNamespace(world_size=1, local_rank=0, is_global_zero=True)
+ALONE = SimpleNamespace(world_size=1)
 TOKENS = 4 + 9 + 1 + 11 + 3 + 6  # of the batch's responses
 
 
@@ -26,7 +21,7 @@ TOKENS = 4 + 9 + 1 + 11 + 3 + 6  # of the batch's responses
 def test_size_and_rate_are_reported(dtype, on_disk, make_model, make_adapted, tmp_path) -> None:
     model = make_adapted(make_model("llama"))
     folder = tmp_path if on_disk else None
-    cache = ReferenceCache(model, folder, dtype=dtype, trainer=ALONE)
+    cache = ReferenceCache(model, folder, dtype=dtype)
     assert cache.report(ALONE) == {"reference_cache/bytes": 0}
     scorer = ResponseScorer(model, method="chunked", cache=cache)
     scorer(make_batch())
@@ -36,7 +31,7 @@ def test_size_and_rate_are_reported(dtype, on_disk, make_model, make_adapted, tm
     scorer(make_batch())
     assert cache.report(ALONE) == expected | {"reference_cache/hit_rate": 1.0}
     if on_disk:  # A later run finds it, with the files' headers.
-        later = ReferenceCache(model, tmp_path, dtype=dtype, trainer=ALONE)
+        later = ReferenceCache(model, tmp_path, dtype=dtype)
         assert size < later.report(ALONE)["reference_cache/bytes"] < size + 6 * 200
 
 
@@ -60,49 +55,3 @@ def test_a_full_folder_is_named_once_and_training_goes_on(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     (said,) = [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()]
     assert "policy.reference_cache" in said
-
-
-class Owner:
-    pass
-
-
-@pytest.fixture
-def base(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setattr(shared_folder_module, "MEMORY", tmp_path)
-    monkeypatch.setattr(shared_folder_module, "LEAST_FREE", 0)
-    return tmp_path
-
-
-def test_the_folder_goes_with_its_owner(base) -> None:
-    assert shared_folder(Owner(), world_size=1, local_rank=0) is None
-    owner = Owner()
-    folder = Path(_new_folder(owner))
-    assert folder.parent == base
-    assert folder.is_dir()
-    del owner
-    gc.collect()
-    assert not folder.exists()
-
-
-def test_one_that_a_killed_run_left_is_removed_and_one_in_use_is_not(base) -> None:
-    owner = Owner()
-    used = Path(_new_folder(owner))
-    left = base / f"{shared_folder_module._PREFIX}left"
-    left.mkdir()
-    (left / shared_folder_module._LOCK).touch()
-    (left / "entry").touch()
-    for folder in (used, left):
-        os.utime(folder, (time.time() - 3600,) * 2)
-    other = Owner()
-    _new_folder(other)
-    assert not left.exists()
-    assert used.is_dir()
-
-
-def test_too_small_a_memory_is_not_used(base, monkeypatch) -> None:
-    monkeypatch.setattr(shared_folder_module, "LEAST_FREE", 2**80)
-    elsewhere = base / "tmp"
-    elsewhere.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
-    owner = Owner()
-    assert Path(_new_folder(owner)).parent == elsewhere

@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.errors import DataError, UnsupportedError
-from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.language_model import scoring as responses_module
-from pl_pointwise.tasks.language_model import shared_prompt as shared_prompt_module
-from pl_pointwise.tasks.language_model import vocabulary as vocabulary_module
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.loading import prepare_for_training
 from pl_pointwise.tasks.language_model.reference import (
@@ -437,65 +434,6 @@ def test_fingerprint_ignores_adapters_and_sees_every_weight(
     with torch.no_grad():
         model.model.embed_tokens.weight[41, 3] *= 1.001
     assert base_fingerprint(model) != bare
-
-
-# Sizes that recur
-
-
-def unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (responses_module, vocabulary_module):
-        monkeypatch.setattr(module, "recurring", lambda size, device: size)
-    monkeypatch.setattr(shared_prompt_module, "recurring_in_attention", lambda size, device: size)
-
-
-@pytest.mark.parametrize("chunk", [CHUNK, 2**20])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
-def test_filling_rows_changes_nothing(
-    architecture: str,
-    chunk: int,
-    make_model: Make,
-    make_adapted: Adapt,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also below windows, whose masks are filled as well; in float64 values agree to 1e-10,
-    gradients to 1e-10 of their norm."""
-    model = make_adapted(make_model(architecture)).double().train()
-    filled = ResponseScorer(model, method="shared_prompt", chunk_elements=chunk)(make_batch())
-    actual = gradients(model, loss_of(filled))
-    unfilled(monkeypatch)
-    expected = ResponseScorer(model, method="shared_prompt", chunk_elements=chunk)(make_batch())
-    assert_same_values(filled, expected, tolerance=1e-10)
-    for name, gradient in gradients(model, loss_of(expected)).items():
-        assert gradient.norm() > 1e-4
-        assert (actual[name] - gradient).norm() < 1e-10 * gradient.norm()
-
-
-def test_rows_of_many_lengths_reach_the_layers_in_few_sizes(
-    make_model: Make, make_adapted: Adapt
-) -> None:
-    """Every new size costs memory that stays: a process grew by 37 MiB a step."""
-    model = make_adapted(make_model("llama")).eval()
-    scorer = ResponseScorer(model, method="shared_prompt")
-    base = model.get_base_model()
-    rows, heads, attended = set(), set(), set()
-    base.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: rows.add(args[0].shape[1]))
-    base.lm_head.register_forward_pre_hook(lambda _, args: heads.add(args[0].shape[1]))
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def recorded(query: Tensor, key: Tensor, *args: object, **kwargs: object) -> Tensor:
-        attended.add((query.shape[2], key.shape[2]))
-        return attention(query, key, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
-        for size in range(30, 60):
-            ids = [3 + place % 90 for place in range(size)]
-            answers = [[ids[:29], ids[: size // 3]], [ids[:4]]]
-            scorer(collate_responses([ids, ids[5:]], answers))
-    for sizes in (rows, heads):
-        assert sizes == {recurring(size, torch.device("cpu")) for size in sizes}
-    assert len(attended) < 10
-    assert all(size % 32 == 0 for pair in attended for size in pair)
 
 
 # Which way is taken

@@ -23,7 +23,7 @@ Make = Callable[..., PreTrainedModel]
 VOCABULARY = 97
 TOKENS = 11
 CHUNK = 3 * VOCABULARY
-"""Four chunks, the last one filled up."""
+"""Four chunks, the last one shorter."""
 
 
 def frozen(make_model: Make, architecture: str = "llama") -> PreTrainedModel:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmarks import docstrings
 from pl_pointwise.tasks.reranker import corpus
 from pl_pointwise.tasks.reranker.corpus import docstring_records
 
@@ -93,28 +92,17 @@ def test_license_and_source_stand_beside_the_file() -> None:
 # The script ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def make() -> ModuleType:
-    """The script ``docstrings/make.py``, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("make", corpus.DOCSTRINGS.with_name("make.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.skipif(
     sys.version_info[:3] != (3, 11, 7) or sys.implementation.name != "cpython",
     reason="the shipped file is of CPython 3.11.7",
 )
 def test_the_script_makes_the_shipped_file(
-    make: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whatever order a file system lists its files."""
     rglob = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda *args: reversed(list(rglob(*args))))
-    make.main()
+    docstrings.main()
     assert capsys.readouterr().out == corpus.DOCSTRINGS.read_text(encoding="utf-8")
 
 
@@ -123,7 +111,7 @@ def function(name: str, summary: str, body: str) -> str:
 
 
 def test_source_is_read_and_never_run_and_what_does_not_parse_is_passed_over(
-    make: ModuleType, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     package = tmp_path / "water"
     (package / "tests").mkdir(parents=True)
@@ -133,65 +121,6 @@ def test_source_is_read_and_never_run_and_what_does_not_parse_is_passed_over(
     good = function("f", "List of all rivers.", "Whoever calls it gets a list of rivers back.")
     (package / "good.py").write_text("raise SystemExit('imported')\n" + good)
     (package / "tests" / "more.py").write_text(good.replace("river", "lake"))
-    kept = make.docstrings(tmp_path, ["water", "absent"])
+    kept = docstrings.docstrings(tmp_path, ["water", "absent"])
     assert [(entry.module, entry.name) for entry in kept] == [("water.good", "f")]
     assert "water.good" not in sys.modules
-
-
-def test_summaries_of_many_functions_and_repeated_bodies_are_left_out(
-    make: ModuleType, tmp_path: Path
-) -> None:
-    body = "Rivers are counted from {} to the mouth of each, and lakes between them too."
-    pairs = [
-        ("Length of a river, in miles.", "It is the way that water of a river takes to the sea."),
-        ("Depth of a certain lake.", "Measured at the deepest place of that lake in a dry year."),
-        ("Depth of a certain lake.", "The lake is taken as found, whatever the season may be."),
-        ("Number of all the rivers.", body.format("the source")),
-        ("Count of rivers and lakes.", body.format("the spring")),
-    ]
-    source = "".join(function(f"f{i}", *pair) for i, pair in enumerate(pairs))
-    (tmp_path / "water.py").write_text(source)
-    assert [entry.name for entry in make.docstrings(tmp_path, ["water"])] == ["f0", "f3"]
-
-
-@pytest.mark.parametrize(
-    ("summary", "body"),
-    [
-        ("Return self.", "The very same river is returned, so that calls can be chained."),
-        ("f(river) -> length of it", "The river is measured from its source down to the sea."),
-        ("Length of the river here.", "Length of the river here, measured from source to sea."),
-        ("Length of the river here.", "Deprecated: another function measures the river better."),
-        ("Length of the river here.", "See the docs of that."),
-        ("Length of the river here.", "Adapted from an old book about trees and how they grow."),
-        ("", "The river is measured from its source down to the sea."),
-    ],
-    ids=["short", "signature", "repetition", "deprecated", "stub", "other subject", "no summary"],
-)
-def test_poor_docstrings_are_left_out(make: ModuleType, summary: str, body: str) -> None:
-    assert not make._usable(summary, body)
-    assert make._usable("Length of a given river.", "The river is measured from source to sea.")
-
-
-FIRST, SECOND = " ".join(["word"] * 60), " ".join(["other"] * 60)
-
-
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [
-        ("One line.\nAnd more\n\nthan that.", ("One line.", "And more than that.")),
-        ("A summary\nof two lines\n\nBody.", ("A summary of two lines", "Body.")),
-        ("Only this", ("Only this", "")),
-        ("", ("", "")),
-        (
-            "Use :class:`~a.B` or ``c``.\n\nSee :func:`this <a.f>`.\n\n>>> 1 + 1\n2\n\n"
-            "Notes\n-----\nMore.\n.. versionadded:: 3\n",
-            ("Use a.B or c.", "See this. Notes More."),
-        ),
-        (f"Summary.\n\n{FIRST}\n\n{SECOND}", ("Summary.", FIRST)),
-        (f"Summary.\n\n{FIRST} {SECOND}", ("Summary.", FIRST + " other" * 40)),
-    ],
-)
-def test_split_gives_the_summary_and_a_clean_body_cut_where_a_paragraph_ends(
-    make: ModuleType, docstring: str, expected: tuple[str, str]
-) -> None:
-    assert make.split(docstring) == expected

@@ -32,17 +32,11 @@ from transformers import (
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.data import PADDING
 from pl_pointwise.errors import DataError, UnsupportedError
-from pl_pointwise.tasks.common.sizes import recurring
 from pl_pointwise.tasks.reranker import scoring
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule, binary_cross_entropy
-from pl_pointwise.tasks.reranker.scoring import (
-    FORWARD_COST,
-    ScoringMethod,
-    like_length_groups,
-    padding_waste,
-)
+from pl_pointwise.tasks.reranker.scoring import ScoringMethod, like_length_groups
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -182,29 +176,6 @@ def realistic_lengths(pairs: int, seed: int) -> Tensor:
     return torch.from_numpy(np.exp(draws).round().clip(20, 512).astype(np.int64))
 
 
-def test_padding_costs_less_than_a_tenth_where_plain_padding_doubles_the_work() -> None:
-    grouped, plain, passes = [], [], []
-    for seed in range(20):
-        lengths = realistic_lengths(40, seed)
-        groups = like_length_groups(lengths, FORWARD_COST["cpu"])
-        grouped.append(padding_waste(lengths, groups))
-        plain.append(padding_waste(lengths, [torch.arange(40)]))
-        passes.append(len(groups))
-    assert np.mean(plain) > 0.8  # what there is to save
-    assert np.mean(grouped) < 0.10
-    assert max(grouped) < 0.15
-    assert max(passes) <= 9  # and not by a forward pass for every pair or two
-
-
-def test_larger_batches_waste_less() -> None:
-    waste = [
-        padding_waste(lengths, like_length_groups(lengths, FORWARD_COST["cuda"]))
-        for lengths in (realistic_lengths(80, 0), realistic_lengths(640, 0))
-    ]
-    assert waste[1] < 0.10
-    assert waste[1] < waste[0]
-
-
 def cost(lengths: list[int], groups: list[list[int]], forward_cost: int) -> int:
     return sum(forward_cost + len(g) * max(lengths[i] for i in g) for g in groups)
 
@@ -240,7 +211,7 @@ def test_forward_computes_no_more_tokens_than_the_groups_hold(tmp_path: Path) ->
     assert len(seen) > 1
 
 
-def test_a_packed_row_is_filled_up_to_a_size_that_recurs_and_not_padded(tmp_path: Path) -> None:
+def test_a_packed_row_is_not_padded(tmp_path: Path) -> None:
     module = RerankerModule(save(tmp_path))
     batch = batch_of(RAGGED)
     module(batch)
@@ -250,9 +221,7 @@ def test_a_packed_row_is_filled_up_to_a_size_that_recurs_and_not_padded(tmp_path
         lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     module(batch)
-    tokens = int(batch["lengths"].sum())
-    assert seen == [recurring(tokens, torch.device("cpu"))]
-    assert tokens < seen[0] < batch["input_ids"].numel()
+    assert seen == [int(batch["lengths"].sum())]
 
 
 # The choice of the scoring method ---------------------------------------------------------------
@@ -298,41 +267,11 @@ def test_a_model_that_mixes_tokens_outside_attention_is_not_packed(
     module = RerankerModule(save(tmp_path), dropout=0.0)
     layer = module.model.bert.encoder.layer[0].attention.output
     layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) * 0.1)
-    batch = batch_of([[31]])
+    batch = batch_of([[31, 9]])
     torch.testing.assert_close(module(batch), padded_scores(module, batch), atol=1e-5, rtol=1e-5)
     assert module.scoring_method == "grouped"
     assert module.model.config._attn_implementation == "sdpa"
     assert "not packed: its score of a pair differs from" in caplog.text
-
-
-def test_a_shift_that_rounding_would_hide_is_seen_in_a_model_of_16_bits(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path), dropout=0.0)
-    module.model.bfloat16()
-    module(batch_of([[31]]))
-    assert module.scoring_method == "packed"
-    layer = module.model.bert.encoder.layer[0].attention.output
-    layer.register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True) * 1e-2)
-    module.scoring_method = "auto"
-    module(batch_of([[31]]))
-    assert module.scoring_method == "grouped"
-
-
-def test_a_model_whose_gradient_alone_is_wrong_is_not_packed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = RerankerModule(save(tmp_path), dropout=0.0)
-    layer = module.model.bert.encoder.layer[0].attention.output
-    # The value stays, and half of the gradient is gone where all pairs make one row.
-    layer.register_forward_hook(
-        lambda _, __, out: out if len(out) > 1 else (out + out.detach()) / 2
-    )
-    batch = batch_of([[31, 9]])
-    with torch.no_grad():
-        module.eval()(batch)
-    assert module.scoring_method == "packed"
-    module.train()(batch)
-    assert module.scoring_method == "grouped"
-    assert "its gradient differs" in caplog.text
 
 
 def test_whatever_a_model_raises_when_packed_is_in_the_log(

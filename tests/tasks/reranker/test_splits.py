@@ -91,7 +91,7 @@ def test_fractions_follow_from_the_numbers_of_queries(module: Make, make_rows: M
     given = RerankerDataModule("unused", max_queries=None, test_queries=5)
     assert (given.val_fraction, given.test_fraction) == (0.1, 0.1)
     given = RerankerDataModule("unused", max_queries=12, val_queries=4, test_fraction=0.2)
-    assert (given.val_fraction, given.test_fraction, given.test_queries) == (0.25, 0.2, 4)
+    assert (given.val_fraction, given.test_fraction, given.limits["test"]) == (0.25, 0.2, 4)
 
 
 def test_queries_that_certify_are_a_random_draw(module: Make, make_row: Make) -> None:

@@ -1,8 +1,8 @@
-"""Makes ``docstrings.jsonl``: what the standard library of one Python installation documents.
+"""Makes the re-ranker's ``docstrings.jsonl``: what the standard library of one Python documents.
 
-    python make.py > docstrings.jsonl
+    python benchmarks/docstrings.py > tasks/reranker/docstrings/docstrings.jsonl
 
-Run by hand, and only to replace the shipped file; README.md beside it says by which Python the
+Run by hand, and only to replace the shipped file; README.md beside that says by which Python the
 shipped one was made. Source files are read with ``ast``, never imported, and the order in which a
 file system lists them does not matter.
 """
