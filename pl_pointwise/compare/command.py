@@ -25,9 +25,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pandas import DataFrame
-
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
@@ -35,20 +32,12 @@ from pl_pointwise.requirements import RequirementError
 from .answer import check_before, give_answer
 from .checks import check_methods
 from .dry_run import dry_run
-from .latex import write_latex
 from .loggers import on_first_rank
-from .plots import PLOTS, UnknownMetricError, default_axes, draw, pareto, parse_axis
+from .plots import PLOTS, UnknownMetricError
+from .plots import draw as draw_plots
 from .runner import BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, MethodsError, Outcome, Run
-from .tables import (
-    costs,
-    metric_names,
-    run_lines,
-    shared_objective,
-    tables,
-    write_csv,
-    write_summary,
-)
+from .tables import tables, write_csv, write_latex, write_summary
 
 NOT_RUN = "not run"
 
@@ -85,7 +74,7 @@ def main(args: Sequence[str]) -> None:
         _write_array(comparison)
     else:
         try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto)
+            failed = compare(comparison, known.jobs, known.collect, known.pareto, known.pdf)
         except (UnknownMetricError, RequirementError, BusyError) as error:
             parser.error(str(error))
         except OSError as error:
@@ -136,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
         "the metric does not say so itself",
     )
+    parser.add_argument("--pdf", action="store_true", help="write the plots as PDF too")
     parser.add_argument(
         "--require",
         action="append",
@@ -180,6 +170,7 @@ def compare(
     jobs: int | None = None,
     collect: bool = False,
     axes: Sequence[str] | None = None,
+    pdf: bool = False,
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots.
 
@@ -189,6 +180,7 @@ def compare(
         collect: run nothing.
         axes: the two metrics of the Pareto plot; None takes the objective that all methods share,
             and CVaR95.
+        pdf: write the plots as PDF too.
 
     Returns:
         The names of the runs that failed; the table says why.
@@ -201,7 +193,7 @@ def compare(
             (run, run.result() or results.get(run.folder, {"error": NOT_RUN})) for run in runs
         ]
         if on_first_rank():
-            write_results(outcomes, comparison, axes)
+            write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
             give_answer(comparison)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
@@ -226,7 +218,10 @@ def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]
 
 
 def write_results(
-    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None = None
+    outcomes: Sequence[Outcome],
+    comparison: Comparison,
+    axes: Sequence[str] | None,
+    pdf: bool,
 ) -> None:
     """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
 
@@ -253,44 +248,11 @@ def write_results(
     record = {"command": comparison.command(), "runs": runs}
     (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
-    draw_plots([outcome for outcome in outcomes if "error" not in outcome[1]], output, axes)
+    done = [outcome for outcome in outcomes if "error" not in outcome[1]]
+    if done:
+        draw_plots(done, output, axes, pdf)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
-
-
-def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None) -> None:
-    """Draws every plot there is something for.
-
-    done: the runs that did not fail.
-
-    Raises:
-        UnknownMetricError: in ``axes``; the other plots are there by then.
-    """
-    if not done:
-        return
-    frame = DataFrame(run_lines(done))
-    violations: dict[str, dict[str, np.ndarray]] = {}
-    worst: dict[str, dict[str, np.ndarray]] = {}
-    for run, _ in done:
-        for name, values in run.violations().items():  # All seeds together.
-            known = violations.setdefault(name, {})
-            known[run.method] = np.append(known.get(run.method, values[:0]), values)
-        for name, values in run.worst().items():  # The first seed: a band is about one model.
-            worst.setdefault(name, {}).setdefault(run.method, values)
-    categories = {name for _, result in done for name in result.get("categories", ())}
-    draw(frame, costs(frame), violations, worst, output, categories)
-    higher: dict[str, bool] = {}
-    for _, result in done:
-        higher |= result.get("higher_is_better", {})
-    names = metric_names(done)
-    shown = axes or default_axes(names, shared_objective(done))
-    try:
-        chosen = [parse_axis(name, names, higher) for name in shown]
-    except UnknownMetricError:
-        if axes:
-            raise
-        return  # Without constraints, for one, there are no two.
-    pareto(frame, chosen, output / "pareto.png")
 
 
 def _run_one(run: Run) -> None:

@@ -55,6 +55,26 @@ class Table:
         return f"## {self.title}\n\n{self.note}\n\n{body}\n"
 
 
+SYMBOLS = {"±": "pm", "≤": "le", "≥": "ge", "λ": "lambda", "α": "alpha", "β": "beta", "η": "eta"}
+"""What LaTeX's usual fonts have in formulas alone."""
+
+
+def write_latex(tables: Sequence[Table], path: Path) -> None:
+    """Writes all tables into one file for LaTeX, without their notes."""
+    parts = ["% \\usepackage{booktabs} in the preamble, then \\input{comparison}\n"]
+    for table in tables:
+        style = table.cells.style.hide(axis="index").format(escape="latex")
+        style = style.format_index(escape="latex", axis="columns")
+        label = "tab:" + re.sub(r"\W+", "-", table.title.lower())
+        parts.append(
+            style.to_latex(
+                hrules=True, position_float="centering", caption=table.title, label=label
+            )
+        )
+    commands = {ord(symbol): f"$\\{command}$" for symbol, command in SYMBOLS.items()}
+    path.write_text("\n".join(parts).translate(commands), encoding="utf-8")
+
+
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Returns for every run method, seed, costs, every metric, and the error if it failed."""
     lines = []

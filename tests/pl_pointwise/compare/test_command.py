@@ -50,7 +50,7 @@ def files(tmp_path) -> list[str]:
 @pytest.fixture
 def unpainted(monkeypatch) -> None:
     """Plots take longer than these runs."""
-    monkeypatch.setattr(compare, "draw_plots", lambda done, output, axes: None)
+    monkeypatch.setattr(compare, "draw_plots", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +108,7 @@ def test_the_multipliers_share_of_the_pull_is_shown_without_a_callback(compared)
 
 def test_every_plot_there_is_something_for_is_drawn(compared) -> None:
     drawn = {path.name for path in compared.glob("*.png")}
-    for ending in (".pdf", ".svg"):
-        assert {path.with_suffix(".png").name for path in compared.glob(f"*{ending}")} == drawn
+    assert not list(compared.glob("*.pdf"))
     others = {"categories.png", "answer.png"}  # The task has no categories, nothing is required.
     assert drawn == set(PLOTS) - others
     for name in drawn:

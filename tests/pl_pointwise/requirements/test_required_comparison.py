@@ -50,13 +50,13 @@ def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) 
 @pytest.fixture(autouse=True)
 def unpainted(monkeypatch) -> None:
     """Plots take longer than these runs."""
-    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "draw_plots", lambda done, output, axes: None)
+        patch.setattr(command, "draw_plots", lambda *_: None)
         return compare(tmp_path_factory.mktemp("certified"), "--require", REQUIREMENT)
 
 

@@ -317,7 +317,7 @@ def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -
     assert lower.get_xlabel() == "ε of lower ≥ ε"
     (legend,) = upper.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["configured ε", "all samples", "a"]
+    assert names == ["all samples", "a"]
 
 
 def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeypatch) -> None:
@@ -341,7 +341,7 @@ def test_a_configured_tolerance_far_away_does_not_flatten_the_curves(tmp_path, m
         assert (panel.get_xlim()[1] > configured) == drawn
         assert ("configured: 3, outside" in panel.get_xlabel()) == (not drawn)
         names = [text.get_text().strip() for text in panel.figure.legends[0].get_texts()]
-        assert names == ["configured ε", "all samples", "_private"]
+        assert names == ["all samples", "_private"]
 
 
 def test_the_plot_of_a_whole_run(measured) -> None:
