@@ -46,7 +46,7 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     >>> round(violation_bound(0, 100), 4), round(violation_bound(5, 100), 4)
     (0.0295, 0.1023)
     """
-    _check(n, confidence)
+    _validate(n, confidence)
     if not 0 <= violated <= n:
         raise ValueError(f"{violated} violated of {n} samples: it must be between 0 and n.")
     with needs("compare", "violation_bound"):
@@ -77,7 +77,7 @@ def quantile_bound(
     (99.0, inf)
     """
     ordered = _one_per_sample(values).sort().values
-    _check(len(ordered), confidence)
+    _validate(len(ordered), confidence)
     cvar(ordered, level)  # Checks the level.
     with needs("compare", "quantile_bound"):
         from scipy.stats import binom
@@ -96,7 +96,7 @@ def dkw_width(n: int, confidence: float = 0.95) -> float:
     >>> round(dkw_width(1000), 4)
     0.0429
     """
-    _check(n, confidence)
+    _validate(n, confidence)
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
 
 
@@ -141,7 +141,7 @@ def cvar_interval(
         ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
     """
     ordered = np.sort(_one_per_sample(values).double().numpy())
-    _check(len(ordered), confidence)
+    _validate(len(ordered), confidence)
     cvar(torch.from_numpy(ordered), level)  # Checks the level.
     generator = np.random.default_rng(seed)
     at_once = max(1, 2_000_000 // len(ordered))
@@ -309,7 +309,7 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _check(n: int, confidence: float) -> None:
+def _validate(n: int, confidence: float) -> None:
     if n < 1:
         raise ValueError(f"n={n}: a certificate needs at least one held-out sample.")
     if not 0 < confidence < 1:

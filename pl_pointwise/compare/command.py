@@ -13,7 +13,8 @@ The output folder then holds
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 
-and with ``--require`` (``answer.py``) the chosen model with its certificate, or why there is none.
+and with ``--require`` (``requirement.py``) the chosen model with its certificate, or why there is
+none.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
-from .answer import check_before, give_answer
 from .checks import check_methods
 from .dry_run import dry_run
 from .loggers import on_first_rank
 from .plots import PLOTS, UnknownMetricError
 from .plots import draw as draw_plots
-from .runner import BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
+from .requirement import answer_requirements, check_requirements
+from .runner import Built, BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 
@@ -58,14 +59,17 @@ def main(args: Sequence[str]) -> None:
     )
     try:
         count = len(comparison.runs) if known.only is not None or known.collect else 0
+        built: dict[Path, Built] = {}
         if not known.collect and known.only is None:
-            bounds = check_methods(comparison, not known.slurm_array, _options(parser))
+            built = check_methods(comparison, not known.slurm_array, _options(parser))
             if comparison.requirements:
-                check_before(comparison, bounds)
+                check_requirements(comparison, built)
+        if known.dry_run or known.jobs:
+            built.clear()  # Other processes, and the dry run, build their own.
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     if known.dry_run:
-        _print_dry_run(comparison, known.jobs, parser)
+        _print_dry_run(comparison, parser)
     elif known.only is not None:
         if known.only > count:
             parser.error(f"--only {known.only}: this comparison has {count} runs.")
@@ -74,7 +78,7 @@ def main(args: Sequence[str]) -> None:
         _write_array(comparison)
     else:
         try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto, known.pdf)
+            failed = compare(comparison, known.jobs, known.collect, known.pareto, known.pdf, built)
         except (UnknownMetricError, RequirementError, BusyError) as error:
             parser.error(str(error))
         except OSError as error:
@@ -85,11 +89,9 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{runs} {what}: {', '.join(failed)}; see the table.")
 
 
-def _print_dry_run(
-    comparison: Comparison, jobs: int | None, parser: argparse.ArgumentParser
-) -> None:
+def _print_dry_run(comparison: Comparison, parser: argparse.ArgumentParser) -> None:
     try:
-        print(dry_run(comparison, jobs))
+        print(dry_run(comparison))
     except MethodsError as error:
         parser.error(str(error))
 
@@ -136,13 +138,13 @@ def _parser() -> argparse.ArgumentParser:
         "several hold together",
     )
     parser.add_argument(
-        "--confidence", type=_fraction, default=0.95, help="of the certificate, the choice included"
+        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="run nothing and write nothing: the list of runs, and an estimate of time and memory "
-        "from a training step and an evaluation batch of each method",
+        help="run nothing and write nothing: the list of runs, and an estimate of their times from "
+        "a training batch and an evaluation batch of each method",
     )
     _add_ways_to_run(parser)
     return parser
@@ -171,6 +173,7 @@ def compare(
     collect: bool = False,
     axes: Sequence[str] | None = None,
     pdf: bool = False,
+    built: dict[Path, Built] | None = None,
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots.
 
@@ -181,6 +184,7 @@ def compare(
         axes: the two metrics of the Pareto plot; None takes the objective that all methods share,
             and CVaR95.
         pdf: write the plots as PDF too.
+        built: by their folder runs that are built already; taken out.
 
     Returns:
         The names of the runs that failed; the table says why.
@@ -188,18 +192,20 @@ def compare(
     quieten()
     runs = comparison.runs
     with nullcontext() if collect else alone_in(comparison.output):
-        results = {} if collect else _run(comparison, jobs)
+        results = {} if collect else _run(comparison, jobs, built or {})
         outcomes: list[Outcome] = [
             (run, run.result() or results.get(run.folder, {"error": NOT_RUN})) for run in runs
         ]
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            give_answer(comparison)
+            answer_requirements(comparison)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]:
+def _run(
+    comparison: Comparison, jobs: int | None, built: dict[Path, Built]
+) -> dict[Path, dict[str, Any]]:
     """Runs what is not finished; returns by folder what came of runs in this process."""
     runs = comparison.runs
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
@@ -209,7 +215,7 @@ def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]
             note = "" if number in waiting else " (finished before)"
             print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
             if number in waiting:
-                results[run.folder] = execute(run)
+                results[run.folder] = execute(run, built=built.pop(run.folder, None))
     else:
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
@@ -281,7 +287,7 @@ def _write_array(comparison: Comparison) -> None:
     )
 
 
-def _fraction(text: str) -> float:
+def fraction(text: str) -> float:
     try:
         number = float(text)
     except ValueError:

@@ -298,15 +298,10 @@ def cost_table(runs: DataFrame) -> Table:
         "first includes warming up. Memory is the peak of the fit; of the host only for runs in a "
         "process of their own (`--jobs`)."
     )
-    measured = costs(runs).dropna(how="all")
+    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
+    measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
     cells = _by_method(measured, runs, lambda values: mean_and_std(values.dropna()))
     return _table("Time and memory", note, cells)
-
-
-def costs(runs: DataFrame) -> DataFrame:
-    """Returns the costs of every run by title, those that no run has left out."""
-    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
-    return DataFrame(found).dropna(axis=1, how="all")
 
 
 def mean_and_std(values: Series) -> str:

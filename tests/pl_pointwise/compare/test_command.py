@@ -10,6 +10,7 @@ import re
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,6 +23,7 @@ from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import checks
 from pl_pointwise.compare import command as compare
 from pl_pointwise.compare.plots import PLOTS
+from pl_pointwise.compare.runs import Run
 from tests.pl_pointwise.line_task import LineData
 
 BASE = """
@@ -69,6 +71,18 @@ def run(files: list[str], output: Path, *more: str) -> list[dict[str, str]]:
 
 def read(output: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((output / "comparison.csv").open()))
+
+
+def methods_executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    executed: list[str] = []
+    real = compare.execute
+
+    def execute(run: Run, **more: Any) -> Any:
+        executed.append(run.method)
+        return real(run, **more)
+
+    monkeypatch.setattr(compare, "execute", execute)
+    return executed
 
 
 def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
@@ -140,9 +154,7 @@ def test_finished_runs_are_not_run_again_and_changed_ones_are(
     files, tmp_path, monkeypatch, unpainted
 ) -> None:
     first = run(files, tmp_path / "out")
-    executed = []
-    real = compare.execute
-    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.method), real(r))[1])
+    executed = methods_executed(monkeypatch)
     assert run(files, tmp_path / "out") == first
     assert executed == []
     changed = METHODS.replace("Pointwise}", "Pointwise, init_args: {alpha: 3.0}}")
@@ -158,9 +170,7 @@ def test_a_sweep_is_a_method_per_value_and_goes_on_where_it_stopped(
     path = "model.formulation.init_args.alpha"
     config = ["--config", str(tmp_path / "base.yaml"), "--model.formulation", "Pointwise"]
     first = run(config, tmp_path / "out", "--set", f"{path}=0.5")
-    executed = []
-    real = compare.execute
-    monkeypatch.setattr(compare, "execute", lambda r: (executed.append(r.method), real(r))[1])
+    executed = methods_executed(monkeypatch)
     rows = run(config, tmp_path / "out", "--set", f"{path}=0.5,5")
     assert executed == ["base, alpha=5"]
     assert rows[0]["train/fit/mean"] == first[0]["train/fit/mean"] != rows[1]["train/fit/mean"]
