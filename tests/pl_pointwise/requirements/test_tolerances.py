@@ -256,7 +256,7 @@ def test_a_printed_tolerance_is_met_by_no_fewer(value, up) -> None:
     [
         (["--config", "rerankr"], "Did you mean 'reranker'"),
         ([*TASK, "--data.sepparate", "true"], "sepparate"),
-        ([*TASK, "--confidence", "95"], "fraction between 0 and 1"),
+        ([*TASK, "--confidence", "95"], "must lie between 0 and 1"),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said(
