@@ -146,7 +146,7 @@ class HardestSamples(Callback):
             "mean": self._mean.tables,
             "visits": self._mean.visits,
             "epoch": self._epoch,
-            "folder": self.folder.state(),
+            "folder": self.folder.state,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -225,14 +225,13 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        if value.ndim == 0:
-            value = value.item()
-        elif value.ndim == 1 and len(value) <= NUMBERS:
+    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= NUMBERS:
             written = "{:.4g}" if value.dtype.kind == "f" else "{}"
             return ", ".join(map(written.format, value.tolist()))
-        else:
-            return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value) if isinstance(value, (str, int)) else None
