@@ -13,7 +13,7 @@ The output folder then holds
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 
-and with ``--require`` (``requirement.py``) the chosen model with its certificate, or why there is
+and with ``--require`` (``certification.py``) the chosen model with its certificate, or why there is
 none.
 """
 
@@ -30,12 +30,12 @@ from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
+from .certification import answer_requirements, check_requirements
 from .checks import check_methods
 from .dry_run import dry_run
 from .loggers import on_first_rank
 from .plots import PLOTS, UnknownMetricError
 from .plots import draw as draw_plots
-from .requirement import answer_requirements, check_requirements
 from .runner import Built, BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
