@@ -12,7 +12,6 @@ share with any certificate, the mean true objective of the chosen models (lower 
 
     select              pl_pointwise.requirements.select, on both splits
     … selection n/2     the same, its first p-values from half of the selection split
-    … Hoeffding–Bentkus the same with these p-values in place of betting
     Holm, Bonferroni    the same p-values, certification split alone; of those certified, the best
     Holm, both splits   the same of both splits as one, which is right if nothing else has used them
     naive               of those with a share of at most the requirement on the certification split,
@@ -39,12 +38,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from pl_pointwise.requirements.p_values import hoeffding_bentkus, p_value
+from pl_pointwise.requirements.p_values import p_value
 from pl_pointwise.requirements.selection import (
     Candidate,
-    fixed_sequence,
     holm,
-    pareto_order,
     select,
 )
 
@@ -170,27 +167,10 @@ def by_selection(draw: Draw) -> dict[str, Choice]:
         "select": None if whole.chosen is None else int(whole.chosen.candidate.name),
         "select, selection n/2": None if half.chosen is None else int(half.chosen.candidate.name),
     }
-    if not all(each.zero_one for each in draw.problem.requirements):
-        found["select, Hoeffding–Bentkus"] = by_hoeffding_bentkus(draw)
     for name in ("Holm", "Bonferroni"):
         passed = [int(t.candidate.name) for t in whole.tested if name in t.certified]
         found[name] = draw.best(passed)
     return found
-
-
-def by_hoeffding_bentkus(draw: Draw) -> Choice:
-    def largest(losses: list[Array], each: int) -> float:
-        return max(
-            p_value(values[:, each], requirement.at_most)
-            if requirement.zero_one
-            else hoeffding_bentkus(values[:, each], requirement.at_most)
-            for values, requirement in zip(losses, draw.problem.requirements, strict=True)
-        )
-
-    numbers = range(len(draw.objectives))
-    order = pareto_order([largest(draw.selection, each) for each in numbers], list(draw.objectives))
-    passed = fixed_sequence([largest(draw.certification, each) for each in order], DELTA)
-    return order[sum(passed) - 1] if any(passed) else None
 
 
 def by_one_split(draw: Draw) -> dict[str, Choice]:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .feasible_checkpoint import FeasibleCheckpoint as FeasibleCheckpoint
     from .hardest_samples import HardestSamples as HardestSamples
     from .predictions import PredictionWriter as PredictionWriter
-    from .stop_on_kkt import StopOnKKT as StopOnKKT
     from .termination import SaveOnTermination as SaveOnTermination
     from .violation_curves import ViolationCurves as ViolationCurves
 
@@ -23,7 +22,6 @@ _MODULES = {
     "ModelExport": "export",
     "PredictionWriter": "predictions",
     "SaveOnTermination": "termination",
-    "StopOnKKT": "stop_on_kkt",
     "ViolationCurves": "violation_curves",
 }
 __all__ = list(_MODULES)

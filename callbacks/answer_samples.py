@@ -80,9 +80,8 @@ class AnswerSamples(Callback):
         self._answered_at = -1
         path = self.folder.claim(trainer) / FILE
         rank_zero_info(f"Answers are written to {path}")
-        if (
-            trainer.is_global_zero
-        ):  # Of a run that was broken off, what it wrote after its checkpoint.
+        if trainer.is_global_zero:
+            # Of a run that was broken off, what it wrote after its checkpoint goes.
             lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
             kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
@@ -106,7 +105,7 @@ class AnswerSamples(Callback):
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.state()}
+        return {"folder": self.folder.state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.folder.restore(state_dict["folder"])

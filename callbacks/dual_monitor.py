@@ -1,10 +1,10 @@
 """Logs the multipliers and how far from an optimum they are: ``dual/{constraint}/{statistic}``.
 
-``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0), and over the dual steps
-of the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``,
-see :class:`~pl_pointwise.callbacks.convergence.Convergence`; and ``share`` and ``overshoot``, of
-the pull, see :mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled.
-TensorBoard, W&B and MLflow get ``multipliers`` too, the histogram of λ.
+``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0); over the dual steps of
+the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``, see
+:class:`Convergence`; and ``share`` and ``overshoot`` of the pull, see
+:mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled. TensorBoard, W&B
+and MLflow get ``multipliers`` too, the histogram of λ.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.step import DualStep
 from pl_pointwise.step_log import log_of_all_ranks
 
-from .convergence import Convergence
 from .logged import log_histogram
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -69,7 +69,7 @@ class DualMonitor(Callback):
         if not isinstance(pl_module, PointwiseModule):
             return
         shares = pl_module.pull_shares.figures()
-        for name, figures in self._convergence.figures().items():
+        for name, figures in self._convergence.figures(pl_module).items():
             multipliers = pl_module.multipliers[name][self._visited[name]]
             if trainer.is_global_zero:
                 log_histogram(trainer, f"dual/{name}/multipliers", multipliers)
@@ -89,3 +89,94 @@ class DualMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._convergence.sums = state_dict["sums"]
         self._visited = state_dict["visited"]
+
+
+class Convergence:
+    """How far from an optimum the dual steps of an epoch are; O(batch) a step.
+
+    Of a constraint v ≤ u, u the relaxation u* of the formulation (0 where it has none), an optimum
+    asks for v ≤ u and λ(v − u) = 0. With r = v − u* and the λ after the step, over the entries
+    (sample and column) that stepped:
+
+    ====================== ========================================================
+    ``step``               mean ``|Δλ|``
+    ``slackness``          mean ``|λr|``
+    ``infeasibility_mean`` mean (r)₊, of an equality ``|r|``
+    ``infeasibility_max``  max (r)₊, of an equality ``|r|``
+    ``relaxed``            share with u* ≠ 0; only where the formulation relaxes
+    ====================== ========================================================
+
+    A constraint with one multiplier is met by a statistic of the batch, such as its mean, which
+    varies from batch to batch; so r is averaged over the epoch's steps before it is measured.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, dict[str, Tensor]] = {}
+
+    def add(self, module: PointwiseModule) -> None:
+        """Adds the dual steps of the module's last training step, if it took any."""
+        for name, step in module.dual_steps.items():
+            found = _of_statistic(step) if step.index is None else _of_samples(module, name, step)
+            known = self.sums.setdefault(name, {})
+            for key, value in found.items():
+                value = value.to(torch.float64)
+                if key == "infeasibility_max" and key in known:
+                    value = torch.maximum(known[key], value)
+                elif key not in ("infeasibility_max", "multiplier") and key in known:
+                    value = known[key] + value
+                known[key] = value
+
+    def figures(self, module: PointwiseModule) -> dict[str, dict[str, float]]:
+        """The figures of the class docstring by constraint; none where nothing stepped."""
+        found = {}
+        for name, sums in self.sums.items():
+            if "statistic" in sums:
+                figures = _figures_of_statistic(sums, module.in_force(name).signed)
+            else:
+                figures = {k: v / sums["entries"] for k, v in sums.items() if k != "entries"}
+                figures["infeasibility_max"] = sums["infeasibility_max"]
+            found[name] = {key: float(value) for key, value in figures.items()}
+        return found
+
+
+def _excess(residual: Tensor, signed: bool) -> Tensor:
+    """By how much an inequality (r ≤ 0) or an equality (r = 0) is missed."""
+    return residual.abs() if signed else residual.clamp(min=0)
+
+
+def _of_samples(module: PointwiseModule, name: str, step: DualStep) -> dict[str, Tensor]:
+    formulation = module.in_force(name)
+    relaxation = getattr(formulation, "relaxation", None)
+    relaxed = None if relaxation is None else relaxation(step.judged, step.after)[step.mask]
+    violation, multiplier = step.judged[step.mask], step.after[step.mask]
+    residual = violation if relaxed is None else violation - relaxed
+    excess = _excess(residual, formulation.signed)
+    found = {
+        "entries": step.mask.sum(),
+        "step": (multiplier - step.before[step.mask]).abs().sum(),
+        "slackness": (multiplier * residual).abs().sum(),
+        "infeasibility_mean": excess.sum(),
+        "infeasibility_max": excess.max(),
+    }
+    return found if relaxed is None else found | {"relaxed": (relaxed != 0).sum()}
+
+
+def _of_statistic(step: DualStep) -> dict[str, Tensor]:
+    return {
+        "entries": torch.tensor(step.judged.shape[1]),
+        "steps": torch.tensor(1),
+        "step": (step.after - step.before).abs().sum(),
+        "statistic": step.judged[0],
+        "multiplier": step.after[0],
+    }
+
+
+def _figures_of_statistic(sums: dict[str, Tensor], signed: bool) -> dict[str, Tensor]:
+    residual = sums["statistic"] / sums["steps"]
+    excess = _excess(residual, signed)
+    return {
+        "step": sums["step"] / sums["entries"],
+        "slackness": (sums["multiplier"] * residual).abs().mean(),
+        "infeasibility_mean": excess.mean(),
+        "infeasibility_max": excess.max(),
+    }

@@ -1,23 +1,21 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-By the mean violation over their visits in training, the first left out. As a finder of label errors
-a mean loss does as well as λ, or better (docs/callbacks.md has the figures): at a linear cost λ is
-β for errors and hard samples alike, and the last violation, like u*, forgets a sample that the
-model has learned by heart. A sample that fights its constraint is usually a labelling error or an
-outlier, so the list is a place to look for either. A line of the JSONL file::
+By the mean violation over their visits in training, the first left out; as a finder of label errors
+that does as well as λ, or better (docs/callbacks.md has the figures). A sample that fights its
+constraint is usually a labelling error or an outlier, and this is a list to look for either in. A
+line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
-     "violation": 0.9, "relaxation": 0.4, "epoch": 2, "culprit": "negative 3",
+     "violation": 0.9, "relaxation": 0.4, "epoch": 2,
      "text": {"query": "...", "negative 3": "..."}}
 
 ``index`` is the position in the training set; ``column``, from 0, that of the sample's hardest
 value in the table of λ, whose ``mean_violation``, ``multiplier``, ``violation`` and ``relaxation``
 u* these are (the last null where the formulation has none); ``value`` says which value it is, from
-1, of how many, and of an interval which bound; ``culprit`` the field of ``text`` that the value is
-about, null if no name says so (``data.described_as``); ``epoch`` is the one that the list was made
-in, from 0; ``violation`` is of the last visit (it and the mean are null if there was none since a
-resume in which the callback was new).
+1, of how many, and of an interval which bound; ``epoch`` is the one that the list was made in, from
+0; ``violation`` is of the last visit (it and the mean are null if there was none since a resume in
+which the callback was new).
 """
 
 from __future__ import annotations
@@ -25,17 +23,19 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
+from html import escape
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
 
-from .hardest_fields import culprit, fields_of
-from .hardest_page import page
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder
 
@@ -46,7 +46,7 @@ class HardestSamples(Callback):
     """When the fit ends, the samples of every constraint with the largest mean violation.
 
     Listed is a sample whose mean violation is above 0, or whose λ or u* is not 0, of a constraint
-    with one multiplier per sample. Texts and images are those of
+    with one multiplier per sample. Texts are those of
     :meth:`~pl_pointwise.data.PointwiseDataModule.describe`, or of the sample itself.
 
     Args:
@@ -100,13 +100,10 @@ class HardestSamples(Callback):
         restore_random_state(before, pl_module.device)
         folder = self.folder.path
         assert folder is not None  # Since the fit started.
-        # Half a surrogate pair is no UTF-8; its escape is what JSON writes for it.
-        with (folder / "samples.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as f:
-            for row in rows:
-                written = {name: value for name, value in row.items() if name != "images"}
-                f.write(json.dumps(written, ensure_ascii=False) + "\n")
-        with (folder / "samples.html").open("w", encoding="utf-8", errors="backslashreplace") as f:
-            f.write(page(rows))
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        for name, text in {"samples.jsonl": lines, "samples.html": page(rows)}.items():
+            # Half a surrogate pair is no UTF-8; its escape is what JSON writes for it.
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         log.info("%d hardest samples written to %s", len(rows), folder)
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
@@ -123,31 +120,22 @@ class HardestSamples(Callback):
             relaxed = None if relaxation is None else relaxation(violations, multipliers)
             means = self._mean.tables.get(name, torch.full_like(violations, math.nan))
             order, columns = hardest(means, multipliers, relaxed, self.count)
-            for rank, (index, column) in enumerate(
-                zip(order.tolist(), columns.tolist(), strict=True), start=1
-            ):
-                violation = float(constraint.reported(violations[index, column]))
-                mean = float(means[index, column])
-                seen = not math.isnan(violation)
-                value = _value(column, multipliers.shape[1], constraint.sides)
-                texts, images = fields_of(trainer, index)
+            places = zip(order.tolist(), columns.tolist(), strict=True)
+            for rank, (index, column) in enumerate(places, start=1):
+                u = None if relaxed is None else _number(relaxed[index, column])
                 rows.append(
                     {
                         "constraint": name,
                         "rank": rank,
                         "index": index,
                         "column": column,
-                        "value": value,
-                        "mean_violation": None if math.isnan(mean) else mean,
+                        "value": _value(column, multipliers.shape[1], constraint.sides),
+                        "mean_violation": _number(means[index, column]),
                         "multiplier": float(multipliers[index, column]),
-                        "violation": violation if seen else None,
-                        "relaxation": float(relaxed[index, column])
-                        if relaxed is not None and seen
-                        else None,
+                        "violation": _number(constraint.reported(violations[index, column])),
+                        "relaxation": u,
                         "epoch": self._epoch,
-                        "culprit": culprit(texts, _described_as(trainer, name), value),
-                        "text": texts,
-                        "images": images,
+                        "text": texts_of(trainer, index),
                     }
                 )
         return rows
@@ -158,7 +146,7 @@ class HardestSamples(Callback):
             "mean": self._mean.tables,
             "visits": self._mean.visits,
             "epoch": self._epoch,
-            "folder": self.folder.state(),
+            "folder": self.folder.state,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -200,7 +188,108 @@ def _value(column: int, columns: int, sides: int) -> dict[str, Any]:
     return {"number": column % width + 1, "of": width, "bound": bound}
 
 
-def _described_as(trainer: Trainer, constraint: str) -> str:
-    """What the data module calls the fields that a constraint is about; else as the constraint."""
-    names = getattr(getattr(trainer, "datamodule", None), "described_as", {})
-    return str(names.get(constraint, constraint))
+def _number(value: Tensor) -> float | None:
+    return None if value.isnan() else float(value)
+
+
+# What there is to see ---------------------------------------------------------------------------
+
+NUMBERS = 16
+"""A vector that is no longer is written out."""
+
+
+def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
+    """Training sample ``index`` by field, as texts.
+
+    From ``describe(index)`` of the data module, whatever it returns; without one of its own from
+    the sample itself, as the loader's data set gives it.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    if getattr(type(data), "describe", None) not in (None, PointwiseDataModule.describe):
+        found = data.describe(index)
+        return {name: _text(value) or str(value) for name, value in found.items()}
+    if isinstance(data, PointwiseDataModule):
+        found = data.datasets["train"][index]
+    else:
+        found = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
+    if hasattr(found, "_asdict"):
+        found = found._asdict()
+    if not isinstance(found, Mapping):
+        found = dict(enumerate(found)) if isinstance(found, (list, tuple)) else {0: found}
+    texts = {str(name): _text(value) for name, value in found.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(value: Any) -> str | None:
+    """A text, a number, a short vector, or what an array is; None of anything else."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= NUMBERS:
+            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
+            return ", ".join(map(written.format, value.tolist()))
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, int)) else None
+
+
+# The page ---------------------------------------------------------------------------------------
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
+       color-scheme: light dark }
+table { border-collapse: collapse; width: 100% }
+th, td { border-bottom: 1px solid #8888; padding: .5rem; text-align: left; vertical-align: top }
+.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; width: 1% }
+dl { margin: 0 } dt { font-size: .85em; opacity: .75 }
+dd { margin: 0 0 .5rem; max-height: 12rem; overflow: auto; overflow-wrap: anywhere;
+     unicode-bidi: isolate; white-space: pre-wrap }
+"""
+
+COLUMNS = {"v̄": "mean_violation", "λ": "multiplier", "v": "violation", "u*": "relaxation"}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """One HTML page without anything from elsewhere, and without scripts; texts are escaped.
+
+    rows: as they are in the JSONL file.
+    """
+    parts = [
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
+        # Whatever a record says: no script runs, nothing is loaded.
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f"<title>Hardest samples</title><style>{STYLE}</style></head><body>",
+        "<h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in training, "
+        "the first left out: inputs that resist their constraint. Look for wrong labels and "
+        "outliers. v is the violation at the last visit (≤ 0 is satisfied), λ the multiplier, u* "
+        "the relaxation.</p>",
+    ]
+    if not rows:
+        parts.append("<p>No constraint with a multiplier per sample is violated.</p>")
+    for name in dict.fromkeys(row["constraint"] for row in rows):
+        heads = "".join(f'<th class="number">{head}</th>' for head in ("", *COLUMNS))
+        parts.append(
+            f"<h2>{escape(name)}</h2><table><thead><tr>{heads}<th>sample</th></tr></thead><tbody>"
+        )
+        parts += [_line(row) for row in rows if row["constraint"] == name]
+        parts.append("</tbody></table>")
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _line(row: dict[str, Any]) -> str:
+    numbers = [row[name] for name in COLUMNS.values()]
+    shown = [row["rank"], *("–" if number is None else f"{number:.3g}" for number in numbers)]
+    cells = "".join(f'<td class="number">{number}</td>' for number in shown)
+    value, sample = row["value"], str(row["index"])
+    if value["of"] > 1:
+        sample += f", value {value['number']} of {value['of']}"
+    if value["bound"] is not None:
+        sample += f", {value['bound']}"
+    fields = {"training sample": sample, **row["text"]}
+    texts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in fields.items())
+    return f"<tr>{cells}<td><dl>{texts}</dl></td></tr>"

@@ -15,19 +15,15 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_pointwise.checkpoints import plain, random_state, restore_random_state
-from pl_pointwise.data import fingerprint
+from pl_pointwise.checkpoints import plain
 from pl_pointwise.errors import TrainingError
 
 log = logging.getLogger(__name__)
@@ -43,15 +39,13 @@ for message in (
 class SaveOnTermination(OnExceptionCheckpoint):
     """After SIGTERM to any rank, every rank finishes its step, saves, and exits with code 143.
 
-    Lightning's own handler talks to the other ranks from within the signal, in the middle of
-    whatever they do; and a checkpoint in mid-step would hold new weights and old multipliers. A
-    validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
-    takes. Where no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it
-    is not by itself where there is this one.
+    Not within a step, where a checkpoint would hold new weights and old multipliers. A validation
+    under way is finished first, so leave more time between SIGTERM and SIGKILL than it takes. Where
+    no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it is not by
+    itself where there is this one.
 
-    The file is the run's alone: its name carries a digest of the module's and the data module's
-    class and settings and of the seed, see :func:`run_digest`. A run with other settings in the
-    same folder neither continues from it nor writes over it. More epochs are the same run.
+    The file is the run's alone: its name carries :func:`run_digest`. A run with other settings in
+    the same folder neither continues from it nor writes over it. More epochs are the same run.
 
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
@@ -102,7 +96,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
         others = sorted(own.parent.glob(f"{self.filename}-*{self.FILE_EXTENSION}"))
         if others and not own.exists() and trainer.is_global_zero:
             log.warning(
-                "%s is of a run with other settings, data or seed, which was terminated; this run "
+                "%s is of a run with other settings or seed, which was terminated; this run "
                 "leaves it alone and does not continue from it.",
                 others[0],
             )
@@ -138,8 +132,8 @@ def run_digest(trainer: Trainer, module: LightningModule) -> str:
     """Twelve characters that tell runs apart: the same for a longer run of the same settings.
 
     Of the module's class, hyperparameters, constraints and formulations; the data module's class
-    and arguments, as far as they are plain; training data that are there before ``setup``; and the
-    seed of ``seed_everything``. What is said to the Trainer does not count.
+    and plain arguments; and the seed of ``seed_everything``. What is said to the Trainer does not
+    count, and other rows are refused when the checkpoint is read.
     """
     data: Any = getattr(trainer, "datamodule", None)
     parts = {
@@ -148,7 +142,6 @@ def run_digest(trainer: Trainer, module: LightningModule) -> str:
         "constraints": plain(getattr(module, "constraints", {})),
         "formulations": plain(getattr(module, "formulations", {})),
         "data": None if data is None else [_name(data), _arguments(data)],
-        "rows": _rows_digest(trainer, data),
         "seed": os.environ.get("PL_GLOBAL_SEED"),
     }
     text = json.dumps(parts, sort_keys=True, default=_name)
@@ -165,33 +158,8 @@ def _arguments(data: Any) -> dict[str, Any]:
     for kind in type(data).__mro__:
         for name in inspect.signature(kind.__init__).parameters:  # type: ignore[misc]
             value = getattr(data, name, None)
-            if isinstance(value, Path):
-                value = str(value)
             if isinstance(value, (bool, int, float, str, list, tuple, dict)):
                 kept[name] = value
+            elif isinstance(value, Path):
+                kept[name] = str(value)
     return kept
-
-
-def _rows_digest(trainer: Trainer, data: Any) -> str | None:
-    """Of training rows that are there already, unless they are not the same twice."""
-    if data is None:
-        loader: Any = trainer.fit_loop._data_source.instance
-        rows: Any = getattr(loader, "dataset", None)
-    else:
-        rows = getattr(data, "datasets", {}).get("train")
-    if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        return None
-    with _undisturbed():
-        found, again = fingerprint(rows), fingerprint(rows)
-    return found if found == again else None
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Rows may draw random numbers, which the run must not miss."""
-    cpu = torch.device("cpu")
-    state = random_state(cpu)
-    try:
-        yield
-    finally:
-        restore_random_state(state, cpu)

@@ -18,6 +18,7 @@ Columns of the table, a row per value:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,8 @@ from .logged import log_picture
 from .run_folder import RunFolder
 
 with needs("compare", "ViolationCurves"):
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+    import pandas as pd
+    from pandas import DataFrame
 
     from pl_pointwise.compare.distributions import cdfs_by_epoch
 
@@ -102,7 +102,7 @@ class ViolationCurves(Callback):
                     log_picture(trainer, "violations/cdf", picture)
         self._last, self._held_out = LastViolations(), {}
 
-    def _running(self, module: PointwiseModule) -> Iterator[dict[str, Any]]:
+    def _running(self, module: PointwiseModule) -> Iterator[DataFrame]:
         for name, table in self._last.tables.items():
             table = module.constraints[name].reported(table)
             index, column = (~table.isnan()).nonzero(as_tuple=True)
@@ -117,33 +117,30 @@ class ViolationCurves(Callback):
                 multipliers = multipliers[index, column]
             yield _part(RUNNING, name, index, column, table[index, column], multipliers)
 
-    def _evaluated(self) -> Iterator[dict[str, Any]]:
+    def _evaluated(self) -> Iterator[DataFrame]:
         for stage, by_name in self._held_out.items():
             for name, found in by_name.items():
                 rows, column = found.mask.nonzero(as_tuple=True)
                 violation = found.violation[rows, column]
                 yield _part(stage, name, found.index[rows], column, violation, None)
 
-    def _write(self, folder: Path, epoch: int, parts: list[dict[str, Any]]) -> Path | None:
+    def _write(self, folder: Path, epoch: int, parts: list[DataFrame]) -> Path | None:
         """Writes the epoch's table, and its picture if there is anything in it."""
         for kind in ("values", "pictures"):
             (folder / kind).mkdir(parents=True, exist_ok=True)
-        tables = []
-        for part in parts:
-            epochs = np.full(len(part["index"]), epoch, np.int32)
-            tables.append(pa.table({"epoch": epochs, **part}))
+        table = pd.concat(parts, ignore_index=True)
+        table.insert(0, "epoch", np.full(len(table), epoch, np.int32))
         path = folder / f"values/epoch_{epoch:04d}.parquet"
-        pq.write_table(pa.concat_tables(tables), path, compression="zstd")
+        table.to_parquet(path, compression="zstd", index=False)
         known = _epochs(folder)
         numbers = sorted(number for number in known if number <= epoch)
         shown = np.linspace(0, len(numbers) - 1, min(SHOWN, len(numbers))).round()
         curves: dict[str, dict[int, np.ndarray]] = {}
         for number in (numbers[int(place)] for place in shown):
-            table = pq.read_table(known[number], columns=["stage", "constraint", "violation"])
-            panels = pc.binary_join_element_wise(table["stage"], table["constraint"], "/")
-            for panel in panels.unique().to_pylist():
-                values = table["violation"].filter(pc.equal(panels, panel))
-                curves.setdefault(panel, {})[number] = values.to_numpy()
+            table = pd.read_parquet(known[number], columns=["stage", "constraint", "violation"])
+            by_panel = table.groupby(["stage", "constraint"], sort=False)["violation"]
+            for (stage, constraint), values in by_panel:
+                curves.setdefault(f"{stage}/{constraint}", {})[number] = values.to_numpy()
         if not curves:  # Perhaps no sample carried a constraint.
             return None
         picture = folder / f"pictures/{path.stem}.png"
@@ -151,7 +148,7 @@ class ViolationCurves(Callback):
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last.tables, "folder": self.folder.state()}
+        return {"last": self._last.tables, "folder": self.folder.state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables = state_dict["last"]
@@ -160,12 +157,8 @@ class ViolationCurves(Callback):
 
 def _epochs(folder: Path) -> dict[int, Path]:
     """The tables in the folder by epoch."""
-    found = {}
-    for path in (folder / "values").glob("epoch_*.parquet"):
-        number = path.stem.removeprefix("epoch_")
-        if number.isdecimal():
-            found[int(number)] = path
-    return found
+    found = {path.stem.removeprefix("epoch_"): path for path in (folder / "values").glob("epoch_*")}
+    return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
 def _part(
@@ -175,17 +168,16 @@ def _part(
     column: Tensor,
     violation: Tensor,
     multiplier: Tensor | None,
-) -> dict[str, Any]:
-    """The rows (n,) of one stage and constraint, by column."""
-    if multiplier is None:
-        multipliers = pa.nulls(len(index), pa.float32())
-    else:
-        multipliers = pa.array(multiplier.to(torch.float32).numpy())
-    return {
-        "stage": pa.repeat(stage, len(index)),
-        "constraint": pa.repeat(constraint, len(index)),
-        "index": index.numpy(),
-        "column": column.to(torch.int32).numpy(),
-        "violation": violation.to(torch.float32).numpy(),
-        "multiplier": multipliers,
-    }
+) -> DataFrame:
+    """The rows (n,) of one stage and constraint; a NaN is null in the file."""
+    multiplier = torch.full(index.shape, math.nan) if multiplier is None else multiplier
+    return DataFrame(
+        {
+            "stage": stage,
+            "constraint": constraint,
+            "index": index.numpy(),
+            "column": column.to(torch.int32).numpy(),
+            "violation": violation.float().numpy(),
+            "multiplier": multiplier.float().numpy(),
+        }
+    )

@@ -3,8 +3,7 @@
 Each statement holds with a confidence, and only under the conditions that
 :data:`ASSUMPTIONS` spells out. The bounds on the probability of a violation and on a quantile, and
 the band around the CDF are exact: for any distribution and any number of samples, their coverage is
-at least the confidence. So is the bound on the CVaR, for violations that have a known largest
-value. The bootstrap interval for the CVaR needs none, but is approximate, and with few samples in
+at least the confidence. The bootstrap interval for the CVaR is approximate, and with few samples in
 the tail it covers less than it says (measured in docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
@@ -47,7 +46,7 @@ def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     >>> round(violation_bound(0, 100), 4), round(violation_bound(5, 100), 4)
     (0.0295, 0.1023)
     """
-    _check(n, confidence)
+    _validate(n, confidence)
     if not 0 <= violated <= n:
         raise ValueError(f"{violated} violated of {n} samples: it must be between 0 and n.")
     with needs("compare", "violation_bound"):
@@ -78,60 +77,12 @@ def quantile_bound(
     (99.0, inf)
     """
     ordered = _one_per_sample(values).sort().values
-    _check(len(ordered), confidence)
+    _validate(len(ordered), confidence)
     cvar(ordered, level)  # Checks the level.
     with needs("compare", "quantile_bound"):
         from scipy.stats import binom
     position = int(binom.ppf(confidence, len(ordered), level))  # k − 1
     return float(ordered[position]) if position < len(ordered) else math.inf
-
-
-def tail_mean_bound(
-    values: Tensor | ArrayLike, largest: float, level: float = 0.95, confidence: float = 0.95
-) -> float:
-    """Returns an upper bound on the CVaR of a new input's violation, of at most ``largest``.
-
-    By Thomas and Learned-Miller (2019, Concentration Inequalities for Conditional Value at Risk,
-    theorem 3). With the confidence 1 − δ, F(t) ≥ F_n(t) − ε at all t, ε = √(ln(1/δ) / 2n): the
-    one-sided inequality of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. Of all
-    distributions with such an F and no value above ``largest``, the one with the largest CVaR has
-    the n values, but the smallest of them, ε of the mass, moved to ``largest``. Its CVaR, the mean
-    of the worst 1 − level of its mass, is the bound.
-
-    It holds for any such distribution and any n, but says something only if ε < 1 − level; else it
-    is ``largest``. At level 0.95 and 95 % that takes 600 samples.
-
-    values: (n,), one violation per sample.
-    largest: which no violation can exceed. Not the largest seen: known from how it is computed.
-
-    Raises:
-        ValueError: values that :func:`certify` refuses, or one above ``largest``; a level outside
-            [0, 1]; a confidence below 0.5, where the inequality does not hold.
-
-    >>> values = torch.linspace(0, 1, 10_000)
-    >>> round(tail_mean_bound(values, 1.0), 3), round(tail_mean_bound(values[:500], 1.0), 3)
-    (0.986, 1.0)
-    """
-    ordered = _one_per_sample(values).double().sort().values.numpy()
-    n = len(ordered)
-    _check(n, confidence)
-    cvar(torch.from_numpy(ordered), level)  # Checks the level.
-    if confidence < 0.5:
-        raise ValueError(f"confidence={confidence}: this bound holds from 0.5 on.")
-    if not (math.isfinite(largest) and ordered[-1] <= largest):
-        raise ValueError(
-            f"largest={largest}, and the largest of the {n} violations is {ordered[-1]:g}: give a "
-            "finite value that no violation can exceed, or none at all."
-        )
-    if level == 1:
-        return float(largest)
-    epsilon = math.sqrt(-math.log(1 - confidence) / (2 * n))
-    # Where each value's mass ends after the move; of what is above the level it is in the tail.
-    ends = np.clip(np.arange(n + 1) / n - epsilon, level, 1.0)
-    weights = np.diff(ends)
-    tail = weights > 0  # The others may be −inf.
-    moved = (1.0 - ends[-1]) * largest
-    return float((ordered[tail] @ weights[tail] + moved) / (1 - level))
 
 
 def dkw_width(n: int, confidence: float = 0.95) -> float:
@@ -145,7 +96,7 @@ def dkw_width(n: int, confidence: float = 0.95) -> float:
     >>> round(dkw_width(1000), 4)
     0.0429
     """
-    _check(n, confidence)
+    _validate(n, confidence)
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
 
 
@@ -190,7 +141,7 @@ def cvar_interval(
         ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
     """
     ordered = np.sort(_one_per_sample(values).double().numpy())
-    _check(len(ordered), confidence)
+    _validate(len(ordered), confidence)
     cvar(torch.from_numpy(ordered), level)  # Checks the level.
     generator = np.random.default_rng(seed)
     at_once = max(1, 2_000_000 // len(ordered))
@@ -265,10 +216,6 @@ class Certificate:
     """Of the bounds, of the band and, nominally, of the interval."""
     level: float
     """Of the CVaR and of the quantile."""
-    largest: float | None = None
-    """What no violation can exceed, if that was given."""
-    tail: float | None = None
-    """Upper bound on the CVaR if ``largest`` is given; see :func:`tail_mean_bound`."""
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
@@ -285,7 +232,7 @@ class Certificate:
             f"The CVaR{100 * self.level:g} of the violation is {self.cvar:.3g}, with a {sure} "
             f"bootstrap interval from {low:.3g} to {high:.3g} (percentile method; approximate, "
             "and too narrow if few samples are in the tail). "
-            f"{self._of_tail(sure)}Assumptions: {ASSUMPTIONS}"
+            f"Assumptions: {ASSUMPTIONS}"
         )
 
     def _of_quantile(self, sure: str) -> str:
@@ -303,14 +250,6 @@ class Certificate:
             f"{self.quantile:.3g} (order statistics)."
         )
 
-    def _of_tail(self, sure: str) -> str:
-        if self.tail is None:
-            return ""
-        return (
-            f"With {sure} confidence, that CVaR is at most {self.tail:.3g} for new inputs, as no "
-            f"violation exceeds {self.largest:.3g} (Thomas and Learned-Miller). "
-        )
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as plain numbers, the interval as a list."""
         return {**asdict(self), "interval": list(self.interval)}
@@ -323,17 +262,14 @@ def certify(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    largest: float | None = None,
 ) -> Certificate:
     """Returns the certificate of held-out violations, one per sample.
 
     values: (n,); of a vector-valued constraint :func:`worst_per_sample`, or
         ``module.evaluated[stage][constraint].worst()``.
 
-    largest: which no violation can exceed, for :func:`tail_mean_bound`.
-
     Raises:
-        ValueError: values of another shape, none, or NaN or more than ``largest`` among them.
+        ValueError: values of another shape, none, or NaN among them.
 
     >>> certificate = certify(torch.linspace(-9, 1, 100))
     >>> certificate.violated, round(certificate.bound, 3)
@@ -352,8 +288,6 @@ def certify(
         quantile=quantile_bound(values, level, confidence),
         confidence=confidence,
         level=level,
-        largest=largest,
-        tail=None if largest is None else tail_mean_bound(values, largest, level, confidence),
     )
 
 
@@ -375,7 +309,7 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _check(n: int, confidence: float) -> None:
+def _validate(n: int, confidence: float) -> None:
     if n < 1:
         raise ValueError(f"n={n}: a certificate needs at least one held-out sample.")
     if not 0 < confidence < 1:

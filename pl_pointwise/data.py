@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -232,12 +232,8 @@ class PointwiseDataModule(LightningDataModule):
         """A batch with ``batch["index"]``, (B,), from rows that carry it; here torch's default."""
         return torch.utils.data.default_collate(rows)
 
-    described_as: ClassVar[Mapping[str, str]] = {}
-    """By constraint what the field of ``describe`` is called that it is about, where that is not
-    the constraint's own name. Of several values it is numbered, from 1: "negative 3"."""
-
     def describe(self, index: int) -> dict[str, Any]:
-        """Training sample ``index`` for people to look at, by field: texts, numbers, images.
+        """Training sample ``index`` for people to look at, by field: texts and numbers.
 
         Here the row's texts and numbers; override it where a row holds tokens instead of texts.
         """

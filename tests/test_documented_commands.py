@@ -54,7 +54,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]]
     taken: list[Comparison] = []
     monkeypatch.setattr(compare, "check_methods", lambda *_: {})
-    monkeypatch.setattr(compare, "check_before", lambda *_: None)
+    monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(compare, "_write_array", taken.append)
     monkeypatch.setattr(compare, "_print_dry_run", lambda comparison, *_: taken.append(comparison))

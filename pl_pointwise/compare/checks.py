@@ -11,7 +11,9 @@ import argparse
 import gc
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -19,62 +21,88 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_pointwise.cli import BuildableCLI, PointwiseCLI
 from pl_pointwise.cli_errors import NotChecked, debugging, place_in_own_code, sentence
 from pl_pointwise.option_names import meant_file
+from pl_pointwise.requirements import RequirementError
 
-from .runner import bounds_of, quieten
+from .runner import Built, bounds_of, quieten
 from .runs import Comparison, MethodsError, Run
 
 log = logging.getLogger(__name__)
 
-Bounds = dict[str, str]
-
 
 def check_methods(
     comparison: Comparison, files: bool = True, options: Sequence[str] = ()
-) -> dict[str, Bounds]:
+) -> dict[Path, Built]:
     """Refuses a comparison before it runs, with all that is wrong, method by method.
 
     Every method that has a run to come is built once, at one seed.
 
     files: build the models and look for the data too, which are perhaps on another machine.
     options: of the command around it, to suggest.
-    Returns: the bounds by which each method would be judged, as far as models were built.
+    Returns: by its folder the first run to come as it was built, so that it is not built again.
 
     Raises:
         MethodsError: there is something wrong.
+        RequirementError: methods are to be judged by different bounds.
     """
     quieten()
     runs, problems, names = comparison.planned
-    problems, bounds = dict(problems), dict[str, Bounds]()
-    to_come = {run.method: run for run in reversed(runs) if not run.finished}
-    for run in reversed(to_come.values()):
+    problems, bounds = dict(problems), dict[str, dict[str, str]]()
+    built: dict[Path, Built] = {}
+    for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
+        built.clear()
+        gc.collect()  # The next model is loaded.
         try:
-            bounds[run.method] = _check(run, files, options)
+            built[run.folder] = _check(run, files, options)
         except NotChecked:
-            pass  # The files of a model, which are perhaps on another machine.
+            continue  # The files of a model, which are perhaps on another machine.
         except argparse.ArgumentError as error:
             problems[run.method] = str(error)
         except Exception as error:
             if debugging():
                 raise
             problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
-        gc.collect()  # The next model is loaded.
+        else:
+            bounds[run.title] = bounds_of(built[run.folder].cli.model)
     if problems:
         raise MethodsError(problems, names)
-    return bounds
+    if comparison.requirements:
+        known = {
+            run.title: result["bounds"]
+            for run in runs
+            if "bounds" in (result := run.result() or {})
+        }
+        require_same_bounds(known | bounds)
+    return built if files else {}
 
 
-def _check(run: Run, files: bool, options: Sequence[str]) -> Bounds:
+def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
+    """
+    bounds: by which each run's violations are measured, by its title.
+
+    Raises:
+        RequirementError: two runs measure violations by different bounds.
+    """
+    for (one, first), (other, second) in pairwise(bounds.items()):
+        if first != second:
+            raise RequirementError(
+                f"{one} and {other} are judged by different bounds, {first} and "
+                f"{second}. Give all methods the same evaluation tolerance; the one they are "
+                "trained with may differ."
+            )
+
+
+def _check(run: Run, files: bool, options: Sequence[str]) -> Built:
     kind = type("CLI", (PointwiseCLI if files else BuildableCLI,), {"other_options": options})
-    cli = kind(run.arguments, run=False)
+    built = Built.of(kind(run.arguments, run=False))
     if files:
-        _check_files(cli.config.get("data"))
-        source = cli.datamodule or cli.model
+        _check_files(built.cli.config.get("data"))
+        source = built.cli.datamodule or built.cli.model
         if not is_overridden("test_dataloader", source):
             raise ValueError(
                 f"{type(source).__name__} has no test_dataloader(), and every method is measured "
                 "by `test`. Define it; without held-out data it returns the training data's."
             )
-    return bounds_of(cli.model)
+    return built
 
 
 def _check_files(data: Any) -> None:

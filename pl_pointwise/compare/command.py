@@ -13,7 +13,8 @@ The output folder then holds
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 
-and with ``--require`` (``answer.py``) the chosen model with its certificate, or why there is none.
+and with ``--require`` (``certification.py``) the chosen model with its certificate, or why there is
+none.
 """
 
 from __future__ import annotations
@@ -25,30 +26,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pandas import DataFrame
-
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
 
-from .answer import check_before, give_answer
+from .certification import answer_requirements, check_requirements
 from .checks import check_methods
 from .dry_run import dry_run
-from .latex import write_latex
 from .loggers import on_first_rank
-from .plots import PLOTS, UnknownMetricError, default_axes, draw, pareto, parse_axis
-from .runner import BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
+from .plots import PLOTS, UnknownMetricError
+from .plots import draw as draw_plots
+from .runner import Built, BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
 from .runs import Comparison, MethodsError, Outcome, Run
-from .tables import (
-    costs,
-    metric_names,
-    run_lines,
-    shared_objective,
-    tables,
-    write_csv,
-    write_summary,
-)
+from .tables import tables, write_csv, write_latex, write_summary
 
 NOT_RUN = "not run"
 
@@ -69,14 +59,17 @@ def main(args: Sequence[str]) -> None:
     )
     try:
         count = len(comparison.runs) if known.only is not None or known.collect else 0
+        built: dict[Path, Built] = {}
         if not known.collect and known.only is None:
-            bounds = check_methods(comparison, not known.slurm_array, _options(parser))
+            built = check_methods(comparison, not known.slurm_array, _options(parser))
             if comparison.requirements:
-                check_before(comparison, bounds)
+                check_requirements(comparison, built)
+        if known.dry_run or known.jobs:
+            built.clear()  # Other processes, and the dry run, build their own.
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     if known.dry_run:
-        _print_dry_run(comparison, known.jobs, parser)
+        _print_dry_run(comparison, parser)
     elif known.only is not None:
         if known.only > count:
             parser.error(f"--only {known.only}: this comparison has {count} runs.")
@@ -85,7 +78,7 @@ def main(args: Sequence[str]) -> None:
         _write_array(comparison)
     else:
         try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto)
+            failed = compare(comparison, known.jobs, known.collect, known.pareto, known.pdf, built)
         except (UnknownMetricError, RequirementError, BusyError) as error:
             parser.error(str(error))
         except OSError as error:
@@ -96,11 +89,9 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{runs} {what}: {', '.join(failed)}; see the table.")
 
 
-def _print_dry_run(
-    comparison: Comparison, jobs: int | None, parser: argparse.ArgumentParser
-) -> None:
+def _print_dry_run(comparison: Comparison, parser: argparse.ArgumentParser) -> None:
     try:
-        print(dry_run(comparison, jobs))
+        print(dry_run(comparison))
     except MethodsError as error:
         parser.error(str(error))
 
@@ -136,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="metrics of pareto.png as the CSV names them; METRIC:max where higher is better and "
         "the metric does not say so itself",
     )
+    parser.add_argument("--pdf", action="store_true", help="write the plots as PDF too")
     parser.add_argument(
         "--require",
         action="append",
@@ -146,13 +138,13 @@ def _parser() -> argparse.ArgumentParser:
         "several hold together",
     )
     parser.add_argument(
-        "--confidence", type=_fraction, default=0.95, help="of the certificate, the choice included"
+        "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="run nothing and write nothing: the list of runs, and an estimate of time and memory "
-        "from a training step and an evaluation batch of each method",
+        help="run nothing and write nothing: the list of runs, and an estimate of their times from "
+        "a training batch and an evaluation batch of each method",
     )
     _add_ways_to_run(parser)
     return parser
@@ -180,6 +172,8 @@ def compare(
     jobs: int | None = None,
     collect: bool = False,
     axes: Sequence[str] | None = None,
+    pdf: bool = False,
+    built: dict[Path, Built] | None = None,
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots.
 
@@ -189,6 +183,8 @@ def compare(
         collect: run nothing.
         axes: the two metrics of the Pareto plot; None takes the objective that all methods share,
             and CVaR95.
+        pdf: write the plots as PDF too.
+        built: by their folder runs that are built already; taken out.
 
     Returns:
         The names of the runs that failed; the table says why.
@@ -196,18 +192,20 @@ def compare(
     quieten()
     runs = comparison.runs
     with nullcontext() if collect else alone_in(comparison.output):
-        results = {} if collect else _run(comparison, jobs)
+        results = {} if collect else _run(comparison, jobs, built or {})
         outcomes: list[Outcome] = [
             (run, run.result() or results.get(run.folder, {"error": NOT_RUN})) for run in runs
         ]
         if on_first_rank():
-            write_results(outcomes, comparison, axes)
+            write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
-            give_answer(comparison)
+            answer_requirements(comparison)
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]:
+def _run(
+    comparison: Comparison, jobs: int | None, built: dict[Path, Built]
+) -> dict[Path, dict[str, Any]]:
     """Runs what is not finished; returns by folder what came of runs in this process."""
     runs = comparison.runs
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
@@ -217,7 +215,7 @@ def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]
             note = "" if number in waiting else " (finished before)"
             print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
             if number in waiting:
-                results[run.folder] = execute(run)
+                results[run.folder] = execute(run, built=built.pop(run.folder, None))
     else:
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
@@ -226,7 +224,10 @@ def _run(comparison: Comparison, jobs: int | None) -> dict[Path, dict[str, Any]]
 
 
 def write_results(
-    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None = None
+    outcomes: Sequence[Outcome],
+    comparison: Comparison,
+    axes: Sequence[str] | None,
+    pdf: bool,
 ) -> None:
     """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
 
@@ -253,44 +254,11 @@ def write_results(
     record = {"command": comparison.command(), "runs": runs}
     (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
-    draw_plots([outcome for outcome in outcomes if "error" not in outcome[1]], output, axes)
+    done = [outcome for outcome in outcomes if "error" not in outcome[1]]
+    if done:
+        draw_plots(done, output, axes, pdf)
     drawn = [name for name in PLOTS if (output / name).is_file()]
     print(f"Written to {output}: {', '.join(['comparison.md', 'comparison.csv', *drawn])}")
-
-
-def draw_plots(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None) -> None:
-    """Draws every plot there is something for.
-
-    done: the runs that did not fail.
-
-    Raises:
-        UnknownMetricError: in ``axes``; the other plots are there by then.
-    """
-    if not done:
-        return
-    frame = DataFrame(run_lines(done))
-    violations: dict[str, dict[str, np.ndarray]] = {}
-    worst: dict[str, dict[str, np.ndarray]] = {}
-    for run, _ in done:
-        for name, values in run.violations().items():  # All seeds together.
-            known = violations.setdefault(name, {})
-            known[run.method] = np.append(known.get(run.method, values[:0]), values)
-        for name, values in run.worst().items():  # The first seed: a band is about one model.
-            worst.setdefault(name, {}).setdefault(run.method, values)
-    categories = {name for _, result in done for name in result.get("categories", ())}
-    draw(frame, costs(frame), violations, worst, output, categories)
-    higher: dict[str, bool] = {}
-    for _, result in done:
-        higher |= result.get("higher_is_better", {})
-    names = metric_names(done)
-    shown = axes or default_axes(names, shared_objective(done))
-    try:
-        chosen = [parse_axis(name, names, higher) for name in shown]
-    except UnknownMetricError:
-        if axes:
-            raise
-        return  # Without constraints, for one, there are no two.
-    pareto(frame, chosen, output / "pareto.png")
 
 
 def _run_one(run: Run) -> None:
@@ -319,7 +287,7 @@ def _write_array(comparison: Comparison) -> None:
     )
 
 
-def _fraction(text: str) -> float:
+def fraction(text: str) -> float:
     try:
         number = float(text)
     except ValueError:

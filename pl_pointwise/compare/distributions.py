@@ -1,9 +1,10 @@
-"""Distributions of violations: their empirical CDFs by method and by epoch."""
+"""Distributions of violations: their empirical CDFs by method, by epoch and by tolerance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,75 @@ from matplotlib.figure import Figure
 
 from pl_pointwise.certificates import cdf_band
 
-from .drawing import FORMATS, HELD_OUT, count_note, legend, save
-from .styles import LINES, OTHERS, Style, styles_of
+from .drawing import HELD_OUT, count_note, legend, save
+from .styles import LINES, OTHERS, Style
 from .tables import held_out_stage
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,) by panel, ``stage/constraint`` or a constraint, and by method."""
 
+SATISFIED = "Left of the line: satisfied."
 
-def violation_cdfs(violations: Curves, path: Path) -> None:
+TITLES = HELD_OUT | {"running": "training (running)"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The panels of one constraint beside each other, on one axis.
+
+    Attributes:
+        name: the constraint's.
+        curves: values (n,) by panel and curve; NaN are left out.
+        label: of the axis.
+        line: where a vertical line stands, if anywhere.
+        falling: the share at or above a value is drawn, not at or below it.
+    """
+
+    name: str
+    curves: Mapping[str, Mapping[str, np.ndarray]]
+    label: str = "violation (≤ 0 is satisfied)"
+    line: float | None = 0.0
+    falling: bool = False
+
+
+def cdf_grid(
+    rows: Sequence[Row],
+    styles: Mapping[str, Mapping[str, Any]],
+    path: Path,
+    note: str,
+    of: str = "values",
+) -> None:
+    """Writes empirical CDFs, a line of panels per constraint.
+
+    styles: by curve, in the legend's order. note: what the curves are of.
+    """
+    columns = list(dict.fromkeys(title for row in rows for title in row.curves))
+    size = (0.8 + 4.2 * len(columns), 0.7 + 3.3 * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False, sharey=True, sharex="row")
+    for beside, row in zip(panels, rows, strict=True):
+        for panel, title in zip(beside, columns, strict=True):
+            curves = row.curves.get(title, {})
+            panel.set_visible(bool(curves))
+            for name, values in curves.items():
+                _cdf(panel, values, label=name, complementary=row.falling, **styles[name])
+            _cdf_axes(panel, f"{row.name}, {title}", row.line)
+            panel.set_xlabel(row.label)
+        compress([values for curves in row.curves.values() for values in curves.values()], beside)
+        beside[0].set_ylabel(f"share of {of}")
+    legend(figure, panels.flat, list(styles), 3 if len(columns) > 1 else 2, note)
+    save(figure, path)
+
+
+def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) -> None:
     """Writes the empirical CDF of violations, a panel per ``stage/constraint``, a curve per method.
 
-    violations: NaN are left out.
-    The vertical line at 0 is the constraint: what a curve lacks to 1 there is the share violated.
-    Where a few values would flatten all others, the axis is logarithmic far from 0.
+    What a curve lacks to 1 at the line, 0, is the share violated. Where a few values would flatten
+    all others, the axis is logarithmic far from 0.
     """
-    chosen = styles_of(_unique(violations.values()), path.parent)
-    styles = {
+    looks = {
         method: {
-            **_look(number, [*chosen.values()]),
+            **_look(number, list(styles.values())),
             "linewidth": 1.6,
             "marker": style.marker,
             "markersize": 5,
@@ -40,20 +91,26 @@ def violation_cdfs(violations: Curves, path: Path) -> None:
             # By length along the curve, and each method's elsewhere, or they hide one another.
             "markevery": (0.02 + 0.011 * number, 0.17),
         }
-        for number, (method, style) in enumerate(chosen.items())
+        for number, (method, style) in enumerate(styles.items())
     }
-    stage = held_out_stage([*violations])
-    stages = {stage: HELD_OUT[stage], "train": "train"}
-    counts = [
-        count_note(
-            (len(v) for n, by in violations.items() if n.startswith(f"{s}/") for v in by.values()),
-            f"values ({title})",
-        )
-        for s, title in stages.items()
-        if any(name.startswith(f"{s}/") for name in violations)
-    ]
-    note = f"All seeds of a method together: {'; '.join(counts)} a curve."
-    _cdf_grid(violations, stages, styles, path, note)
+    shown = {
+        name: by_method
+        for stage in (held_out_stage([*violations]), "train")
+        for name, by_method in violations.items()
+        if name.startswith(f"{stage}/")
+    }
+    sizes = (len(values) for by_method in shown.values() for values in by_method.values())
+    note = f"All seeds of a method together, {count_note(sizes, 'values')} a curve. {SATISFIED}"
+    cdf_grid(_rows(shown), looks, path, note)
+
+
+def _rows(by_panel: Mapping[str, Mapping[str, np.ndarray]]) -> list[Row]:
+    """Returns a row per constraint of ``stage/constraint``, a panel per stage."""
+    found: dict[str, dict[str, Mapping[str, np.ndarray]]] = {}
+    for name, curves in by_panel.items():
+        stage, _, constraint = name.partition("/")
+        found.setdefault(constraint, {})[TITLES.get(stage, stage)] = curves
+    return [Row(constraint, panels) for constraint, panels in found.items()]
 
 
 def _look(number: int, styles: Sequence[Style]) -> dict[str, Any]:
@@ -80,54 +137,16 @@ def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path
         panel: {f"epoch {epoch}": values for epoch, values in by_epoch.items()}
         for panel, by_epoch in violations.items()
     }
-    stages = {name.partition("/")[0]: name.partition("/")[0] for name in violations}
-    titles = {"running": "training (running)", "val": "held-out (val)"}
-    shown = {stage: titles.get(stage, stage) for stage in stages}
-    _cdf_grid(named, shown, styles, path, "Darkest: the newest epoch.", [".png"])
+    cdf_grid(_rows(named), styles, path, f"Darkest: the newest epoch. {SATISFIED}")
 
 
-def _cdf_grid(
-    violations: Curves,
-    stages: Mapping[str, str],
-    styles: Mapping[str, Mapping[str, Any]],
-    path: Path,
-    note: str,
-    formats: Sequence[str] = FORMATS,
-) -> None:
-    """Writes a line of panels per constraint, a column per stage, whose titles are ``stages``.
-
-    note: what the curves are of.
-    """
-    stages = {s: t for s, t in stages.items() if any(n.startswith(f"{s}/") for n in violations)}
-    constraints = list(dict.fromkeys(name.partition("/")[2] for name in violations))
-    size = (0.8 + 4.2 * len(stages), 0.7 + 3.3 * len(constraints))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(
-        len(constraints), len(stages), squeeze=False, sharey=True, sharex="row"
-    )
-    for line, constraint in zip(panels, constraints, strict=True):
-        shown = []
-        for panel, (stage, title) in zip(line, stages.items(), strict=True):
-            for name, values in violations.get(f"{stage}/{constraint}", {}).items():
-                _cdf(panel, values, label=name, **styles[name])
-                shown.append(values)
-            _cdf_axes(panel, f"{constraint}, {title}")
-            panel.set_xlabel("violation (≤ 0 is satisfied)")
-        compress(shown, line)
-        line[0].set_ylabel("share of values")
-    columns = 3 if len(stages) > 1 else 2
-    legend(figure, panels.flat, list(styles), columns, f"{note} Left of the line: satisfied.")
-    save(figure, path, formats)
-
-
-def cdf_panels(worst: Curves, path: Path) -> None:
+def cdf_panels(worst: Curves, styles: Mapping[str, Style], path: Path) -> None:
     """Writes held-out CDFs, a panel per method: its curve with its DKW band over all the others.
 
     worst: by constraint and method, (samples,), the worst violation of each sample of one trained
         model: the band of :func:`~pl_pointwise.certificates.cdf_band` holds for independent values.
     """
     methods = _unique(worst.values())
-    styles = styles_of(methods, path.parent)
     columns = min(3, len(methods))
     lines = math.ceil(len(methods) / columns)
     size = (0.6 + 3.3 * columns, 0.5 + 2.6 * lines * len(worst))
@@ -142,12 +161,12 @@ def cdf_panels(worst: Curves, path: Path) -> None:
         margin = 0.03 * np.ptp(finite) or 1.0
         low, high = finite.min() - margin, finite.max() + margin
         for number, (method, panel) in enumerate(zip(methods, block, strict=False)):
-            style = styles[method]
             if method not in by_method:
                 continue
             panel.set_visible(True)
             for values in by_method.values():
                 _cdf(panel, values, color=OTHERS, linewidth=0.9)
+            style = styles[method]
             _band(panel, by_method[method], low, high, style.colour)
             look = {"color": style.colour, "marker": style.marker, "markersize": 5}
             _cdf(panel, by_method[method], linewidth=1.8, markevery=(0.02, 0.2), **look)
@@ -171,8 +190,6 @@ def _cdf(panel: Any, values: np.ndarray, **style: Any) -> None:
     values = values[~np.isnan(values)]
     if len(values):
         panel.ecdf(values, **style)
-    else:
-        panel.plot([], [], **style)  # Its line of the legend.
 
 
 def _band(panel: Any, values: np.ndarray, low: float, high: float, shade: str) -> None:
@@ -184,8 +201,9 @@ def _band(panel: Any, values: np.ndarray, low: float, high: float, shade: str) -
     panel.fill_between(points, lower, upper, step="post", color=shade, alpha=0.25, linewidth=0)
 
 
-def _cdf_axes(panel: Any, title: str) -> None:
-    panel.axvline(0, color="black", linewidth=1)
+def _cdf_axes(panel: Any, title: str, line: float | None = 0.0) -> None:
+    if line is not None:
+        panel.axvline(line, color="black", linewidth=1)
     panel.set_title(title)
     panel.set_ylim(0, 1.01)
     panel.grid(alpha=0.3)

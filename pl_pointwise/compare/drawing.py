@@ -10,11 +10,6 @@ import matplotlib
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-FORMATS = (".png", ".pdf", ".svg")
-"""What every plot is written as."""
-DATES = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""What the files leave out because it differs from run to run."""
-
 HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
 """Titles of the held-out results by stage."""
 
@@ -28,18 +23,11 @@ STATISTICS = {
 """What the statistics of a constraint are called on an axis."""
 
 
-def save(figure: Figure, path: Path, formats: Iterable[str] = FORMATS) -> None:
-    """Writes a plot as PNG, for paper as PDF and SVG beside it. The same plot, the same bytes."""
-    # Fonts as TrueType, which publishers ask for.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "pl-pointwise"}):
-        for ending in formats:
-            figure.savefig(path.with_suffix(ending), dpi=150, metadata=DATES[ending])
-
-
-def remove(path: Path) -> None:
-    """Removes a plot of an earlier comparison, in all formats."""
-    for ending in FORMATS:
-        path.with_suffix(ending).unlink(missing_ok=True)
+def save(figure: Figure, path: Path) -> None:
+    """Writes a plot in the format that the path ends in. The same plot, the same bytes."""
+    undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which publishers ask for.
+        figure.savefig(path, dpi=150, metadata=undated)
 
 
 def metric_title(name: str) -> str:

@@ -1,4 +1,4 @@
-"""``compare --dry-run``: the list of runs, and what they would take, without running any.
+"""``compare --dry-run``: the list of runs, and what one of each method would take.
 
 Of each method four training batches are run, of which the last counts, and two evaluation batches.
 A run is then estimated as
@@ -11,14 +11,10 @@ where the start ends with the first training batch. Nothing is written into the 
 from __future__ import annotations
 
 import gc
-import heapq
 import math
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,7 +24,7 @@ from lightning.pytorch import Callback, Trainer
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 
-from .runner import peak_memory, quieten
+from .runner import quieten
 from .runs import Comparison, MethodsError, Run
 
 MEASURED = 2
@@ -40,30 +36,20 @@ as well (gradient_units.py), which few later batches do."""
 NOT_MEASURED = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 """What a trainer has that writes or prints."""
 
-LEFT_OUT = (
-    "The start ends with the first training batch. Not in the estimate: batches that are larger "
-    "than the first ones, answers that are generated after the last batch, callbacks, loggers and "
-    "checkpoints, early stopping and max_time, tables and plots; and that runs at once share the "
-    "cores, so each takes longer. Host memory is that of this process, libraries included."
-)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Estimate:
-    """What one run of a method takes."""
+    """What one run takes, in seconds; filled in by :class:`Stopwatch`."""
 
-    start: float
-    """Seconds until the first training batch is done."""
-    batch: float
-    """Seconds of a training batch."""
-    batches: float
-    """Training batches of a fit; inf where nothing ends it."""
-    evaluation_batch: float
-    """Seconds of an evaluation batch."""
-    evaluation_batches: float
+    start: float = 0.0
+    """Until the first training batch is done."""
+    batch: float = 0.0
+    """A training batch."""
+    batches: float = 0.0
+    """Training batches of a fit after the first; inf where nothing ends it."""
+    evaluation_batch: float = 0.0
+    evaluation_batches: float = 0.0
     """Of the passes during the fit and after it."""
-    host_bytes: int | None
-    gpu_bytes: int | None
 
     @property
     def seconds(self) -> float:
@@ -71,53 +57,63 @@ class Estimate:
         evaluation = self.evaluation_batch * self.evaluation_batches
         return self.start + self.batch * self.batches + evaluation
 
+    def __str__(self) -> str:
+        training = f"{self.batches:,.0f} × {duration(self.batch)}, " if self.batch else ""
+        evaluation = f"{self.evaluation_batches:,.0f} × {duration(self.evaluation_batch)}"
+        return (
+            f"about {duration(self.seconds)} (start {duration(self.start)}, {training}"
+            f"evaluation {evaluation})"
+        )
+
 
 class Enough(BaseException):
     """Ends a fit or a test once the batches are measured."""
 
 
 class Stopwatch(Callback):
-    """Seconds of the first batches of a fit and of a test, and how many batches there are."""
+    """Times the first batches of a fit and of a test, and counts the batches that there are."""
 
     def __init__(self) -> None:
-        self.training: list[float] = []
-        self.evaluation: list[float] = []
-        self.batches = self.evaluation_batches = self.evaluation_batch = 0.0
-        self.first = math.nan
-        """When the first training batch was done."""
+        self.found = Estimate()
+        self._built = time.perf_counter()
         self._started = 0.0
+        self._trained = self._evaluated = 0
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._started = now(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self.training.append(now(trainer) - self._started)
-        if len(self.training) == 1:
-            self.first = now(trainer)
-        self.batches = batches_of_a_fit(trainer, len(self.training))
-        self.evaluation_batches = validation_batches(trainer, self.batches)
-        if len(self.training) == TRAINED:
+        self._trained += 1
+        self.found.batch = now(trainer) - self._started
+        if self._trained == 1:
+            self.found.start = now(trainer) - self._built
+        batches = batches_of_a_fit(trainer, self._trained)
+        self.found.batches = batches - 1
+        self.found.evaluation_batches = validation_batches(trainer, batches)
+        if self._trained == TRAINED:
             raise Enough
 
     def on_test_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._started = now(trainer)
 
     def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._evaluated(trainer, sum(trainer.num_test_batches))
+        self._end_evaluation_batch(trainer, sum(trainer.num_test_batches))
 
     def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._started = now(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn == "validate":
-            self._evaluated(trainer, sum(trainer.num_val_batches))
+            self._end_evaluation_batch(trainer, sum(trainer.num_val_batches))
 
-    def _evaluated(self, trainer: Trainer, count: float) -> None:
-        self.evaluation.append(now(trainer) - self._started)
-        if len(self.evaluation) == min(MEASURED, count):
-            self.evaluation_batches += count
-            self.evaluation_batch = self.evaluation.pop()
-            self.evaluation = []
+    def _end_evaluation_batch(self, trainer: Trainer, count: float) -> None:
+        if not self.found.start:  # Nothing is trained.
+            self.found.start = self._started - self._built
+        self._evaluated += 1
+        if self._evaluated == min(MEASURED, count):
+            self.found.evaluation_batch = now(trainer) - self._started
+            self.found.evaluation_batches += count
+            self._evaluated = 0
             raise Enough
 
 
@@ -150,53 +146,29 @@ def validation_batches(trainer: Trainer, batches: float) -> float:
 def measure(run: Run) -> Estimate:
     """Runs the first batches of a run's fit and evaluation, in a folder that is deleted."""
     with TemporaryDirectory() as folder:
-        _reset_peaks()
-        started = time.perf_counter()
+        gc.collect()
+        watch = Stopwatch()
         options = [f"--trainer.default_root_dir={folder}", "--trainer.num_sanity_val_steps=0"]
         options += [f"--trainer.{name}=false" for name in NOT_MEASURED]
         cli = PointwiseCLI([*run.arguments, *options, "--trainer.callbacks=null"], run=False)
         cli.model.multiplier_folder = None  # Its files are the user's.
-        watch = Stopwatch()
-        if cli.trainer.max_epochs != 0:
-            _until_measured(cli.trainer, "fit", cli, watch)
-        first = watch.first if watch.training else time.perf_counter()
-        for stage in ("validate", "test") if run.certified else ("test",):
-            trainer = cli.instantiate_trainer(limit_val_batches=1.0)  # 0 is for the fit.
-            _until_measured(trainer, stage, cli, watch)
-        on_gpu = cli.trainer.strategy.root_device.type == "cuda"
-        return Estimate(
-            start=first - started,
-            batch=watch.training[-1] if watch.training else 0.0,
-            batches=max(0.0, watch.batches - 1),
-            evaluation_batch=watch.evaluation_batch,
-            evaluation_batches=watch.evaluation_batches,
-            host_bytes=peak_memory(),
-            gpu_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
-        )
+        stages = ["fit"] if cli.trainer.max_epochs != 0 else []
+        stages += ["validate", "test"] if run.certified else ["test"]
+        for stage in stages:
+            trainer: Any = cli.trainer
+            if stage != "fit":
+                trainer = cli.instantiate_trainer(limit_val_batches=1.0)  # 0 is for the fit.
+            trainer.callbacks.append(watch)
+            with suppress(Enough):
+                getattr(trainer, stage)(cli.model, datamodule=cli.datamodule)
+    return watch.found
 
 
-def _until_measured(trainer: Trainer, stage: str, cli: PointwiseCLI, watch: Stopwatch) -> None:
-    trainer.callbacks.append(watch)  # type: ignore[attr-defined]
-    with suppress(Enough):
-        getattr(trainer, stage)(cli.model, datamodule=cli.datamodule)
+def dry_run(comparison: Comparison) -> str:
+    """Returns the list of runs and the estimates, as text.
 
-
-def _reset_peaks() -> None:
-    """Peaks of memory are those from here on, where the system can do that."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-# In words ---------------------------------------------------------------------------------------
-
-
-def dry_run(comparison: Comparison, jobs: int | None = None) -> str:
-    """Returns the list of runs and the estimate, as text; measures every method with runs to come.
-
-    jobs: how many are to run at once.
+    Raises:
+        MethodsError: a method ends in an error in its first batches.
     """
     quieten()
     runs = comparison.runs
@@ -207,60 +179,20 @@ def dry_run(comparison: Comparison, jobs: int | None = None) -> str:
         lines.append(f"  [{number}/{len(runs)}] {run.title}: {state}")
     if not to_come:
         return "\n".join(lines)
-    estimates: dict[str, Estimate] = {}
+    lines += ["", "A run of each method:"]
+    total, measured = 0.0, dict[str, Estimate]()
     for run in to_come:
-        if run.method not in estimates:
+        if run.method not in measured:
             try:
-                estimates[run.method] = measure(run)
+                measured[run.method] = measure(run)
             except Exception as error:
                 if debugging():
                     raise
                 text = f"{sentence(error)}{place_in_own_code(error)}"
-                names = comparison.planned[2]
-                raise MethodsError({run.method: text}, names) from error
-    of_each = [estimates[run.method] for run in to_come]
-    text = textwrap.fill(f"{total(of_each, jobs)} {LEFT_OUT}", 100)
-    return "\n".join([*lines, "", *table(estimates), "", text])
-
-
-def table(estimates: Mapping[str, Estimate]) -> list[str]:
-    """Returns a line per method, under a header, in columns."""
-    header = ["method", "start", "training", "evaluation", "a run", "host memory", "GPU memory"]
-    cells = [header] + [
-        [
-            method,
-            duration(found.start),
-            f"{found.batches + 1:,.0f} × {duration(found.batch)}" if found.batch else "–",
-            f"{found.evaluation_batches:,.0f} × {duration(found.evaluation_batch)}",
-            duration(found.seconds),
-            memory(found.host_bytes),
-            memory(found.gpu_bytes),
-        ]
-        for method, found in estimates.items()
-    ]
-    if all(found.gpu_bytes is None for found in estimates.values()):
-        cells = [line[:-1] for line in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        f"{line[0]:<{widths[0]}}"
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))
-        for line in cells
-    ]
-
-
-def total(estimates: Sequence[Estimate], jobs: int | None) -> str:
-    """Returns the time of all runs, so many at once in their order, and the memory at most."""
-    at_once = min(jobs or 1, len(estimates))
-    ends = [0.0] * at_once
-    for found in estimates:
-        heapq.heapreplace(ends, ends[0] + found.seconds)
-    how = f"with --jobs {jobs}" if jobs is not None else "one after the other"
-    text = f"All runs to do, {how}: about {duration(max(ends))}"
-    host = sorted((found.host_bytes or 0 for found in estimates), reverse=True)[:at_once]
-    gpu = sorted((found.gpu_bytes or 0 for found in estimates), reverse=True)[:at_once]
-    text += f", up to {memory(sum(host))} of host memory" if all(host) else ""
-    text += f" and {memory(sum(gpu))} of GPU memory, all GPUs together" if all(gpu) else ""
-    return f"{text}."
+                raise MethodsError({run.method: text}, comparison.planned[2]) from error
+            lines.append(f"  {run.method}: {measured[run.method]}")
+        total += measured[run.method].seconds
+    return "\n".join([*lines, "", f"All runs to do, one after the other: about {duration(total)}."])
 
 
 def duration(seconds: float) -> str:
@@ -275,10 +207,3 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 3600:,.1f} h"
-
-
-def memory(size: int | None) -> str:
-    """Returns bytes as the GiB or MiB they are, – where they are not known."""
-    if size is None:
-        return "–"
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

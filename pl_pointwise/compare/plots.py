@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from .distributions import Curves, cdf_panels, violation_cdfs
-from .drawing import legend, metric_title, remove, save, seeds_note
-from .styles import OTHERS, family, styles_of
-from .tables import deciding_stage, held_out_stage
-
-PARETO = "*/cvar95"
-"""The vertical axis of the Pareto plot if none is named; ``*`` is the first constraint."""
+from .distributions import cdf_panels, violation_cdfs
+from .drawing import legend, metric_title, save, seeds_note
+from .runs import Outcome
+from .styles import Style, styles_of
+from .tables import deciding_stage, metric_names, run_lines, shared_objective
 
 FRONTIER = "frontier"
 
@@ -25,9 +24,7 @@ PLOTS = {
     "cdf.png": "Violations, held-out beside train, all seeds together",
     "cdf_by_method.png": "Held-out violations by method, with the 95 % band around the CDF",
     "pareto.png": "Two metrics against each other, with the frontier",
-    "gap.png": "What is lost between training and held-out data",
     "categories.png": "Metrics by category",
-    "costs.png": "Time and memory",
     "answer.png": "What is required against the objective, on the certification split",
 }
 """Every plot by file, and what it shows."""
@@ -53,16 +50,13 @@ class Axis:
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
     """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better.
 
-    metrics: those that there are; ``*`` in a name stands for anything.
+    metrics: those that there are.
     higher_is_better: what the metrics say of themselves, by name without the data set.
 
     Raises:
         UnknownMetricError: no run has that metric.
     """
     metric, _, better = name.partition(":")
-    if "*" in metric:
-        start, _, end = metric.partition("*")
-        metric = next((n for n in metrics if n.startswith(start) and n.endswith(end)), metric)
     if metric not in metrics or better not in ("", "max", "min"):
         raise UnknownMetricError(
             f"--pareto {name}: no run has that metric; choose two of {', '.join(metrics)}. "
@@ -73,52 +67,63 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns what the Pareto plot shows if nothing is asked for, both held-out if anything is.
+    """Returns what the Pareto plot shows if nothing is asked for, both held-out if anything is:
+    the objective, and CVaR95 of the first constraint, "" where there is none.
 
     objective: the metric that says the objective of every method, without its stage.
     """
     stage = deciding_stage(metrics)
-    return [f"{stage}/{objective}", f"{stage}/{PARETO}"]
+    tails = (name for name in metrics if re.fullmatch(f"{stage}/.*/cvar95", name))
+    return [f"{stage}/{objective}", next(tails, "")]
 
 
-def draw(
-    runs: DataFrame,
-    costs: DataFrame,
-    violations: Curves,
-    worst: Curves,
-    output: Path,
-    known_categories: Collection[str] = (),
-) -> None:
-    """Draws every plot but the Pareto plot there is something for, and removes earlier ones.
+def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
+    """Draws every plot there is something for, and removes earlier ones.
 
-    runs: method, seed and metrics of the runs that did not fail.
-    costs: of the same runs, a column per cost.
-    violations: by ``stage/constraint``; worst: by constraint, of the first seed.
-    known_categories: of the data.
+    done: the runs that did not fail.
+    axes: of the Pareto plot; None takes :func:`default_axes`.
+    pdf: as PDF too.
+
+    Raises:
+        UnknownMetricError: in ``axes``; the other plots are there by then.
     """
+    endings = (".png", ".pdf") if pdf else (".png",)
     for name in PLOTS:
-        remove(output / name)
-    styles_of(runs["method"], output)  # All at once, whatever each plot shows of them.
-    plots: list[tuple[Any, Callable[[Any, Path], None], str]] = [
+        for ending in (".png", ".pdf"):
+            (output / name).with_suffix(ending).unlink(missing_ok=True)
+    runs, names = DataFrame(run_lines(done)), metric_names(done)
+    violations: dict[str, dict[str, np.ndarray]] = {}
+    worst: dict[str, dict[str, np.ndarray]] = {}
+    for run, _ in done:
+        for name, values in run.violations().items():  # All seeds together.
+            known = violations.setdefault(name, {})
+            known[run.method] = np.append(known.get(run.method, values[:0]), values)
+        for name, values in run.worst().items():  # The first seed: a band is about one model.
+            worst.setdefault(name, {}).setdefault(run.method, values)
+    known_categories = {name for _, result in done for name in result.get("categories", ())}
+    styles = styles_of(run.method for run, _ in done)
+    plots: list[tuple[Mapping[str, Any], Callable[..., None], str]] = [
         (violations, violation_cdfs, "cdf.png"),
         (worst, cdf_panels, "cdf_by_method.png"),
-        (gaps(runs), gap_marks, "gap.png"),
         (categories(runs, known_categories), category_bars, "categories.png"),
-        (costs.set_index(runs["method"]), cost_bars, "costs.png"),
     ]
-    for values, function, name in plots:
-        if not (values.empty if isinstance(values, DataFrame) else len(values) == 0):
-            function(values, output / name)
+    for ending in endings:
+        for shown, function, name in plots:
+            if shown:
+                function(shown, styles, (output / name).with_suffix(ending))
+    pair = axes or default_axes(names, shared_objective(done))
+    if axes or set(pair) <= set(names):  # Without constraints, for one, there are no two.
+        higher = {k: v for _, result in done for k, v in result.get("higher_is_better", {}).items()}
+        chosen = [parse_axis(name, names, higher) for name in pair]
+        for ending in endings:
+            pareto(runs, chosen, styles, (output / "pareto.png").with_suffix(ending))
 
 
 # Two metrics against each other -----------------------------------------------------------------
 
 
-def pareto(runs: DataFrame, axes: Sequence[Axis], path: Path) -> None:
-    """Writes two metrics against each other, mean ± std over seeds, with the frontier drawn.
-
-    Methods of one family share a colour; the rest of a method's name is written beside its point.
-    """
+def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], path: Path) -> None:
+    """Writes two metrics against each other, mean ± std over seeds, with the frontier drawn."""
     x, y = axes
     groups = runs.dropna(subset=[x.name, y.name]).groupby("method", sort=False)[[x.name, y.name]]
     means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
@@ -131,13 +136,12 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], path: Path) -> None:
     # Between two points of the frontier lies what the worse coordinates of both attain.
     where: Any = "pre" if x.higher_is_better else "post"
     panel.step(*stairs.T, where=where, color="black", linewidth=1.2, zorder=1, label=FRONTIER)
-    styles = styles_of(means.index, path.parent)
-    for (method, style), mean, std in zip(styles.items(), points, stds.to_numpy(), strict=True):
+    for method, mean, std in zip(means.index, points, stds.to_numpy(), strict=True):
         panel.errorbar(
             *mean,
             *std[::-1],  # y's comes first.
-            color=style.colour,
-            marker=style.marker,
+            color=styles[method].colour,
+            marker=styles[method].marker,
             markersize=8,
             linestyle="none",
             capsize=2,
@@ -146,7 +150,6 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], path: Path) -> None:
         )
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
-    panel.margins(0.12, 0.08)  # Room for the settings.
     panel.grid(alpha=0.3)
     outside = far(points[:, 0]) | far(points[:, 1])
     for limit, values in ((panel.set_xlim, points[:, 0]), (panel.set_ylim, points[:, 1])):
@@ -154,12 +157,11 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], path: Path) -> None:
             near = values[~outside & np.isfinite(values)]
             margin = 0.12 * (np.ptp(near) or 1.0)
             limit(near.min() - margin, near.max() + margin)
-    _write_settings(panel, [family(method)[1] for method in styles], points)
     note = f"{seeds_note(groups.size())} Frontier: no method is better in both."
     if outside.any():
-        named = zip(np.array([*styles])[outside], points[outside], strict=True)
+        named = zip(means.index[outside], points[outside], strict=True)
         note += "\nOutside: " + ", ".join(f"{name} ({a:.3g}, {b:.3g})" for name, (a, b) in named)
-    legend(figure, [panel], [FRONTIER, *styles], 3, note)
+    legend(figure, [panel], [FRONTIER, *means.index], 3, note)
     save(figure, path)
 
 
@@ -177,33 +179,6 @@ def far(values: np.ndarray) -> np.ndarray:
     cut = ordered[gaps.argmax()] + gaps.max() / 2
     fewer = min((values > cut, values < cut), key=np.count_nonzero)
     return fewer if gaps.max() > 0.75 * np.ptp(ordered) and 4 * fewer.sum() <= len(values) else none
-
-
-def _write_settings(panel: Any, texts: Sequence[str], points: np.ndarray) -> None:
-    """Writes a text beside each point, on the side where it covers no other; else none."""
-    places = panel.transLimits.transform(points) * (400, 260)  # In points, nearly.
-    taken = [(*place, 0.0) for place in places]
-    for text, point, place in zip(texts, points, places, strict=True):
-        width = 5.0 * len(text)
-        for dx, dy in ((6, 5), (6, -12), (-6 - width, 5), (-6 - width, -12)):
-            left, low = place[0] + dx, place[1] + dy
-            if text and any(
-                left - 5 < x + w and x < left + width + 5 and abs(low + 4 - y) < 9
-                for x, y, w in taken
-            ):
-                continue
-            taken.append((left, low + 4, width))
-            panel.annotate(
-                text,
-                point,
-                xytext=(dx, dy),
-                textcoords="offset points",
-                fontsize="small",
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-                zorder=1.5,  # Over the frontier, under the points.
-                annotation_clip=True,
-            )
-            break
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
@@ -224,7 +199,7 @@ def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
     ]
 
 
-# Bars and marks by method -----------------------------------------------------------------------
+# Bars by category -------------------------------------------------------------------------------
 
 
 def categories(runs: DataFrame, known: Collection[str] = ()) -> dict[str, DataFrame]:
@@ -250,25 +225,30 @@ def categories(runs: DataFrame, known: Collection[str] = ()) -> dict[str, DataFr
     }
 
 
-def category_bars(groups: Mapping[str, DataFrame], path: Path) -> None:
+def category_bars(
+    by_group: Mapping[str, DataFrame], styles: Mapping[str, Style], path: Path
+) -> None:
     """Writes a group of bars per category, one bar per method, mean ± std over seeds.
 
-    groups: a line per run, its index the method, a column per category; a panel each.
+    by_group: a line per run, its index the method, a column per category; a panel each.
     """
-    methods = list(dict.fromkeys(method for runs in groups.values() for method in runs.index))
-    most = max(len(runs.columns) for runs in groups.values())
+    methods = list(dict.fromkeys(method for runs in by_group.values() for method in runs.index))
+    most = max(len(runs.columns) for runs in by_group.values())
     width = min(max(4.5, 1.2 + 0.25 * most * (len(methods) + 1)), 14.0)
-    figure = Figure(figsize=(width, 0.7 + 3.0 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
-    styles = styles_of(methods, path.parent)
-    for panel, (title, runs) in zip(panels, groups.items(), strict=True):
+    figure = Figure(figsize=(width, 0.7 + 3.0 * len(by_group)), layout="constrained")
+    panels = figure.subplots(len(by_group), 1, squeeze=False)[:, 0]
+    seeds: list[int] = []
+    for panel, (title, runs) in zip(panels, by_group.items(), strict=True):
         ticks = np.arange(len(runs.columns))
-        for number, (method, mean, std) in enumerate(_mean_and_std(runs)):
+        groups = runs.groupby(level=0, sort=False)
+        means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
+        seeds += groups.size().tolist()
+        for number, method in enumerate(means.index):
             panel.bar(
                 ticks + 0.8 * ((number + 0.5) / len(methods) - 0.5),
-                mean,
+                means.loc[method],
                 0.8 / len(methods),
-                yerr=std,
+                yerr=stds.loc[method],
                 color=styles[method].colour,
                 hatch=styles[method].hatch,
                 edgecolor="white",
@@ -279,99 +259,5 @@ def category_bars(groups: Mapping[str, DataFrame], path: Path) -> None:
         panel.set_ylabel(metric_title(title))
         panel.grid(axis="y", alpha=0.3)
         panel.set_axisbelow(True)
-    note = seeds_note(n for runs in groups.values() for n in _seeds(runs))
-    legend(figure, panels, methods, 3, note)
+    legend(figure, panels, methods, 3, seeds_note(seeds))
     save(figure, path)
-
-
-def gaps(runs: DataFrame) -> dict[str, DataFrame]:
-    """Returns train and held-out CVaR95 and share of samples violated by metric, a line per run."""
-    found = {}
-    for train in runs.columns:
-        metric = train.removeprefix("train/")
-        if f"{train}_samples" in runs.columns:
-            continue  # The share of values.
-        if metric != train and metric.endswith(("/cvar95", "/violated", "/violated_samples")):
-            names = {train: "train", f"{held_out_stage([*runs])}/{metric}": "held-out"}
-            if set(names) <= set(runs.columns):
-                found[metric] = runs.set_index("method")[[*names]].rename(columns=names)
-    return found
-
-
-def gap_marks(values: Mapping[str, DataFrame], path: Path) -> None:
-    """Writes what is lost between training and held-out data: two marks per method, joined.
-
-    values: a line per run, its index the method; a panel each.
-    """
-    methods = list(dict.fromkeys(next(iter(values.values())).index))
-    styles = styles_of(methods, path.parent)
-    figure, panels = _panels_by_method(
-        map(metric_title, values), methods, height=1.5 + 0.32 * len(methods)
-    )
-    for panel, runs in zip(panels, values.values(), strict=True):
-        for place, (method, mean, std) in enumerate(_mean_and_std(runs)):
-            style = styles[method]
-            panel.plot(mean, [place, place], color=OTHERS, linewidth=2, zorder=1)
-            for x, error, face in zip(mean, std, ("white", style.colour), strict=True):
-                panel.errorbar(
-                    x,
-                    place,
-                    xerr=error,
-                    color=style.colour,
-                    marker=style.marker,
-                    markersize=7,
-                    markerfacecolor=face,
-                    capsize=2,
-                    elinewidth=0.9,
-                )
-        panel.locator_params(axis="x", nbins=4)  # long numbers of narrow ranges touch otherwise
-    for name, face in {"train": "white", "held-out": "black"}.items():
-        panels[0].plot([], [], "o", color="black", markerfacecolor=face, label=name)
-    note = seeds_note(n for runs in values.values() for n in _seeds(runs))
-    legend(figure, panels, ["train", "held-out"], 2, note)
-    save(figure, path)
-
-
-def cost_bars(costs: DataFrame, path: Path) -> None:
-    """Writes a panel of bars per cost, mean ± std over seeds.
-
-    costs: a line per run, its index the method, a column per cost, its unit in the name.
-    """
-    means = list(_mean_and_std(costs))
-    methods = [method for method, _, _ in means]
-    styles = styles_of(methods, path.parent)
-    figure, panels = _panels_by_method(costs.columns, methods, height=1.1 + 0.34 * len(methods))
-    for place, (method, mean, std) in enumerate(means):
-        for panel, value, error in zip(panels, mean, std, strict=True):
-            look = {"color": styles[method].colour, "hatch": styles[method].hatch}
-            panel.barh(place, value, xerr=error, height=0.7, edgecolor="white", **look)
-    figure.supxlabel(seeds_note(_seeds(costs)), fontsize="small")
-    save(figure, path)
-
-
-def _panels_by_method(
-    titles: Iterable[str], methods: Sequence[str], height: float
-) -> tuple[Figure, Any]:
-    """Returns a figure with a panel per title, a line per method, the first one on top."""
-    titles = list(titles)
-    figure = Figure(figsize=(1.8 + 3.0 * len(titles), height), layout="constrained")
-    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
-    for panel, title in zip(panels, titles, strict=True):
-        panel.set_yticks(range(len(methods)), methods)
-        panel.set_xlabel(title)
-        panel.grid(axis="x", alpha=0.3)
-        panel.set_axisbelow(True)
-    panels[0].set_ylim(len(methods) - 0.5, -0.5)
-    return figure, panels
-
-
-def _mean_and_std(runs: DataFrame) -> Iterable[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields each method with mean and std of every column over its seeds."""
-    groups = runs.groupby(level=0, sort=False)
-    means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
-    yield from zip(means.index, means.to_numpy(), stds.to_numpy(), strict=True)
-
-
-def _seeds(runs: DataFrame) -> Series:
-    """Returns how many runs each method has."""
-    return runs.groupby(level=0, sort=False).size()

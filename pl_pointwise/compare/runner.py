@@ -11,7 +11,7 @@ same evaluation tolerance. Its folder then holds
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
 measures then goes into ``samples.parquet`` and, but for the training data, nowhere else: to no
-logger, callback or file of answers. ``model.ckpt`` is the trained model.
+logger, callback or file of answers. What is measured is the model of ``model.ckpt``, read from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_pointwise.certificates import certify
+from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import categories_of
 from pl_pointwise.evaluation import SampleViolations
@@ -55,7 +57,7 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .loggers import end_runs, name_runs, on_first_rank
-from .runs import ARRAYS, CHECKPOINT, SAMPLES, Comparison, Run
+from .runs import ARRAYS, CHECKPOINT, SAMPLES, TESTED, Comparison, Run
 from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,20 @@ OPEN = ("val", "train")
 
 MULTIPLIERS = "dual"
 """What metrics of the multipliers start with: share and overshoot, of the last epoch."""
+
+
+CPU = torch.device("cpu")
+
+
+class Built(NamedTuple):
+    """A run's trainer, model and data module, and the random state that they left behind."""
+
+    cli: PointwiseCLI
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, cli: PointwiseCLI) -> Built:
+        return cls(cli, random_state(CPU))
 
 
 class BusyError(ValueError):
@@ -96,12 +112,13 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
+def execute(run: Run, own_process: bool = False, built: Built | None = None) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result instead of ending the others.
 
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
 
     own_process: nothing else ran in this process, so its peak memory is the run's.
+    built: the run, if it has been built already.
     Returns: what ``result.json`` then holds, unless it cannot be written, or another process is at
         work on the run.
     """
@@ -109,7 +126,7 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     try:
         with alone_in(run.folder):
             try:
-                _execute(run, result, own_process)
+                _execute(run, result, own_process, built)
             except Exception as error:
                 result["error"] = _why(run, error)
                 _write(run, result)
@@ -121,11 +138,15 @@ def execute(run: Run, own_process: bool = False) -> dict[str, Any]:
     return result
 
 
-def _execute(run: Run, result: dict[str, Any], own_process: bool) -> None:
+def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built | None) -> None:
     """Fits, tests, adds to the result and writes it."""
     _open(run)
     checkpoint = _checkpoint(run)
-    cli = PointwiseCLI(run.arguments, run=False)
+    if built is None:
+        cli = PointwiseCLI(run.arguments, run=False)
+    else:
+        cli = built.cli
+        restore_random_state(built.state, CPU)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
     name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
@@ -174,7 +195,7 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     """Evaluates, writes the violations, and returns metrics and certificates."""
-    metrics, objective = evaluate(cli, run.certified)
+    metrics, objective = evaluate(cli, run)
     held_out = cli.model.evaluated.get(HELD_OUT[run.certified], {})
     if cli.trainer.is_global_zero:
         pooled = {
@@ -186,10 +207,16 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
-        samples = samples_of(cli.model, datasets_of(cli))
+        samples = samples_of(cli.model, datasets_of(cli.datamodule))
         if run.certified:
             samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
             write_samples(samples, run.folder / SAMPLES)
+            tested = {
+                stage: {name: asdict(found) for name, found in by_constraint.items()}
+                for stage, by_constraint in cli.model.evaluated.items()
+                if stage not in OPEN
+            }
+            torch.save(tested, run.folder / TESTED)
         else:
             tested = samples[samples["split"] == CERTIFICATION]
             remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
@@ -210,33 +237,35 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "bounds": bounds_of(cli.model),
         "constrained": bool(cli.model.formulations),
         "shared_objective": cli.model.shared_objective,
-        "categories": categories_in(datasets_of(cli)),
+        "categories": categories_in(datasets_of(cli.datamodule)),
         "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),
     }
 
 
-def evaluate(cli: PointwiseCLI, certified: bool) -> tuple[dict[str, float], dict[str, float]]:
-    """Tests, and validates before where there is a selection split.
+def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """Tests, and validates before where there is a selection split; then of the run's file.
 
     Returns: what was logged, without the certification split's if there is one; the objective that
     all methods share, by split.
     """
     found: dict[str, float] = {}
-    if certified:
+    read: dict[str, Any] = {"verbose": False}
+    if run.certified:
+        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
         cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
+        cli.trainer.validate(cli.model, cli.datamodule, **read)
         found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
         cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
         cli.model.confidential = True
-    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    cli.trainer.test(cli.model, cli.datamodule, **read)
     found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     objective = {
         split: found[name]
         for stage, split in SPLITS.items()
         if (name := f"{stage}/{cli.model.shared_objective}") in found
     }
-    if certified:
+    if run.certified:
         found = {n: v for n, v in found.items() if n.partition("/")[0] in OPEN}
     return found, objective
 
@@ -246,9 +275,9 @@ def bounds_of(module: PointwiseModule) -> dict[str, str]:
     return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
 
 
-def datasets_of(cli: PointwiseCLI) -> dict[str, Any]:
-    """The data sets of the data module by name, as far as it has them by name."""
-    return dict(getattr(cli.datamodule, "datasets", {}))
+def datasets_of(data: Any) -> dict[str, Any]:
+    """The data sets of a data module by name, as far as it has them by name."""
+    return dict(getattr(data, "datasets", {}))
 
 
 def categories_in(datasets: dict[str, Any]) -> list[str]:

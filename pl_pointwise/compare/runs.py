@@ -28,9 +28,9 @@ from pl_pointwise.option_names import meant_file
 ARRAYS = ("violations.npz", "worst.npz")
 """Written before ``result.json``: all violations, and the worst one of every held-out sample."""
 
-CHECKPOINT, SAMPLES = "model.ckpt", "samples.parquet"
-"""Written too where a requirement is to be certified: the trained model, and what it is judged by.
-"""
+CHECKPOINT, SAMPLES, TESTED = "model.ckpt", "samples.parquet", "tested.pt"
+"""Written too where a requirement is to be certified: the trained model, what it is judged by, and
+the violations of the certification split for its model card."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Run:
         if not path.is_file():
             return None
         result: dict[str, Any] = json.loads(path.read_text())
-        files = (*ARRAYS, CHECKPOINT, SAMPLES) if self.certified else ARRAYS
+        files = (*ARRAYS, CHECKPOINT, SAMPLES, TESTED) if self.certified else ARRAYS
         complete = "error" in result or all((self.folder / name).is_file() for name in files)
         return result if complete and result.get("digest") == self.digest else None
 

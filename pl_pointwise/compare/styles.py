@@ -1,18 +1,14 @@
-"""One colour, marker and line per method: in every plot, and in all comparisons of a folder.
+"""One colour and marker per method, in every plot of a comparison.
 
-A packaged method has its own, so it looks the same everywhere. What another method was given is in
-``styles.json`` of the comparison's folder; comparisons beside it read that file and give the same
-name the same style. Methods that differ in the last word of their name alone share a colour.
+A packaged method has its own, so it looks the same everywhere. Methods that differ in a setting at
+the end of their name alone share a colour.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#0072B2",
@@ -28,8 +24,6 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "||", "oo", "OO", "**", "/.")
 OTHERS = "#BBBBBB"
-
-FILE = "styles.json"
 
 PACKAGED = {
     "pointwise": (BLUE, "o"),
@@ -67,100 +61,35 @@ class Style:
     marker: str
 
     @property
-    def place(self) -> int:
-        """The marker's number: it also decides the hatch, for those who see no colour."""
-        return MARKERS.index(self.marker)
-
-    @property
     def hatch(self) -> str:
-        return HATCHES[self.place]
+        """One for each marker, for those who see no colour."""
+        return HATCHES[MARKERS.index(self.marker)]
 
 
-def family(method: str) -> tuple[str, str]:
-    """Returns a method's name cut into family and setting: one family gets one colour.
+def family(method: str) -> str:
+    """Returns a method's name without the setting at its end: one family gets one colour.
 
-    >>> family("penalty 0.1"), family("pointwise, alpha=1, beta=3"), family("relevance only")
-    (('penalty', '0.1'), ('pointwise', 'alpha=1, beta=3'), ('relevance only', ''))
+    >>> [family(name) for name in ("penalty 0.1", "mine, alpha=1, beta=3", "pointwise, stricter")]
+    ['penalty', 'mine', 'pointwise']
     """
     found = re.fullmatch(r"(.*?)[, ]+((?:\S+=\S+(?:, )?)+|[-+]?[\d.]+(?:e[-+]?\d+)?)", method)
-    return (found[1], found[2]) if found else (method, "")
+    start = method.rpartition(" ")[0].rstrip(",")
+    return found[1] if found else start if start in PACKAGED else method
 
 
-def styles_of(methods: Iterable[str], folder: Path) -> dict[str, Style]:
-    """Returns the style of every method, and keeps it in the comparison's folder.
-
-    No two methods of one comparison share colour and marker while there are any left.
-    """
-    wanted = list(dict.fromkeys(methods))
-    own, beside = _read(folder / FILE), _beside(folder)
-    known = {**beside, **own}
-    styles = {m: Style(*PACKAGED[m]) for m in wanted if m in PACKAGED}
-    styles |= {m: known[m] for m in wanted if m in known and m not in PACKAGED}
-    for method in wanted:
-        if method not in styles:
-            # What is taken elsewhere is avoided as long as something else is free.
-            styles[method] = _free(method, wanted, styles, known)
-    kept = own | styles
-    if kept != own and folder.is_dir():
-        text = json.dumps({method: asdict(style) for method, style in kept.items()}, indent=1)
-        (folder / FILE).write_text(text, encoding="utf-8")
-    return {method: styles[method] for method in wanted}
-
-
-def _free(
-    method: str, wanted: Sequence[str], styles: dict[str, Style], known: dict[str, Style]
-) -> Style:
-    """Returns a style for a method that has none yet."""
-    names, taken = [*wanted, *known], {**known, **styles}
-    kind = _kind(method, names)
-    relatives = [style.colour for name, style in taken.items() if _kind(name, names) == kind]
-    if kind in PACKAGED:
-        colour = PACKAGED[kind][0]
-    elif relatives:
-        colour = relatives[0]
-    else:
+def styles_of(methods: Iterable[str]) -> dict[str, Style]:
+    """Returns the style of every method; no two are the same while there are any left."""
+    styles: dict[str, Style] = {}
+    colours = {method: colour for method, (colour, _) in PACKAGED.items()}
+    for method in dict.fromkeys(methods):
+        if method in PACKAGED:
+            styles[method] = Style(*PACKAGED[method])
+            continue
         here = [style.colour for style in styles.values()]
-        uses = [style.colour for style in taken.values()]
         # The last ones first, which packaged methods take less often.
-        colour = min(reversed(COLOURS), key=lambda c: (here.count(c), uses.count(c)))
-    used_here = {style.marker for style in styles.values() if style.colour == colour}
-    used = used_here | {style.marker for style in known.values() if style.colour == colour}
-    used |= {marker for reserved, marker in PACKAGED.values() if reserved == colour}
-    free = [marker for marker in MARKERS if marker not in used]
-    return Style(colour, (free or [m for m in MARKERS if m not in used_here] or MARKERS)[0])
-
-
-def _kind(method: str, methods: Sequence[str]) -> str:
-    """Returns what decides the colour: the family, or what is before the last word of a name that
-    another method has with another last word.
-    """
-    name, setting = family(method)
-    if setting:
-        return name
-    start = _start(name)
-    others = [other for other in methods if other != method]
-    if start in PACKAGED or (start and any(start in (m, _start(m)) for m in others)):
-        return start
-    return name
-
-
-def _start(name: str) -> str:
-    return name.rpartition(" ")[0].rstrip(",")
-
-
-def _beside(folder: Path) -> dict[str, Style]:
-    """Returns the styles of the comparisons beside this one, the first by name where two differ."""
-    found: dict[str, Style] = {}
-    for path in sorted(folder.absolute().parent.glob(f"*/{FILE}"), reverse=True):
-        found |= _read(path)
-    return found
-
-
-def _read(path: Path) -> dict[str, Style]:
-    """Returns what a file holds; nothing if it is none of ours."""
-    try:
-        entries: Any = json.loads(path.read_text(encoding="utf-8"))
-        styles = {method: Style(**entry) for method, entry in entries.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-    return {m: s for m, s in styles.items() if s.colour in COLOURS and s.marker in MARKERS}
+        colour = colours.setdefault(family(method), min(reversed(COLOURS), key=here.count))
+        used = {marker for reserved, marker in PACKAGED.values() if reserved == colour}
+        used |= {style.marker for style in styles.values() if style.colour == colour}
+        free = [marker for marker in MARKERS if marker not in used]
+        styles[method] = Style(colour, (free or MARKERS)[0])
+    return styles

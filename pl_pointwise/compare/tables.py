@@ -55,6 +55,26 @@ class Table:
         return f"## {self.title}\n\n{self.note}\n\n{body}\n"
 
 
+SYMBOLS = {"±": "pm", "≤": "le", "≥": "ge", "λ": "lambda", "α": "alpha", "β": "beta", "η": "eta"}
+"""What LaTeX's usual fonts have in formulas alone."""
+
+
+def write_latex(tables: Sequence[Table], path: Path) -> None:
+    """Writes all tables into one file for LaTeX, without their notes."""
+    parts = ["% \\usepackage{booktabs} in the preamble, then \\input{comparison}\n"]
+    for table in tables:
+        style = table.cells.style.hide(axis="index").format(escape="latex")
+        style = style.format_index(escape="latex", axis="columns")
+        label = "tab:" + re.sub(r"\W+", "-", table.title.lower())
+        parts.append(
+            style.to_latex(
+                hrules=True, position_float="centering", caption=table.title, label=label
+            )
+        )
+    commands = {ord(symbol): f"$\\{command}$" for symbol, command in SYMBOLS.items()}
+    path.write_text("\n".join(parts).translate(commands), encoding="utf-8")
+
+
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Returns for every run method, seed, costs, every metric, and the error if it failed."""
     lines = []
@@ -278,15 +298,10 @@ def cost_table(runs: DataFrame) -> Table:
         "first includes warming up. Memory is the peak of the fit; of the host only for runs in a "
         "process of their own (`--jobs`)."
     )
-    measured = costs(runs).dropna(how="all")
+    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
+    measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
     cells = _by_method(measured, runs, lambda values: mean_and_std(values.dropna()))
     return _table("Time and memory", note, cells)
-
-
-def costs(runs: DataFrame) -> DataFrame:
-    """Returns the costs of every run by title, those that no run has left out."""
-    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
-    return DataFrame(found).dropna(axis=1, how="all")
 
 
 def mean_and_std(values: Series) -> str:

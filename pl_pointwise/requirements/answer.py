@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of the test; made by :func:`answer`."""
+    """What came of the test; made by :func:`choose_model`."""
 
     models: Sequence[MeasuredModel]
     subjects: Sequence[Subject]
@@ -308,7 +308,7 @@ def _place(tested: Tested) -> int:
     return 1_000_000 if tested.place is None else tested.place
 
 
-def answer(
+def choose_model(
     models: Sequence[MeasuredModel], requirements: Sequence[Requirement], confidence: float = 0.95
 ) -> Answer:
     """Returns which model meets all requirements, with its certificate.

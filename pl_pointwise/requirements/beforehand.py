@@ -69,7 +69,7 @@ def held_out_loaders(source: Any) -> dict[str, Any]:
     return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
 
 
-def check(
+def check_splits(
     samples: DataFrame,
     training_units: Sequence[str],
     requirements: Sequence[Requirement],

@@ -167,10 +167,10 @@ def check(folder: str | Path, samples: DataFrame) -> list[Check]:
     samples = samples.assign(split=CERTIFICATION)
     # Each is asked twice: whether it is broken, and whether the samples differ.
     delta = (1 - certificate["confidence"]) / (2 * len(certificate["requirements"]))
-    return [_check(entry, before, samples, delta) for entry in certificate["requirements"]]
+    return [_judge(entry, before, samples, delta) for entry in certificate["requirements"]]
 
 
-def _check(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: float) -> Check:
+def _judge(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: float) -> Check:
     requirement = Requirement.parse(entry["text"])
     subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
     given = values_of(new, subject, CERTIFICATION)["unit"]

@@ -4,12 +4,8 @@ The hypothesis is always "the mean of the losses is above ``at_most``". Losses l
 independent draws. If the hypothesis is true, a p-value is ≤ δ with a probability of at most δ, for
 any distribution and any number of samples.
 
-Violations that count as 0 or 1 take the exact binomial one. For losses in between there are two:
-
-    hoeffding_bentkus   the smaller of two tail bounds; Bates and others, 2101.02703, and
-                        Angelopoulos and others, 2110.01052
-    betting             the largest wealth of a gambler who bets that the mean is below;
-                        Waudby-Smith and Ramdas, 2010.09686. Smaller where losses vary little.
+Violations that count as 0 or 1 take the exact binomial one. For losses in between it comes from the
+largest wealth of a gambler who bets that the mean is below; Waudby-Smith and Ramdas, 2010.09686.
 """
 
 from __future__ import annotations
@@ -64,22 +60,6 @@ def are_zero_one(losses: Losses) -> bool:
 def binomial(violated: int, n: int, at_most: float) -> float:
     """Returns P(Binomial(n, at_most) ≤ violated): exact for losses of 0 and 1."""
     return float(binom.cdf(violated, n, at_most))
-
-
-def hoeffding_bentkus(losses: Losses, at_most: float) -> float:
-    """Returns min(exp(−n h₁(min(m, α), α)), e P(Binomial(n, α) ≤ ⌈nm⌉)), m the mean, α at_most.
-
-    h₁(a, b) = a log(a/b) + (1 − a) log((1 − a)/(1 − b)).
-    """
-    n, mean = len(losses), float(losses.mean())
-    if at_most == 0 or mean >= at_most:
-        return 1.0
-    divergence = (1 - mean) * math.log((1 - mean) / (1 - at_most))
-    if mean > 0:
-        divergence += mean * math.log(mean / at_most)
-    # Rounded: the sum of the losses may be a hair above a whole number.
-    bentkus = math.e * binomial(math.ceil(round(n * mean, 9)), n, at_most)
-    return min(1.0, math.exp(-n * divergence), bentkus)
 
 
 def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:

@@ -2,8 +2,8 @@
 
 A model as it is runs once over the data. Of every data set and constraint, by category where the
 data have categories, a table says how many samples meet the configured ε and which ε 50 to 99 % of
-them meet. Two more say how many certification samples a requirement takes, and what the
-certification split at hand could certify.
+them meet. Two more say how many certification samples a requirement takes, and what those at hand
+could certify.
 
 The model never sees the certification split here, its samples are only counted: an ε that was
 chosen by a model's values on that split could not be certified on it any more.
@@ -18,13 +18,14 @@ The output folder then holds
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 from scipy.stats import binom
@@ -32,16 +33,17 @@ from scipy.stats import binom
 from pl_pointwise.certificates import violation_bound
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.compare.command import fraction
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview, with_config_paths
 from pl_pointwise.constraint import Constraint
-from pl_pointwise.data import PointwiseDataModule, categories_of, units_of
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
-from pl_pointwise.module import PointwiseModule
 
 from .beforehand import samples_to_come
 from .p_values import fewest_samples, samples_needed
+from .samples import lines
 from .tolerance_plot import draw
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
@@ -56,17 +58,31 @@ DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of a data set that carry a constraint: all, or those of one category."""
+    """The samples of a data set that carry a constraint: all, or those of one category.
+
+    Attributes:
+        category: None for all samples.
+        samples: their lines of the table of samples.py.
+    """
 
     dataset: str
     constraint: str
     category: str | None
-    """None: all samples."""
-    worst: NDArray[np.float64]
-    """(n,), the worst violation of each, inf where it is NaN; empty where samples are counted."""
-    samples: int
-    units: int
-    """Independent ones: samples that share a prompt, for one, are a single unit."""
+    samples: DataFrame
+
+    @property
+    def title(self) -> str:
+        return DATA_SETS.get(self.dataset, self.dataset)
+
+    @property
+    def units(self) -> int:
+        """Independent ones: samples that share a prompt, for one, are a single unit."""
+        return int(self.samples["unit"].nunique())
+
+    @property
+    def worst(self) -> NDArray[np.float64]:
+        """(n,), the worst violation of each, inf where it is NaN."""
+        return self.samples["value"].fillna(np.inf).to_numpy(float)
 
     @property
     def met(self) -> float:
@@ -79,6 +95,14 @@ class Group:
         An observed violation, not one between two: at least ``share`` is at or below it.
         """
         return float(np.quantile(self.worst, share, method="inverted_cdf"))
+
+
+def groups_of(samples: DataFrame) -> Iterator[Group]:
+    """Yields of each data set and constraint the group of all samples, then one per category."""
+    for (dataset, constraint), found in samples.groupby(["dataset", "quantity"], sort=False):
+        yield Group(dataset, constraint, None, found)
+        for category, of_category in found[found["category"] != ""].groupby("category"):
+            yield Group(dataset, constraint, str(category), of_category)
 
 
 def tolerance(constraint: Constraint, shift: float) -> float:
@@ -124,38 +148,27 @@ def main(args: Sequence[str]) -> None:
         cli = PointwiseCLI(with_config_paths(words), run=False)
     except (argparse.ArgumentError, FileNotFoundError) as error:
         parser.error(str(error))
-    module, data = cli.model, cli.datamodule
-    found, notes = measure(cli, known.ckpt_path)
+    samples, notes = measure(cli, known.ckpt_path)
     if not cli.trainer.is_global_zero:
         return
-    constraints = module.evaluation_constraints
+    constraints, groups = cli.model.evaluation_constraints, list(groups_of(samples))
     tables = [
-        *(tolerance_table(name, bounds, found) for name, bounds in constraints.items()),
+        *(tolerance_table(name, bounds, groups) for name, bounds in constraints.items()),
         sample_table(known.confidence),
-        certification_table(certification(module, data, found), known.confidence),
+        certification_table(cli, groups, known.confidence),
     ]
-    tables = [table for table in tables if len(table.cells)]
-    text = "\n".join([*(table.markdown() for table in tables), *notes])
+    text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
-    csv_lines(constraints, found).to_csv(known.output / "tolerances.csv", index=False)
-    draw(constraints, _curves(constraints, found), known.output / "tolerances.png")
-    print(f"Written to {known.output}: tolerances.md, tolerances.csv, tolerances.png")
-
-
-def _curves(
-    constraints: Mapping[str, Constraint], found: Sequence[Group]
-) -> dict[str, dict[str, dict[str | None, NDArray[np.float64]]]]:
-    """Returns the ε that each sample just meets by constraint, data set and category."""
-    datasets = _unique(_title(group.dataset) for group in found)
-    curves: dict[str, dict[str, dict[str | None, NDArray[np.float64]]]] = {
-        name: {dataset: {} for dataset in datasets} for name in constraints
-    }
-    for group in found:
+    csv_lines(constraints, groups).to_csv(known.output / "tolerances.csv", index=False)
+    curves: dict[str, dict[str, dict[str | None, NDArray[np.float64]]]] = {}
+    for group in groups:
         met = [tolerance(constraints[group.constraint], each) for each in group.worst]
-        curves[group.constraint][_title(group.dataset)][group.category] = np.array(met)
-    return curves
+        by_dataset = curves.setdefault(group.constraint, {})
+        by_dataset.setdefault(group.title, {})[group.category] = np.array(met)
+    draw(constraints, curves, known.output / "tolerances.png")
+    print(f"Written to {known.output}: tolerances.md, tolerances.csv, tolerances.png")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,24 +185,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", type=Path, default=Path("results/tolerances"), help="default: %(default)s"
     )
-    parser.add_argument("--confidence", type=_confidence, default=0.95, help="default: %(default)s")
+    parser.add_argument("--confidence", type=fraction, default=0.95, help="default: %(default)s")
     return parser
-
-
-def _confidence(text: str) -> float:
-    number = float(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a fraction between 0 and 1")
-    return number
 
 
 # Measuring --------------------------------------------------------------------------------------
 
 
-def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group], list[str]]:
+def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
     """Runs the model over the data, without the task's metrics: no answer is generated or judged.
 
-    Returns: the groups by data set, constraint and category, and notes on what is missing.
+    Returns: the table of samples.py, and notes on what is missing.
 
     Raises:
         DataError: no sample carries any constraint.
@@ -200,25 +206,30 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[list[Group
     given, notes = data.test_dataloader, list[str]()
     data.test_dataloader = lambda: _without_certification_split(data, given(), notes)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
-    groups: list[Group] = []
+    parts = []
     for dataset, by_constraint in module.evaluated.items():
-        rows = data.datasets.get(dataset)
+        title = DATA_SETS.get(dataset, dataset)
         for name in module.evaluation_constraints:
             if name not in by_constraint:
-                notes.append(f"{_title(dataset)}: no sample carries the constraint {name}.\n")
+                notes.append(f"{title}: no sample carries the constraint {name}.\n")
                 continue
-            index = by_constraint[name].index.numpy()
-            worst = by_constraint[name].worst().double().numpy()
-            notes += _note_of_nan(dataset, name, index[np.isnan(worst)], len(index))
-            worst = np.where(np.isnan(worst), np.inf, worst)
-            groups += _by_category(dataset, name, rows, index, worst)
-    if not groups:
+            index, worst = by_constraint[name].index, by_constraint[name].worst()
+            parts.append(
+                lines(dataset, data.datasets.get(dataset), "constraint", name, index, worst)
+            )
+            if undefined := index[worst.isnan()].tolist():
+                which = ", ".join(map(str, undefined[:5])) + ", …" * (len(undefined) > 5)
+                notes.append(
+                    f"{title}: {len(undefined)} of {len(index)} samples have a violation of {name} "
+                    f"that is NaN (index {which}). They count as meeting no ε; find out why.\n"
+                )
+    if not parts:
         raise DataError(
             "There is nothing to read ε off: no training or selection sample carries "
             f"{' or '.join(module.evaluation_constraints)}. Give the data module training data; "
             "the certification split is kept for the certificate."
         )
-    return groups, notes
+    return pd.concat(parts, ignore_index=True), notes
 
 
 def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
@@ -238,84 +249,32 @@ def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes:
     return {"val": data._loader("val"), **others} if "val" in data.datasets else others
 
 
-def certification(
-    module: PointwiseModule, data: PointwiseDataModule, found: Sequence[Group]
-) -> list[Group]:
-    """Returns the groups that a certificate can be about: counted, of the certification split.
-
-    Those of further data sets, beside the splits, too.
-    """
-    groups = [group for group in found if group.dataset not in ("train", "val")]
-    if not data.certification_is_separate:
-        return groups
-    rows = data.datasets["test"]
-    samples = samples_to_come(module, {"test": data._loader("test")}, data.datasets)
-    counted = [
-        group
-        for name, carried in samples[samples["kind"] == "constraint"].groupby(
-            "quantity", sort=False
-        )
-        for group in _by_category("test", str(name), rows, carried["index"].to_numpy(), np.zeros(0))
-    ]
-    return counted + groups
-
-
-def _by_category(
-    dataset: str, constraint: str, rows: Any, index: NDArray[Any], worst: NDArray[np.float64]
-) -> list[Group]:
-    """Returns the group of all samples, then one of each category.
-
-    rows: the data set; None where it is unknown. index: (n,) positions in it. worst: (n,) or (0,).
-    """
-    categories = None if rows is None else categories_of(rows)
-    units = None if rows is None else units_of(rows)
-    kinds = np.array([categories[i] if categories else "" for i in index], dtype=object)
-    unit = np.array([units[i] if units else i for i in index], dtype=object)
-    groups = [Group(dataset, constraint, None, worst, len(index), len(set(unit)))]
-    for kind in sorted(set(kinds) - {""}):
-        chosen = kinds == kind
-        violations = worst[chosen] if len(worst) else worst
-        sizes = int(chosen.sum()), len(set(unit[chosen]))
-        groups.append(Group(dataset, constraint, kind, violations, *sizes))
-    return groups
-
-
-def _note_of_nan(dataset: str, name: str, index: NDArray[Any], n: int) -> list[str]:
-    if not len(index):
-        return []
-    which = ", ".join(map(str, index[:5])) + (", …" if len(index) > 5 else "")
-    return [
-        f"{_title(dataset)}: {len(index)} of {n} samples have a violation of {name} that is NaN "
-        f"(index {which}). They count as meeting no ε; find out why.\n"
-    ]
-
-
 # Tables -----------------------------------------------------------------------------------------
 
 
-def tolerance_table(name: str, constraint: Constraint, found: Sequence[Group]) -> Table:
+def tolerance_table(name: str, constraint: Constraint, groups: Sequence[Group]) -> Table:
     """Returns a line per data set and category: the share that meets ε, the ε that shares meet."""
     bound, meaning = in_words(name, constraint)
     up = not (constraint.at_least is not None and constraint.at_most is None)
-    lines = [
+    cells = [
         {
-            "data": _title(group.dataset),
+            "data": group.title,
             "category": group.category or "all",
-            "samples": f"{group.samples:,}",
+            "samples": f"{len(group.samples):,}",
             "meet it": f"{100 * group.met:.3g} %",
             **{
                 f"{100 * share:g} %": outwards(tolerance(constraint, group.shift(share)), up)
                 for share in SHARES
             },
         }
-        for group in found
+        for group in groups
         if group.constraint == name
     ]
     note = (
         f"Of the model as it is: how many samples meet {bound} with their worst element, and below "
         f"50 % to 99 % {meaning}, rounded so that it does."
     )
-    return Table(bound, note, DataFrame(lines))
+    return Table(bound, note, DataFrame(cells))
 
 
 def outwards(value: float, up: bool) -> str:
@@ -330,14 +289,14 @@ def outwards(value: float, up: bool) -> str:
     return f"{float(Context(prec=4, rounding=rounding).create_decimal(exact)):.4g}"
 
 
-def csv_lines(constraints: Mapping[str, Constraint], found: Sequence[Group]) -> DataFrame:
+def csv_lines(constraints: Mapping[str, Constraint], groups: Sequence[Group]) -> DataFrame:
     """Returns a line per group, its numbers not rounded."""
     return DataFrame(
         {
             "data": group.dataset,
             "constraint": group.constraint,
             "category": group.category or "",
-            "samples": group.samples,
+            "samples": len(group.samples),
             "units": group.units,
             "bounds": in_words(group.constraint, constraints[group.constraint])[0],
             "met": group.met,
@@ -346,7 +305,7 @@ def csv_lines(constraints: Mapping[str, Constraint], found: Sequence[Group]) -> 
                 for share in SHARES
             },
         }
-        for group in found
+        for group in groups
     )
 
 
@@ -375,9 +334,29 @@ def sample_table(confidence: float) -> Table:
     return Table("Certification samples that a requirement takes", note, DataFrame(lines))
 
 
-def certification_table(groups: Sequence[Group], confidence: float) -> Table:
-    """Returns how many may violate so that a rate is still certified, a line per group."""
-    lines = [
+def certification_table(cli: PointwiseCLI, seen: Sequence[Group], confidence: float) -> Table:
+    """Returns how many may violate so that a rate is still certified, a line per group.
+
+    Of the certification split, whose samples are counted, and of the data sets beside the splits.
+
+    seen: what the model has seen.
+    """
+    data, groups = cli.datamodule, [each for each in seen if each.dataset not in ("train", "val")]
+    note = (
+        f"At {100 * confidence:g} %, of one requirement: the smallest rate of violations that "
+        "these samples certify, if none of them violates, and by rate how many may. –: too few "
+        "samples."
+    )
+    if groups:
+        note += (
+            f" The model has seen {' and '.join(dict.fromkeys(each.title for each in groups))} "
+            "above: an ε that is chosen by those lines cannot be certified on the same samples. "
+            "Choose it by the training lines, or hold out a certification split of its own."
+        )
+    if data.certification_is_separate:
+        samples = samples_to_come(cli.model, {"test": data._loader("test")}, data.datasets)
+        groups = [*groups_of(samples[samples["kind"] == "constraint"]), *groups]
+    cells = [
         {
             "data": "certification" if group.dataset == "test" else group.dataset,
             "constraint": group.constraint,
@@ -388,19 +367,7 @@ def certification_table(groups: Sequence[Group], confidence: float) -> Table:
         }
         for group in groups
     ]
-    note = (
-        f"At {100 * confidence:g} %, of one requirement: the smallest rate of violations that "
-        "these samples certify, if none of them violates, and by rate how many may. –: too few "
-        "samples."
-    )
-    seen = _unique(_title(g.dataset) for g in groups if len(g.worst))
-    if seen:
-        note += (
-            f" The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
-            "cannot be certified on the same samples. Choose it by the training lines, or hold out "
-            "a certification split of its own."
-        )
-    return Table("What the certification samples at hand can certify", note, DataFrame(lines))
+    return Table("What the certification samples at hand can certify", note, DataFrame(cells))
 
 
 def _may_violate(n: int, rate: float, confidence: float) -> str:
@@ -417,11 +384,3 @@ def most_violated(n: int, rate: float, confidence: float) -> int | None:
     probabilities = binom.cdf(np.arange(n + 1), n, rate)
     certified = int((probabilities <= 1 - confidence).sum())
     return certified - 1 if certified else None
-
-
-def _title(dataset: str) -> str:
-    return DATA_SETS.get(dataset, dataset)
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

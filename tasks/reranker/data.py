@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -245,8 +245,6 @@ class RerankerDataModule(PointwiseDataModule):
                 name: [row[name] for row in rows] for name in ("query_id", "query", "passages")
             }
         return batch
-
-    described_as: ClassVar[Mapping[str, str]] = {"relevance": "negative"}
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training query ``index``; column j of the constraint is negative j + 1."""

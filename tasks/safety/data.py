@@ -266,11 +266,6 @@ class SafetyDataModule(SafetySources):
             **{name: [row[name] for row in rows] for name in ("text", "kind", "category")},
         }
 
-    described_as: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("refuse", "comply", "comply_borderline"), ROLES[REFUSAL]),
-        "avoid": ROLES[UNSAFE],
-    }
-
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""
         dataset = self.datasets["train"]

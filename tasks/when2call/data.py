@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -173,8 +173,6 @@ class When2CallDataModule(ResponseDataModule):
         if "gold" in rows[0]:
             batch["gold"] = torch.tensor([row["gold"] for row in rows])
         return batch
-
-    described_as: ClassVar[Mapping[str, str]] = {"ratio": "rejected"}
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, chosen and rejected."""

@@ -22,7 +22,6 @@ from pl_pointwise.callbacks import (
     DualMonitor,
     FeasibleCheckpoint,
     HardestSamples,
-    StopOnKKT,
     ViolationCurves,
 )
 from pl_pointwise.callbacks.run_folder import run_root
@@ -62,7 +61,6 @@ def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Pa
             DualMonitor(),
             ViolationCurves(),
             HardestSamples(every_n_epochs=1),
-            StopOnKKT(1e-12),
             FeasibleCheckpoint(),
         ],
     ):
@@ -98,7 +96,6 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
             *("--trainer.callbacks+", "HardestSamples", "--trainer.callbacks.count", "2"),
             *("--trainer.callbacks+", "FeasibleCheckpoint", "--trainer.callbacks.at_most", "0.5"),
             *("--trainer.callbacks.dirpath", "best"),
-            *("--trainer.callbacks+", "StopOnKKT", "--trainer.callbacks.tolerance", "1e-9"),
         ]
     )
     assert len(list(tmp_path.glob("**/violations/values/*.parquet"))) == 3
@@ -108,7 +105,7 @@ def test_short_names_on_the_command_line(tmp_path: Path, monkeypatch: Any) -> No
     (path,) = tmp_path.rglob("metrics.csv")
     with path.open() as file:
         keys = csv.DictReader(file).fieldnames or []
-    assert {"dual/fit/relaxed", "dual/fit/active", "kkt/residual", "val/fit/cvar95"} <= set(keys)
+    assert {"dual/fit/relaxed", "dual/fit/active", "val/fit/cvar95"} <= set(keys)
 
 
 @pytest.mark.parametrize("kind", ["tqdm", "rich"])

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import stats
 
 from pl_pointwise import certificates
 from pl_pointwise.certificates import (
@@ -26,7 +26,6 @@ from pl_pointwise.certificates import (
     cvar_interval,
     dkw_width,
     quantile_bound,
-    tail_mean_bound,
     violation_bound,
     worst_per_sample,
 )
@@ -137,73 +136,6 @@ def test_quantile_bound_covers_in_simulation_and_says_something(name: str, n: in
         assert (bounds < truth).any()
 
 
-def worst_tail_mean(values: np.ndarray, largest: float, level: float, confidence: float) -> float:
-    """The largest CVaR of a distribution on the values and ``largest``, by linear programming.
-
-    Over the masses p, with F at every value at least F_n − ε; CVaR is the largest mean over a mass
-    w ≤ p of 1 − level.
-    """
-    n = len(values)
-    epsilon = math.sqrt(math.log(1 / (1 - confidence)) / (2 * n))
-    points = np.append(np.sort(values), largest)
-    size = n + 1
-    identity, zeros = np.eye(size), np.zeros((size, size))
-    below = np.tri(n, size)  # F at each value, from the masses
-    found = optimize.linprog(
-        -np.concatenate([np.zeros(size), points]) / (1 - level),
-        A_ub=np.vstack([np.hstack([-identity, identity]), np.hstack([-below, zeros[:n]])]),
-        b_ub=np.concatenate([np.zeros(size), epsilon - np.arange(1, n + 1) / n]),
-        A_eq=np.kron(np.eye(2), np.ones(size)),
-        b_eq=[1.0, 1 - level],
-    )
-    return float(-found.fun)
-
-
-@pytest.mark.parametrize("level", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("n", [5, 40, 120])
-def test_tail_bound_is_the_worst_distribution_that_the_inequality_leaves(
-    n: int, level: float
-) -> None:
-    values = np.random.default_rng(n).normal(size=n)
-    found = tail_mean_bound(values, 4.0, level, 0.8)
-    assert found == pytest.approx(worst_tail_mean(values, 4.0, level, 0.8), rel=1e-7)
-
-
-BOUNDED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
-    "uniform": (lambda r, size: r.uniform(size=size), lambda u: u),
-    "beta": (lambda r, size: r.beta(0.5, 2.0, size=size), stats.beta(0.5, 2.0).ppf),
-    # Seldom, and then as large as can be.
-    "rare": (lambda r, size: (r.uniform(size=size) > 0.97) * 1.0, lambda u: (u > 0.97) * 1.0),
-}
-
-
-@pytest.mark.parametrize("n", [100, 1000])
-@pytest.mark.parametrize("name", BOUNDED)
-def test_tail_bound_covers_in_simulation_and_says_something(name: str, n: int) -> None:
-    sample, quantile = BOUNDED[name]
-    draws = sample(np.random.default_rng(n), (DRAWS, n))
-    level = 0.8
-    truth = float(np.mean(quantile(level + (1 - level) * (np.arange(100_000) + 0.5) / 100_000)))
-    bounds = np.array([tail_mean_bound(row, 1.0, level) for row in draws])
-    assert (bounds >= truth).mean() >= AT_LEAST
-    # A quantile is at most 1; of the tail's mass the share ε / (1 − level) is moved there.
-    assert (bounds <= 1).all()
-    if n == 1000:
-        assert bounds.mean() < truth + 2 * 0.0387 / (1 - level) * (1 - truth + 0.1)
-
-
-def test_tail_bound_tightens_with_the_samples_and_takes_600_to_start() -> None:
-    values = np.linspace(-9, 1, 20_000)
-    assert tail_mean_bound(values[:599], 1.0) == pytest.approx(1.0)
-    assert tail_mean_bound(values[:600], 1.0) < 1.0
-    few, many = (tail_mean_bound(values[::step], 2.0) for step in (10, 1))
-    assert float(cvar(torch.from_numpy(values))) < many < few < 2.0
-    assert tail_mean_bound(values, 3.0) > many
-    assert tail_mean_bound(values, 3.0, level=1.0) == 3.0
-    # A smallest value of −inf is outside the tail.
-    assert tail_mean_bound(np.append(values, -math.inf), 2.0) == pytest.approx(many, abs=1e-3)
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
 @pytest.mark.parametrize("kind", ["distinct", "ties"])
 def test_interval_is_scipys_percentile_bootstrap(kind: str, level: float) -> None:
@@ -286,10 +218,6 @@ def test_certificate_gathers_the_statements() -> None:
     assert certificate.cvar == pytest.approx(float(cvar(values, 0.8)))
     assert certificate.interval == cvar_interval(values, 0.8, 0.9)
     assert certificate.quantile == quantile_bound(values, 0.8, 0.9)
-    assert certificate.tail is None
-    bounded = certify(values, confidence=0.9, level=0.8, largest=9.0)
-    assert bounded.tail == tail_mean_bound(values, 9.0, 0.8, 0.9)
-    assert bounded.as_dict()["tail"] == bounded.tail
     assert certify(values.numpy(), confidence=0.9, level=0.8) == certificate
     stored = json.loads(json.dumps(certificate.as_dict()))
     assert stored["interval"] == list(certificate.interval)
@@ -312,12 +240,8 @@ def test_statement_names_confidence_and_assumptions() -> None:
     ):
         assert part in statement
     assert statement.endswith(ASSUMPTIONS)
-    assert "Thomas" not in statement
-    bounded = certify(values, confidence=0.9, level=0.5, largest=3.0)
     quantile = "the violation of at least 50 % of new inputs is at most -1 (order statistics)"
-    assert quantile in bounded.statement()
-    assert f"that CVaR is at most {bounded.tail:.3g} for new inputs" in bounded.statement()
-    assert "no violation exceeds 3 " in bounded.statement()
+    assert quantile in certify(values, confidence=0.9, level=0.5).statement()
     few = certify(values[:58]).statement()
     assert "A bound on the violation of 95 % of new inputs takes 59 samples." in few
     assert "inf" not in certify(values[:59]).statement()
@@ -359,10 +283,6 @@ def test_sample_violates_if_any_of_its_elements_does() -> None:
         (lambda: certify(torch.zeros(3), level=95), r"percentile is 0\.95"),
         (lambda: quantile_bound(torch.zeros(3), level=95), r"percentile is 0\.95"),
         (lambda: quantile_bound(torch.zeros(3, 2)), r"worst_per_sample\(violation\)"),
-        (lambda: tail_mean_bound(torch.zeros(3), 1.0, level=95), r"percentile is 0\.95"),
-        (lambda: tail_mean_bound(torch.ones(3), 0.5), "no violation can exceed"),
-        (lambda: tail_mean_bound(torch.ones(3), math.inf), "no violation can exceed"),
-        (lambda: tail_mean_bound(torch.ones(3), 2.0, confidence=0.4), r"from 0\.5 on"),
     ],
 )
 def test_what_cannot_be_certified_is_refused(call: Any, message: str) -> None:

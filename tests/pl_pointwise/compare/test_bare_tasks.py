@@ -92,7 +92,7 @@ def test_what_is_missing_is_said_before_training(tmp_path, capsys, data, require
 
 def test_a_module_with_its_own_loaders_is_certified(tmp_path, monkeypatch) -> None:
     monkeypatch.delattr(PlaneModule, "export")
-    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
     out = compare(tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.99")
     assert json.loads((out / "answer.json").read_text())["certified"]
     assert (out / "model/certificate/model.ckpt").is_file()

@@ -21,6 +21,7 @@ from pl_pointwise.certificates import dkw_width
 from pl_pointwise.compare import drawing, plots, tables
 from pl_pointwise.compare.plots import Axis, frontier
 from pl_pointwise.compare.runs import Outcome, Run
+from pl_pointwise.compare.styles import styles_of
 
 FINITE = st.floats(-5, 5, allow_nan=False)
 
@@ -60,7 +61,11 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
     for far, scale in ((5.0, "linear"), (400.0, "symlog")):
         violations = {"test/fit": {"a": near, "b": np.append(near, far)}}
         (panel,) = panels(
-            plots.violation_cdfs, violations, folder=tmp_path, monkeypatch=monkeypatch
+            plots.violation_cdfs,
+            violations,
+            styles_of("ab"),
+            folder=tmp_path,
+            monkeypatch=monkeypatch,
         )
         assert panel.get_xscale() == scale
         assert ("logarithmic beyond ±1" in panel.get_xlabel()) == (scale == "symlog")
@@ -105,7 +110,8 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     points = np.array([(0, 3), (1, 1), (2, 2), (3, 0)]) * signs
     runs = DataFrame(points, columns=["a", "b"]).assign(method=list("wxyz"))
     axes = (Axis("a", right), Axis("b", up))
-    (panel,) = panels(plots.pareto, runs, axes, folder=tmp_path, monkeypatch=monkeypatch)
+    styles = styles_of("wxyz")
+    (panel,) = panels(plots.pareto, runs, axes, styles, folder=tmp_path, monkeypatch=monkeypatch)
     (line,) = [line for line in panel.get_lines() if line.get_label() == "frontier"]
     assert sorted(zip(*line.get_data(), strict=True)) == sorted(
         (x * signs[0], y * signs[1]) for x, y in [(0, 3), (1, 1), (3, 0)]
@@ -118,15 +124,13 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     assert panel.get_xlabel() == f"a\n({'higher' if right else 'lower'} is better)"
 
 
-def test_a_family_shares_a_colour_and_each_method_carries_its_setting(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_family_shares_a_colour_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
     seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
     seeds.append(outcome("diverged", 0, {"a": math.nan, "b": 0.0}))
     axes = (Axis("a"), Axis("b"))
-    (panel,) = panels(plots.pareto, frame(*seeds), axes, folder=tmp_path, monkeypatch=monkeypatch)
-    assert [text.get_text() for text in panel.texts] == ["0.1", "1", ""]
+    arguments = (frame(*seeds), axes, styles_of(names))
+    (panel,) = panels(plots.pareto, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
     points = [bars.lines[0] for bars in panel.containers]
     assert points[0].get_color() == points[1].get_color() != points[2].get_color()
     assert points[0].get_marker() != points[1].get_marker()
@@ -141,27 +145,22 @@ def test_a_family_shares_a_colour_and_each_method_carries_its_setting(
     assert "± standard deviation over 2 seeds" in legend.get_title().get_text()
 
 
-def test_a_model_far_off_does_not_squash_the_others_and_texts_cover_nothing(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_model_far_off_does_not_squash_the_others(tmp_path, monkeypatch) -> None:
     values = {f"penalty {n}": (1 + n / 1000, 2 - n / 1000) for n in range(7)}
     values |= {"penalty 9": (2.0, 1.0), "old model": (400.0, 0.5)}
     done = frame(*(outcome(name, 0, {"a": a, "b": b}) for name, (a, b) in values.items()))
     axes = (Axis("a"), Axis("b"))
-    (panel,) = panels(plots.pareto, done, axes, folder=tmp_path, monkeypatch=monkeypatch)
+    arguments = (done, axes, styles_of(values))
+    (panel,) = panels(plots.pareto, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
     assert panel.get_xlim()[1] < 3
     (legend,) = panel.figure.legends
     assert "Outside: old model (400, 0.5)" in legend.get_title().get_text()
-    texts = [text.get_text() for text in panel.texts]
-    assert "9" in texts
-    assert len([text for text in texts if text]) < 8  # The legend has all.
 
 
 def test_curves_of_one_colour_differ_in_shade_and_line(tmp_path, monkeypatch) -> None:
     values = {f"penalty {n}": np.array([0.0, n]) for n in range(1, 5)}
-    (panel,) = panels(
-        plots.violation_cdfs, {"val/fit": values}, folder=tmp_path, monkeypatch=monkeypatch
-    )
+    arguments = ({"val/fit": values}, styles_of(values))
+    (panel,) = panels(plots.violation_cdfs, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
     looks = {(line.get_color(), line.get_linestyle()) for line in panel.lines[:-1]}
     assert len(looks) == 4
 
@@ -173,7 +172,8 @@ def test_the_band_of_a_method_is_as_wide_as_its_samples_say(tmp_path, monkeypatc
         "many": generator.normal(size=2000),
         "poisoned": np.array([0.0, math.nan, 1.0]),
     }
-    found = panels(plots.cdf_panels, {"fit": worst}, folder=tmp_path, monkeypatch=monkeypatch)
+    arguments = ({"fit": worst}, styles_of(worst))
+    found = panels(plots.cdf_panels, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
     assert [panel.get_title() for panel in found] == list(worst)
     for panel, values in list(zip(found, worst.values(), strict=True))[:2]:
         (band,) = panel.collections
@@ -192,6 +192,7 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None
     (panel,) = panels(
         plots.violation_cdfs,
         {"test/fit": {"diverging": values}},
+        styles_of(["diverging"]),
         folder=tmp_path,
         monkeypatch=monkeypatch,
     )
@@ -233,9 +234,8 @@ def test_accuracies_are_no_categories() -> None:
 
 def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
     group = DataFrame({"x": [0.2, 0.4, 0.8], "y": [0.5, 0.5, 0.1]}, index=["a", "a", "b"])
-    (panel,) = panels(
-        plots.category_bars, {"mc/f1": group}, folder=tmp_path, monkeypatch=monkeypatch
-    )
+    arguments = ({"mc/f1": group}, styles_of("ab"))
+    (panel,) = panels(plots.category_bars, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
     heights = [
         bar.get_height() for bars in panel.containers for bar in getattr(bars, "patches", [])
     ]
@@ -247,26 +247,16 @@ def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
     assert faces[0] == faces[1] != faces[2] == faces[3]
 
 
-def test_the_gap_is_means_over_seeds_with_their_spread(tmp_path, monkeypatch) -> None:
+def test_the_gap_is_means_over_seeds() -> None:
     names = ("test/fit/cvar95", "train/fit/cvar95")
     done = [
         outcome("a", seed, dict(zip(names, (4.0 + seed, 1.0 + seed), strict=True)))
         for seed in (0, 1)
     ]
-    gaps = plots.gaps(frame(*done))
-    assert gaps["fit/cvar95"].to_dict("list") == {"train": [1.0, 2.0], "held-out": [4.0, 5.0]}
-    (panel,) = panels(plots.gap_marks, gaps, folder=tmp_path, monkeypatch=monkeypatch)
-    assert panel.get_xlabel() == "fit: CVaR95 of the violations"
-    assert [float(bars.lines[0].get_xdata()[0]) for bars in panel.containers] == [1.5, 4.5]
-    for bars in panel.containers:
-        (across,) = bars.lines[2]
-        assert np.ptp(across.get_segments()[0][:, 0]) == pytest.approx(2 * math.sqrt(0.5))
-    faces = [bars.lines[0].get_markerfacecolor() for bars in panel.containers]
-    assert faces[0] == "white" != faces[1] == panel.containers[1].lines[0].get_color()
     assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
 
 
-def test_costs_are_means_over_the_seeds_that_measured_them(tmp_path, monkeypatch) -> None:
+def test_costs_are_means_over_the_seeds_that_measured_them() -> None:
     def costly(method: str, seed: int, seconds: list[float], gib: float | None) -> Outcome:
         more = {"epoch_seconds": seconds, "host_bytes": gib and gib * 2**30, "gpu_bytes": None}
         return outcome(method, seed, {}, **more)
@@ -280,11 +270,6 @@ def test_costs_are_means_over_the_seeds_that_measured_them(tmp_path, monkeypatch
     table = tables.cost_table(runs)
     assert list(table.cells) == ["method", "seconds per epoch", "host memory, GiB"]
     assert lines(table) == [["a", "3.0 ± 1.0", "3.0 ± 1.4"]]
-    costs = tables.costs(runs).set_index(runs["method"])
-    found = panels(plots.cost_bars, costs, folder=tmp_path, monkeypatch=monkeypatch)
-    assert [panel.get_xlabel() for panel in found] == ["seconds per epoch", "host memory, GiB"]
-    widths = [[bar.get_width() for bar in panel.patches] for panel in found]
-    assert [width[0] for width in widths] == [3.0, 3.0]
 
 
 def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
@@ -316,23 +301,25 @@ def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> No
     names = ("test/mrr@10", "test/objective", "test/mrr@10:min", "test/objective:max")
     found = [plots.parse_axis(name, metrics, known) for name in names]
     assert [axis.higher_is_better for axis in found] == [True, False, False, True]
-    assert plots.parse_axis(plots.PARETO, metrics, known).name == "test/fit/cvar95"
     with pytest.raises(plots.UnknownMetricError, match=r"--pareto test/mrr: .*test/mrr@10"):
         plots.parse_axis("test/mrr", metrics, known)
 
 
-def test_every_plot_is_there_for_paper_too_and_the_same_each_time(tmp_path) -> None:
-    costs = DataFrame({"seconds": [1.0, 2.0]}, index=["a", "b"])
+def test_a_plot_for_paper_is_asked_for_and_the_same_each_time(tmp_path, monkeypatch) -> None:
+    """The PDF of an earlier comparison goes, as its numbers may have been others."""
+    metrics = {"test/objective": 1.0, "test/fit/cvar95": 0.5}
+    done = [outcome("a", 0, metrics)]
+    monkeypatch.setattr(Run, "violations", lambda run: {"test/fit": np.array([0.5])})
+    monkeypatch.setattr(Run, "worst", lambda run: {})
     written = []
     for _ in range(2):
-        plots.cost_bars(costs, tmp_path / "costs.png")
-        written.append({path.suffix: path.read_bytes() for path in tmp_path.glob("costs.*")})
+        plots.draw(done, tmp_path, None, pdf=True)
+        written.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
     assert written[0] == written[1]
-    assert written[0].keys() == {".png", ".pdf", ".svg"}
-    assert written[0][".pdf"].startswith(b"%PDF")
-    assert b"<svg" in written[0][".svg"]
-    drawing.remove(tmp_path / "costs.png")
-    assert not list(tmp_path.glob("costs.*"))
+    assert written[0].keys() == {"cdf.png", "cdf.pdf", "pareto.png", "pareto.pdf"}
+    assert written[0]["cdf.pdf"].startswith(b"%PDF")
+    plots.draw(done, tmp_path, None, pdf=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"cdf.png", "pareto.png"}
 
 
 def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
@@ -340,7 +327,7 @@ def test_the_default_plot_is_of_the_objective_that_all_methods_share() -> None:
     metrics = {"test/objective": 1.0, "test/kl": 2.0, "test/fit/cvar95": 0.0}
     done = [outcome("a", 0, metrics, shared_objective="kl"), outcome("b", 0, {}, error="x")]
     assert tables.shared_objective(done) == "kl"
-    assert plots.default_axes([*metrics], "kl") == ["test/kl", "test/*/cvar95"]
+    assert plots.default_axes([*metrics], "kl") == ["test/kl", "test/fit/cvar95"]
     assert tables.shared_objective([outcome("a", 0, metrics)]) == "objective"
     gone = [outcome("a", 0, {"test/objective": 1.0}, shared_objective="kl")]
     assert tables.shared_objective(gone) == "objective"

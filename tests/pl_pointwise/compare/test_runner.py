@@ -63,7 +63,7 @@ def files(folder: Path, methods: str) -> list[str]:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take longer than these runs."""
-    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
 def lines(output: Path) -> dict[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
@@ -50,13 +52,13 @@ def compare(folder: Path, *more: str, out: str = "out", methods: str = METHODS) 
 @pytest.fixture(autouse=True)
 def unpainted(monkeypatch) -> None:
     """Plots take longer than these runs."""
-    monkeypatch.setattr(command, "draw_plots", lambda done, output, axes: None)
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "draw_plots", lambda done, output, axes: None)
+        patch.setattr(command, "draw_plots", lambda *_: None)
         return compare(tmp_path_factory.mktemp("certified"), "--require", REQUIREMENT)
 
 
@@ -88,7 +90,7 @@ def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> No
 def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
-    said = r"of 200 units \(prompts, queries\) fail, 0(\.\d+)? of their 400 samples"
+    said = r"of 200 units \(prompts, queries\) fail, \d[\d.]* of their 400 samples"
     assert re.search(said, card)
     assert "## Certificate" in card
     assert "meets the requirement on new inputs, with 95 % confidence" in card
@@ -97,6 +99,33 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     config = yaml.safe_load((model / "certificate/config.yaml").read_text())
     assert set(config) == {"model", "data", "trainer"}
     assert set(config["trainer"]) == {"precision"}
+
+
+def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
+    tmp_path, monkeypatch
+) -> None:
+    """What is in memory after the file is written has no say."""
+    built, init, save = list[PlaneModule](), PlaneModule.__init__, Trainer.save_checkpoint
+
+    @functools.wraps(init)
+    def counted(self: PlaneModule, *args: Any, **options: Any) -> None:
+        built.append(self)
+        init(self, *args, **options)
+
+    def save_and_spoil(self: Trainer, *args: Any, **options: Any) -> None:
+        save(self, *args, **options)
+        built[-1].weight.data.fill_(100.0)
+
+    monkeypatch.setattr(PlaneModule, "__init__", counted)
+    monkeypatch.setattr(Trainer, "save_checkpoint", save_and_spoil)
+    strict = METHODS.splitlines()[-1]
+    data = ["--data.seed", "7"]  # Other samples: those of seed 0 are used.
+    out = compare(tmp_path, "--require", REQUIREMENT, *data, methods=strict)
+    assert len(built) == 2
+    stored = torch.load(out / "model/plane.pt", weights_only=True)["weight"]
+    assert torch.equal(stored, built[1].weight.detach())
+    assert stored.abs().max() < 2
+    assert json.loads((out / "answer.json").read_text())["certified"] == "strict · seed 0"
 
 
 def test_the_report_shows_the_answer_and_no_certificate_that_ignores_the_choice(certified) -> None:

@@ -10,97 +10,94 @@ The output folder then holds, beside the tables of the selection split,
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import units_of
+from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
-from pl_pointwise.requirements.answer import Answer, MeasuredModel, answer
-from pl_pointwise.requirements.beforehand import check, held_out_loaders, samples_to_come
+from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
+from pl_pointwise.requirements.beforehand import check_splits, held_out_loaders, samples_to_come
 from pl_pointwise.requirements.monitor import CERTIFICATE, config_for_new_records
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
     hash_of,
     read_samples,
-    samples_of,
-    write_samples,
 )
 
+from .checks import require_same_bounds
 from .drawing import save
 from .loggers import on_first_rank
-from .runner import bounds_of, datasets_of, quieten
-from .runs import CHECKPOINT, SAMPLES, Comparison, Run
+from .runner import Built, datasets_of
+from .runs import CHECKPOINT, SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
 
-ONE_PROCESS = ["--trainer.accelerator", "cpu", "--trainer.devices", "1", "--trainer.num_nodes", "1"]
-ONE_PROCESS += ["--trainer.strategy", "auto", "--trainer.logger", "false"]
+TO_SET_UP_DATA: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "limit_val_batches": 0,
+    "limit_test_batches": 0,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+}
 
-AGREEMENT = 1e-3
-"""By how much a violation of the model read from its file may differ from what was measured."""
 
+def check_requirements(comparison: Comparison, built: dict[Path, Built]) -> None:
+    """Refuses requirements that cannot come to a certificate, before anything is trained.
 
-def check_before(comparison: Comparison, bounds: Mapping[str, dict[str, str]]) -> None:
-    """Refuses a requirement that cannot come to a certificate, before anything is trained.
+    Loads the data of one run, and makes no forward pass.
 
-    Loads the first method's data, and makes no forward pass.
-
-    bounds: by method, of :func:`~.checks.check_methods`, which has built their models.
+    built: of :func:`~.checks.check_methods`; emptied where a model is configured for its devices,
+        as here it has been for one process.
 
     Raises:
-        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check`; no loader of a
-            split; methods judged by different bounds; certification samples that were used for
-            another choice; or a folder ``model`` that no answer has written.
+        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check_splits`; no loader
+            of a split; certification samples that were used for another choice; or a folder
+            ``model`` that no answer has written.
     """
     requirements = [Requirement.parse(text) for text in comparison.requirements]
     _replaceable(comparison.output)
-    quieten()
-    cli = PointwiseCLI([*comparison.runs[0].arguments, *ONE_PROCESS], run=False)
-    source = cli.datamodule or cli.model
+    found = [each.cli for each in built.values()]
+    cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)
+    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
+    source = data or cli.model
     for stage in ("val", "test"):
         if not is_overridden(f"{stage}_dataloader", source):
             raise RequirementError(
                 f"{type(source).__name__} has no {stage}_dataloader(). Hold out two parts of the "
                 "data: validation data to choose by and test data to certify with."
             )
-    cli.trainer.limit_val_batches = cli.trainer.limit_test_batches = 0  # To set up the data only.
-    cli.trainer.callbacks = []  # type: ignore[attr-defined]
-    cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
-    cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    datasets = datasets_of(cli)
+    if is_overridden("configure_model", cli.model):
+        built.clear()
+    trainer = Trainer(**TO_SET_UP_DATA)
+    trainer.validate(cli.model, data, verbose=False)
+    trainer.test(cli.model, data, verbose=False)
+    datasets = datasets_of(data)
     samples = samples_to_come(cli.model, held_out_loaders(source), datasets)
     trained = units_of(datasets["train"]) if "train" in datasets else None
-    check(samples, [hash_of(unit) for unit in trained or ()], requirements, comparison.confidence)
+    units = [hash_of(unit) for unit in trained or ()]
+    check_splits(samples, units, requirements, comparison.confidence)
     check_unused(_use(comparison), _certification_units(samples), comparison.output)
-    expected = bounds_of(cli.model)
-    runs = {run.method: run for run in reversed(comparison.runs)}
-    for method, found in bounds.items():
-        if found != expected:
-            raise _other_bounds(comparison.runs[0], runs[method], expected, found)
 
 
-def _other_bounds(
-    one: Run, other: Run, expected: dict[str, str], found: dict[str, str]
-) -> RequirementError:
-    return RequirementError(
-        f"{one.title} and {other.title} are judged by different bounds, {expected} and {found}. "
-        "Give all methods the same evaluation tolerance; the one they are trained with may differ."
-    )
-
-
-def give_answer(comparison: Comparison) -> Answer | None:
+def answer_requirements(comparison: Comparison) -> Answer | None:
     """Chooses among the finished runs, writes the answer, and exports the chosen model.
 
     Returns: None while a run has failed or was not run: the certification split is opened once,
@@ -126,7 +123,7 @@ def give_answer(comparison: Comparison) -> Answer | None:
     check_unused(use, units, output)
     model = _replaceable(output)
     requirements = [Requirement.parse(text) for text in comparison.requirements]
-    found = answer(measured, requirements, comparison.confidence)
+    found = choose_model(measured, requirements, comparison.confidence)
     if first:
         remember_use(use, units, output, output)
         _write(found, output)
@@ -181,12 +178,9 @@ def _check_alike(runs: Sequence[Run]) -> None:
     Raises:
         RequirementError: two runs measured violations by different bounds, or other samples.
     """
-    first = runs[0].result() or {}
+    require_same_bounds({run.title: (run.result() or {})["bounds"] for run in runs})
     units = set(read_samples(runs[0].folder / SAMPLES)["unit"])
     for run in runs[1:]:
-        result = run.result() or {}
-        if result["bounds"] != first["bounds"]:
-            raise _other_bounds(runs[0], run, first["bounds"], result["bounds"])
         if set(read_samples(run.folder / SAMPLES)["unit"]) != units:
             raise RequirementError(
                 f"{runs[0].title} and {run.title} were judged on different samples. What is held "
@@ -267,22 +261,19 @@ def draw(found: Answer, path: Path) -> None:
 
 
 def export(run: Run, found: Answer, folder: Path) -> None:
-    """Exports the model of a run with its certificate, as it is read from the run's file.
-
-    The model is tested once more on the certification split, so that what is exported is what was
-    certified.
-
-    Raises:
-        RequirementError: it measures something else.
-    """
+    """Exports the model of a run with its certificate, from the file that was certified."""
     cli = PointwiseCLI([*run.arguments, "--trainer.logger", "false"], run=False)
-    cli.model.certificate = found.statement()
+    cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
     path = run.folder / CHECKPOINT
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    measured = samples_of(cli.model, datasets_of(cli))
-    _check_same(found.models[found.chosen or 0].samples, measured)
+    cli.model.certificate = found.statement()
+    tested = torch.load(run.folder / TESTED, weights_only=True)
+    cli.model.evaluated = {
+        stage: {name: SampleViolations(**parts) for name, parts in by_constraint.items()}
+        for stage, by_constraint in tested.items()
+    }
     inside = folder / CERTIFICATE
     if type(cli.model).export is not PointwiseModule.export:
         cli.model.export(folder)
@@ -291,21 +282,7 @@ def export(run: Run, found: Answer, folder: Path) -> None:
         print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
     inside.mkdir(parents=True)
     (inside / "certificate.json").write_text(json.dumps(found.as_dict(), indent=1))
-    write_samples(measured, inside / SAMPLES)
     config = config_for_new_records(yaml.safe_load((run.folder / "config.yaml").read_text()))
     (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    shutil.copy(path, inside / CHECKPOINT)
-
-
-def _check_same(before: DataFrame, now: DataFrame) -> None:
-    keys = ["dataset", "kind", "quantity", "index"]
-    before = before[(before["split"] == CERTIFICATION) & (before["kind"] == "constraint")]
-    both = before.merge(now, on=keys, suffixes=("", " now"))
-    difference = (both["value"] - both["value now"]).abs()
-    scale = 1 + both["value"].abs()
-    if len(both) != len(before) or (difference > AGREEMENT * scale).any():
-        raise RequirementError(
-            f"The model read from its file measures other violations than it did when it was "
-            f"trained, by up to {difference.max():.3g}. It is not exported: the certificate is "
-            "not about it. Do data or forward pass draw random numbers in evaluation?"
-        )
+    for name in (SAMPLES, CHECKPOINT):
+        shutil.copy(run.folder / name, inside / name)
