@@ -95,15 +95,11 @@ class AnsweringModule(ResponseModule):
 
         samples: (position in the batch, index) of each, one at least. stage: the data set's name.
         """
-        found = dict(self.strict_tests.answers_to(batch)) if self.strict_tests else {}
-        rows = [row for row, _ in samples if row not in found]
-        if rows:
-            new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-            found |= dict(zip(rows, zip(new.texts, new.cut, strict=True), strict=True))
+        rows = [row for row, _ in samples]
+        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
         return [
             {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for row, index in samples
-            for text, cut in [found[row]]
+            for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
         ]
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -18,7 +17,6 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
 )
-from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
@@ -29,7 +27,6 @@ from .records import (
     UNSAFE,
     Record,
     Selection,
-    once,
     parse_borderline,
     parse_instruction,
     parse_judgement,
@@ -40,7 +37,6 @@ from .records import (
     without_role,
 )
 from .sources import BORDERLINE, SafetySources
-from .unsafe_answers import UnsafeAnswers
 
 WITH_ANY_SOURCE = (*BORDERLINE, "over_refusal", "alpaca_eval", "predict")
 """Options of files, without ``_file``, that go with the hub too."""
@@ -49,8 +45,6 @@ UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
 """The data sets that ``test`` runs on, as far as there are any."""
-
-PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
 
 _PKU = (
     "prompt",
@@ -139,12 +133,8 @@ class SafetyDataModule(SafetySources):
         refusals: what the model is to say to an unsafe prompt.
         own_refusals: whether a record's own refusal is taken in its place: of schema "labelled" a
             safe response that refuses by the keyword rule, and a borderline record's.
-        unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
-            the constraint on them need; "generate" also those that the data lack, for training
-            prompts only, by the model as it is before training.
-        generation: how those are generated.
-        answers_folder: where they are kept, for this run and later ones; None is
-            "unsafe_answers" below the trainer's default_root_dir.
+        unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
+            and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. How much is held
             out from the hub, and for schema beavertails, is said by ``selection``; the fractions
             then say how that is divided into "val" and "test".
@@ -195,9 +185,7 @@ class SafetyDataModule(SafetySources):
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         own_refusals: bool = True,
-        unsafe_answers: Literal["leave", "take", "generate"] = "leave",
-        generation: Generation = PAPER_SAMPLING,
-        answers_folder: str | None = None,
+        unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
@@ -213,7 +201,7 @@ class SafetyDataModule(SafetySources):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
+        one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
@@ -235,24 +223,17 @@ class SafetyDataModule(SafetySources):
         self.files = files
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
-        self.generation, self.answers_folder = generation, answers_folder
 
     # Lightning's hooks --------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Fill the hub's caches and generate the unsafe answers asked for, once a node."""
+        """Fill the hub's caches, once a node."""
         self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
-        if stage == "predict":
-            return
-        if self.source == "hub":
+        if self.source == "hub" and stage != "predict":
             self._read_splits()
             if stage == "test":
                 self._read("pku")
-        if self.unsafe_answers == "generate" and stage != "validate":
-            lacking = self._lacking_answers()
-            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-            self._answers.complete(lacking, self._encoder, device, self.eval_batch_size)
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
@@ -303,34 +284,11 @@ class SafetyDataModule(SafetySources):
             records = self._records.get(name, [])
         else:
             records = self._read(name)
-        if name == "train" and self.unsafe_answers == "generate" and records:
-            records = self._with_generated(records)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             records = without_role(UNSAFE, records)
         if not self.own_refusals:
             records = without_role(REFUSAL, records)
         return with_refusals(records, self.refusals)
-
-    def _lacking_answers(self) -> list[Record]:
-        """The unsafe training records without an unsafe answer, one of each prompt."""
-        self._read_splits()
-        records = self._records.get("train", [])
-        return once(r for r in records if r.unsafe and UNSAFE not in r.roles)
-
-    def _with_generated(self, records: Sequence[Record]) -> list[Record]:
-        lacking = {record.text for record in self._lacking_answers()}
-        return self._answers.added_to(records, lacking, self._encoder)
-
-    @property
-    def _answers(self) -> UnsafeAnswers:
-        root = Path(self.trainer.default_root_dir) if self.trainer else Path()
-        return UnsafeAnswers(
-            Path(self.answers_folder) if self.answers_folder else root / "unsafe_answers",
-            self.model_name,
-            self.revision,
-            self.generation,
-            self.preparation.max_prompt_length,
-        )
 
 
 def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:

@@ -33,15 +33,15 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
+from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
-from pl_pointwise.tasks.language_model.strict import Strict
 
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
-from .data import PAPER_SAMPLING, TEST_SETS
+from .data import TEST_SETS
 from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .rates import RATES, side_by_side, summary, write_rates
 from .records import HELPFUL, REFUSAL, UNSAFE
@@ -49,6 +49,7 @@ from .records import HELPFUL, REFUSAL, UNSAFE
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 
 PAPER_LORA = Lora(r=64, lora_alpha=128, lora_dropout=0.05, target_modules="attention")
+PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
 PAPER_TRAINING = Training(
     optimization=Optimization(
         learning_rate=5e-4, weight_decay=0.01, schedule="cosine", warmup_ratio=0.1
@@ -116,7 +117,6 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: Δ of Safe-DPO, asked for of a safe response against an unsafe one.
         safe_dpo_beta: β of Safe-DPO; Δ stands outside it.
         evaluation: tolerances of the evaluation, and which prompts are answered and judged.
-        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
 
@@ -150,7 +150,6 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: float = 5.0,
         safe_dpo_beta: float = 0.1,
         evaluation: SafetyEvaluation = DEFAULT_EVALUATION,
-        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
@@ -166,7 +165,7 @@ class SafetyModule(AnsweringModule):
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
         self.answers = {}
 
@@ -265,7 +264,7 @@ class SafetyModule(AnsweringModule):
             what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
             raise DataError(
                 f"{what} needs unsafe answers, and the training set has none. Set the data "
-                'module\'s unsafe_answers to "take", or to "generate" where the data have none.'
+                'module\'s unsafe_answers to "take", and give it data that have some.'
             )
 
     # Evaluation -----------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,
     REFUSAL,
-    UNSAFE,
     parse_borderline,
     parse_instruction,
     parse_labelled,
@@ -211,22 +210,6 @@ def test_a_records_own_refusal_is_used_where_there_is_one(
     assert borderline.responses == ((HELPFUL, "Push."), (REFUSAL, expected))
     # A safe response that does not refuse is no refusal.
     assert data.datasets["train"].records[11].responses == ((REFUSAL, REFUSAL_TEXT),)
-
-
-def test_a_generated_unsafe_answer_stands_behind_the_records_own_refusal(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    rows = [{"prompt": "Pick it.", "response": OWN, "is_safe": True}, {"messages": TURNS}]
-    files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", rows)}
-    data = data_of(
-        files, language_model_folder, unsafe_answers="generate", generation=SHORT,
-        answers_folder=str(tmp_path / "answers"),
-    )  # fmt: skip
-    data.prepare_data()
-    data.setup("fit")
-    own, several = data.datasets["train"].records[10:]
-    assert own.roles == several.roles == [REFUSAL, UNSAFE]
-    assert own.answers[0] == OWN
 
 
 # Conversations ------------------------------------------------------------------------------------
