@@ -70,8 +70,8 @@ class Lora:
     init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
 
     def __post_init__(self) -> None:
-        allowed = (True, False, "gaussian", "orthogonal")
-        one_of("lora.init_lora_weights", self.init_lora_weights, allowed)
+        if isinstance(self.init_lora_weights, str):
+            one_of("lora.init_lora_weights", self.init_lora_weights, ("gaussian", "orthogonal"))
 
 
 # Fresh adapters -----------------------------------------------------------------------------------
