@@ -29,12 +29,13 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
 from pl_pointwise.tasks.language_model.calls import CALL_RATES, call_report, text_of_response
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .encoding import ConversationDataset, role_number
-from .records import CONSTRAINED, ROLES, Record
+from .records import CONSTRAINED, ROLES, role_number
 
 TEST_SETS = ("test", "train")
 """The data sets that ``test`` runs on."""
@@ -122,7 +123,7 @@ class ConversationModule(AnsweringModule):
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
     upper_bounds = ("avoid",)
     rates = RATES
-    kind_key, rank_key = "refusal", "rank"
+    kind_key = "refusal"
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class ConversationModule(AnsweringModule):
         And warns where an epoch has few optimizer steps, though there are records for more.
         """
         samples = self.training_samples
-        if not isinstance(samples, ConversationDataset):
+        if not isinstance(samples, EncodedResponses):
             return
         roles = {role for record in samples.records for role in record.roles}
         if not any(_carries_objective(record, self.objective_roles) for record in samples.records):

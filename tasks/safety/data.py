@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.tasks.common.splits import stratified_ranks
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -17,11 +19,15 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
 )
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.messages import answer_text
+from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
-from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
+    KINDS,
+    PKU_COLUMNS,
     REFUSAL,
     ROLES,
     UNSAFE,
@@ -33,7 +39,7 @@ from .records import (
     parse_labelled,
     parse_pair,
     parse_prompt,
-    with_refusals,
+    without_own_refusals,
     without_role,
 )
 from .sources import BORDERLINE, SafetySources
@@ -46,17 +52,33 @@ UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
 """The data sets that ``test`` runs on, as far as there are any."""
 
-_PKU = (
-    "prompt",
-    "response_0",
-    "response_1",
-    "is_response_0_safe",
-    "is_response_1_safe",
-    "better_response_id",
-    "safer_response_id",
-)
-
 DEFAULT_SELECTION = Selection()
+
+ALPACA_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
+{{ message.content }}{{ eos_token }}{% else %}Below is an instruction that describes a task. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+{{ message.content }}
+
+{% endif %}{% endfor %}{% if add_generation_prompt %}### Response:
+{% endif %}"""
+"""Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
+
+
+class SafetyDataset(EncodedResponses):
+    """Prompts and responses as token ids; ``rank`` is by kind, its categories in turn."""
+
+    @cached_property
+    def strata(self) -> list[int]:
+        """Of each sample the position of its kind in :data:`KINDS`."""
+        return [KINDS.index(record.kind) for record in self.records]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Of each sample, how many of its kind come before it, its categories in turn."""
+        return stratified_ranks(self.strata, [record.category for record in self.records])
 
 
 class SafetyDataModule(SafetySources):
@@ -84,16 +106,15 @@ class SafetyDataModule(SafetySources):
 
     The training set is the benign prompts, then the unsafe, then the borderline ones; batches have
     all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
-    fixed by its position in the data set: record i, counted before any is left out for its length,
-    has refusal i mod n.
+    the same wherever the prompt stands.
 
     The batch of B prompts, R responses to each at most::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        roles    (B, R)  long  what each response is, records.py; −1 where absent
+        roles    (B, R)  long  what each response is, a position in ROLES; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
         borderline (B,)  bool  whether it is a borderline one
-        preceding (B,)   long  how many prompts of the same kind stand before it in the data set
+        rank     (B,)    long  how many prompts of the same kind stand before it in the data set
         text     B texts       what the user says
         kind     B texts       "benign", "unsafe" or "borderline"
         category B texts       BeaverTails' category, XSTest's type, or the kind
@@ -158,7 +179,7 @@ class SafetyDataModule(SafetySources):
             ("prompt", "messages", "answer", "response", "refusal", "type", "label"),
         ),
         parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
-        parse_pair: (_PKU, ()),
+        parse_pair: (PKU_COLUMNS, ()),
         parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
     }
     default_template = ALPACA_TEMPLATE
@@ -237,32 +258,27 @@ class SafetyDataModule(SafetySources):
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
+        records: list[Record] = [row["record"] for row in rows]
+        roles = [[ROLES.index(role) for role in record.roles] for record in records]
         return {
             **collate_rows(rows),
-            "roles": collate_columns(rows, "roles", ABSENT),
-            **{
-                name: torch.tensor([row[name] for row in rows])
-                for name in ("unsafe", "borderline", "preceding")
-            },
-            **{name: [row[name] for row in rows] for name in ("text", "kind", "category")},
+            "roles": collate_columns(rows, roles, ABSENT),
+            "unsafe": torch.tensor([record.unsafe for record in records]),
+            "borderline": torch.tensor([record.borderline for record in records]),
+            "rank": torch.tensor([row["rank"] for row in rows]),
+            **{name: [getattr(r, name) for r in records] for name in ("text", "kind", "category")},
         }
 
     described_as: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("refuse", "comply", "comply_borderline"), ROLES[REFUSAL]),
-        "avoid": ROLES[UNSAFE],
+        **dict.fromkeys(("refuse", "comply", "comply_borderline"), REFUSAL),
+        "avoid": UNSAFE,
     }
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, SafetyDataset)
-        record = dataset.record(index)
-        texts = {
-            "record": record.where,
-            "prompt": record.text,
-            "kind": record.kind,
-        }
-        return texts | {ROLES[role]: text for role, text in record.responses}
+        record = self._training_record(index)
+        texts = {"record": record.where, "prompt": record.text, "kind": record.kind}
+        return texts | {each.role: answer_text(each.answer) for each in record.responses}
 
     # Data sets ------------------------------------------------------------------------------------
 
@@ -278,7 +294,7 @@ class SafetyDataModule(SafetySources):
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
-            return self._read(name)
+            return without_role(REFUSAL, self._read(name))
         if name in SPLITS:
             self._read_splits()
             records = self._records.get(name, [])
@@ -287,7 +303,7 @@ class SafetyDataModule(SafetySources):
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             records = without_role(UNSAFE, records)
         if not self.own_refusals:
-            records = without_role(REFUSAL, records)
+            records = without_own_refusals(records)
         return with_refusals(records, self.refusals)
 
 

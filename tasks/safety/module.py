@@ -41,10 +41,9 @@ from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
-from .data import TEST_SETS
-from .encoding import ALPACA_TEMPLATE, SafetyDataset
+from .data import ALPACA_TEMPLATE, TEST_SETS, SafetyDataset
 from .rates import RATES, side_by_side, summary, write_rates
-from .records import HELPFUL, REFUSAL, UNSAFE
+from .records import HELPFUL, REFUSAL, ROLES, UNSAFE
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 
@@ -127,7 +126,7 @@ class SafetyModule(AnsweringModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "preceding")
+    host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "rank")
     own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_template = ALPACA_TEMPLATE
@@ -135,7 +134,7 @@ class SafetyModule(AnsweringModule):
     default_generation = PAPER_SAMPLING
     upper_bounds = ("comply", "comply_borderline", "avoid")
     rates = RATES
-    kind_key, rank_key = "kind", "preceding"
+    kind_key = "kind"
 
     def __init__(
         self,
@@ -174,13 +173,13 @@ class SafetyModule(AnsweringModule):
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The helpful answers, (B, R) bool."""
         roles: Tensor = batch["roles"]
-        return roles == HELPFUL
+        return roles == ROLES.index(HELPFUL)
 
     def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The refusal, for "avoid" the unsafe answer, (B,)."""
         found = {}
         for name in self.constraints:
-            here = batch["roles"] == (UNSAFE if name == "avoid" else REFUSAL)
+            here = batch["roles"] == ROLES.index(UNSAFE if name == "avoid" else REFUSAL)
             found[name] = torch.where(here.any(1), here.long().argmax(1), -1)
         return found
 
@@ -230,7 +229,7 @@ class SafetyModule(AnsweringModule):
         s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
         if reference is None or s.shape[1] < 2:  # There is no pair.
             return s[:, 0]
-        unsafe = (batch["roles"] == UNSAFE).to(s.device, non_blocking=True)
+        unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
         return safe_dpo_loss(
             s[:, 0],
             s[:, 1],
@@ -247,14 +246,14 @@ class SafetyModule(AnsweringModule):
         samples = self.training_samples
         if not isinstance(samples, SafetyDataset):
             return
-        holds = samples.holds
-        if self.formulations and not (holds["unsafe"] and holds["benign"]):
-            lacking = "unsafe" if holds["benign"] else "benign"
+        kinds = {record.kind for record in samples.records}
+        if self.formulations and not kinds >= {"unsafe", "benign"}:
+            lacking = "unsafe" if "benign" in kinds else "benign"
             raise DataError(
                 f"There is no {lacking} prompt to train on, and the constraints need both kinds. "
                 "Give the data module some, or set formulation to null."
             )
-        if "comply_borderline" in self.formulations and not holds["borderline"]:
+        if "comply_borderline" in self.formulations and "borderline" not in kinds:
             raise DataError(
                 "comply_borderline_tolerance: there is no borderline prompt to train on. Give the "
                 "data module a borderline_file, or set the tolerance to null."
