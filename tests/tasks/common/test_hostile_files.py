@@ -240,7 +240,7 @@ def test_any_value_is_read_or_refused_by_name(loader: Loader, read: Any) -> None
         if error is not None:
             refused += 1
             assert "hostile.jsonl, line 1" in str(error) or "hostile.jsonl: no usable" in str(error)
-    assert refused > 5
+    assert refused > 3
     for row in (None, "x", [good[0]]):
         assert "hostile.jsonl, line 1" in str(read(loader, lines([row, *good])))
     error = read(loader, json.dumps([1, *good]).encode(), "json")
