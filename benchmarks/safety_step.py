@@ -88,7 +88,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             answers = [
                 (len(row["prompt"]), [len(row["responses"][0])])
                 for row in encoded
-                if HELPFUL in row["roles"]
+                if HELPFUL in row["record"].roles
             ]
             floor += floor_seconds(arguments.folder, answers, 1)
     steps = len(encoded) / arguments.batch_size

@@ -1,4 +1,4 @@
-"""Records from files, read strictly: every message names file, line, field and remedy.
+"""Records from files: every message names file, line, field and remedy.
 
 What the tasks' data modules share. Nothing here runs anything that a file says.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,12 +21,6 @@ R = TypeVar("R")
 
 CHUNK = 256
 """Rows read at a time."""
-
-DEPTH = 64
-"""The most levels of lists and objects in a record: more than any schema has, and few enough for
-everything that later walks the record, templates included."""
-
-_HALF = "holds half of a surrogate pair, which is no Unicode text"
 
 CHOICE = "(invalid: skip leaves such records out.)"
 """What a message ends in where leaving records out is an option."""
@@ -52,26 +44,21 @@ def rows_of(
     try:
         if not Path(path).is_file():
             raise DataError(f"{path}: no such file. Check the path.")
-        yield from _rows_by_ending(path, required, optional)
+        ending = Path(path).suffix.lower()
+        if ending == ".parquet":
+            yield from _parquet_rows(path, required, optional)
+        elif ending == ".csv":
+            yield from _csv_rows(path)
+        elif ending == ".json":
+            yield from _json_rows(path)
+        else:
+            yield from _json_lines(path)
     except OSError as error:
         problem = f"cannot be read ({error.strerror or error})"
         raise DataError(f"{path}: {problem}. Check the path and who may read it.") from error
 
 
-def _rows_by_ending(
-    path: str, required: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Any]]:
-    if path.lower().endswith(".parquet"):
-        yield from parquet_rows(path, required, optional)
-    elif path.lower().endswith(".csv"):
-        yield from csv_rows(path)
-    elif path.lower().endswith(".json"):
-        yield from json_rows(path)
-    else:
-        yield from json_lines(path)
-
-
-def json_lines(path: str) -> Iterator[tuple[str, Any]]:
+def _json_lines(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of every line that is not empty."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -81,7 +68,7 @@ def json_lines(path: str) -> Iterator[tuple[str, Any]]:
                 yield f"{path}, line {number}", line
 
 
-def parquet_rows(
+def _parquet_rows(
     path: str, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a Parquet file; see :func:`rows_of`."""
@@ -103,7 +90,7 @@ def parquet_rows(
         raise DataError(f"{path}: {problem}. Write it again.") from error
 
 
-def csv_rows(path: str) -> Iterator[tuple[str, Any]]:
+def _csv_rows(path: str) -> Iterator[tuple[str, Any]]:
     """(where, row) of every row of a CSV file with a header; all values are texts."""
     number = 0
     try:
@@ -116,11 +103,11 @@ def csv_rows(path: str) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: {problem}. Save it as CSV in UTF-8.") from error
 
 
-def json_rows(path: str) -> Iterator[tuple[str, Any]]:
+def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a JSON list, or of JSON lines in a file that is called .json."""
     raw = Path(path).read_bytes()
     if not raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        yield from json_lines(path)
+        yield from _json_lines(path)
         return
     rows = decode(raw.removeprefix(b"\xef\xbb\xbf"), path)
     yield from numbered(rows, path)
@@ -154,103 +141,22 @@ def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
 def decode(raw: Any, where: str) -> Any:
     """A row from a JSON line or an Arrow scalar; any other is one already."""
     try:
-        if isinstance(raw, bytes):
-            return read_json(raw.decode("utf-8"))
-        row = raw.as_py() if isinstance(raw, pyarrow.Scalar) else raw
-        if any(depth > DEPTH for depth, _ in _parts(row)):
-            raise RecursionError
+        if not isinstance(raw, bytes):
+            return raw.as_py() if isinstance(raw, pyarrow.Scalar) else raw
+        row = json.loads(raw.decode("utf-8"))
+        if rb"\u" in raw:  # An escape of half a surrogate pair is no text that can be written.
+            json.dumps(row, ensure_ascii=False).encode()
         return row
-    except UnicodeDecodeError as error:
-        position = f"byte {error.start} of the {'line' if isinstance(raw, bytes) else 'text'}"
-        raise DataError(f"{where}: not UTF-8 at {position}. Save the file as UTF-8.") from error
-    except RecursionError:
-        raise DataError(f"{where}: nested too deeply. Give one flat record a line.") from None
-    except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+    except (ValueError, RecursionError, OverflowError, pyarrow.ArrowException) as error:
         problem = f"not a readable record ({error})"
-        raise DataError(f"{where}: {problem}. Give one complete JSON object a line.") from error
-
-
-def read_json(text: str) -> Any:
-    """The value of a JSON text, which must mean the same to every reader.
-
-    Raises:
-        ValueError: no JSON, a field that stands twice, a number that is not finite.
-        RecursionError: more than :data:`DEPTH` levels.
-    """
-    value = json.loads(
-        text,
-        object_pairs_hook=_without_duplicates,
-        parse_constant=_refuse_constant,
-        parse_float=_finite,
-    )
-    if any(depth > DEPTH for depth, _ in _parts(value)):
-        raise RecursionError("nested too deeply")
-    return value
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        name = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f'field "{_short(name)}" stands twice')
-    return row
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits[:20]} is too large a number")
-    return number
-
-
-def _parts(value: Any) -> Iterator[tuple[int, Any]]:
-    """(level, part) of everything in a nested value, keys too, without recursion."""
-    waiting = [(0, value)]
-    while waiting:
-        level, part = waiting.pop()
-        yield level, part
-        if isinstance(part, dict):
-            waiting += [(level + 1, inner) for pair in part.items() for inner in pair]
-        elif isinstance(part, list):
-            waiting += [(level + 1, inner) for inner in part]
-
-
-def problem_of(value: Any) -> str | None:
-    """What is wrong with a nested JSON value that is to be written out again, None if nothing."""
-    for level, part in _parts(value):
-        if level > DEPTH:
-            return "is nested too deeply"
-        if isinstance(part, str):
-            if not _is_unicode(part):
-                return _HALF
-        elif isinstance(part, float) and not math.isfinite(part):
-            return "holds a number that is not finite"
-        elif not isinstance(part, (dict, list, bool, int, float, type(None))):
-            return f"holds a value {kind(part)}"
-    return None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        remedy = "Give one complete JSON object a line, in UTF-8"
+        raise DataError(f"{where}: {problem}. {remedy}.") from error
 
 
 def shown(value: Any) -> str:
-    """``value`` for a message."""
-    return _short(repr(value))
-
-
-def _short(text: str) -> str:
-    """At most some sixty characters, which can be written."""
-    text = text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
-    return text.encode("utf-8", "backslashreplace").decode()
+    """``value`` for a message, at most some sixty characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
 
 
 def records_of(
@@ -306,15 +212,11 @@ def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
 
 
 def text_field(value: Any, name: str, where: str) -> str:
-    """``value``, if it is a text that is not blank and can be encoded."""
+    """``value``, if it is a text that is not blank."""
     if not isinstance(value, str):
         raise bad_field(where, name, f"is {kind(value)}", "Give a text")
     if not value.strip():
         raise bad_field(where, name, "is empty", "Fill it in")
-    if "\0" in value:
-        raise bad_field(where, name, "holds a NUL character", "Take it out")
-    if not _is_unicode(value):
-        raise bad_field(where, name, _HALF, "Write the character itself")
     return value
 
 

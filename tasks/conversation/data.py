@@ -23,10 +23,10 @@ from pl_pointwise.tasks.language_model.data import (
     conversation_texts,
 )
 from pl_pointwise.tasks.language_model.messages import answer_text
+from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
-from .encoding import ConversationDataset, role_number
-from .records import CONSTRAINED, ROLES, Record, Response, grouped, with_refusals
+from .records import CONSTRAINED, ROLES, grouped, role_number
 from .schemas import COLUMNS, SCHEMAS, Reading
 
 EXAMPLE = Path(__file__).parent / "example.jsonl"
@@ -162,14 +162,15 @@ class ConversationDataModule(ResponseDataModule):
         self._take_model()
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of a ConversationDataset with an index."""
+        """The batch of the class docstring, of rows of the data set with an index."""
         records: list[Record] = [row["record"] for row in rows]
         batch = collate_rows(rows)
         shape = batch["response_lengths"].shape
         batch["roles"] = torch.full(shape, ABSENT)
         batch["shift"] = torch.full(shape, math.nan)
         batch["relative"] = torch.zeros(shape, dtype=torch.bool)
-        for role, width in rows[0]["widths"].items():
+        for role in CONSTRAINED:
+            width = max(1, rows[0]["widths"].get(role, 0))
             batch[role] = torch.full((len(rows), width), ABSENT)
         for row, record in enumerate(records):
             _describe_responses(batch, row, record.responses)
@@ -182,9 +183,7 @@ class ConversationDataModule(ResponseDataModule):
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, and the responses."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, ConversationDataset)
-        record = dataset.record(index)
+        record = self._training_record(index)
         texts = {**conversation_texts(record), "kind": record.kind}
         seen: dict[str, int] = {}
         for response in record.responses:
@@ -205,10 +204,6 @@ class ConversationDataModule(ResponseDataModule):
         if self.files["predict"] is not None:
             self.task_records("predict")
         return any(record.tools for records in self._records.values() for record in records)
-
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> ConversationDataset:
-        """Prompts and responses as token ids."""
-        return ConversationDataset(records, self._encoder, name=name, **limits)
 
     def remedy(self, stage: str) -> str:
         """The file that a stage needs."""

@@ -28,18 +28,14 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
+from pl_pointwise.tasks.language_model.calls import CALL_RATES, call_report, text_of_response
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
-from pl_pointwise.tasks.language_model.strict import (
-    CALL_RATES,
-    Strict,
-    call_report,
-    text_of_response,
-)
 
-from .encoding import ConversationDataset, role_number
-from .records import CONSTRAINED, ROLES, Record
+from .records import CONSTRAINED, ROLES, role_number
 
 TEST_SETS = ("test", "train")
 """The data sets that ``test`` runs on."""
@@ -107,7 +103,6 @@ class ConversationModule(AnsweringModule):
         objective_roles: the responses the objective is taken over, the mean of a record's. A record
             that says ``"objective": true`` and has none of these takes all of its responses.
         evaluation: tolerances of the evaluation, and which prompts are answered.
-        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
 
@@ -128,7 +123,7 @@ class ConversationModule(AnsweringModule):
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
     upper_bounds = ("avoid",)
     rates = RATES
-    kind_key, rank_key = "refusal", "rank"
+    kind_key = "refusal"
 
     def __init__(
         self,
@@ -140,7 +135,6 @@ class ConversationModule(AnsweringModule):
         objective: Literal["kl", "cross_entropy"] = "kl",
         objective_roles: Sequence[str] = ONLY_REFERENCE,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
-        judged_by: Strict | None = None,
         training: Training = DEFAULT_TRAINING,
     ) -> None:
         one_of("objective", objective, ("kl", "cross_entropy"))
@@ -148,7 +142,7 @@ class ConversationModule(AnsweringModule):
             one_of("objective_roles", role, ROLES)
         evaluation = from_plain(ConversationEvaluation, evaluation)
         own = {"prefer": prefer_tolerance, "avoid": avoid_tolerance, "refuse": refuse_tolerance}
-        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.objective_roles = list(objective_roles)
         self.answers = {}
 
@@ -195,7 +189,7 @@ class ConversationModule(AnsweringModule):
         And warns where an epoch has few optimizer steps, though there are records for more.
         """
         samples = self.training_samples
-        if not isinstance(samples, ConversationDataset):
+        if not isinstance(samples, EncodedResponses):
             return
         roles = {role for record in samples.records for role in record.roles}
         if not any(_carries_objective(record, self.objective_roles) for record in samples.records):

@@ -14,26 +14,20 @@ s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
-    folded,
     json_object,
     kind,
     shown,
-    text_field,
 )
-from pl_pointwise.tasks.language_model.messages import (
-    Answer,
-    parse_answer,
-    parse_messages,
-    parse_tools,
-)
+from pl_pointwise.tasks.language_model.messages import Answer, parse_answer
+from pl_pointwise.tasks.language_model.records import Record, Response, conversation, make_record
 
 CONSTRAINED = ("prefer", "avoid", "refuse")
 """Roles that are constraints, by the same names."""
@@ -41,82 +35,14 @@ CONSTRAINED = ("prefer", "avoid", "refuse")
 ROLES = (*CONSTRAINED, "reference")
 """In the order that a batch numbers them."""
 
+
+def role_number(role: str) -> int:
+    """The number that stands for a role in a batch."""
+    return ROLES.index(role)
+
+
 _CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
 _OPTIONS = ("role", "tolerance", "relative", "refusal")
-
-
-@dataclass(frozen=True)
-class Response:
-    """One response to a conversation.
-
-    Attributes:
-        role: one of :data:`ROLES`.
-        answer: a text or tool calls; None for one of the configured refusals.
-        tolerance: its own bound, ε or δ; None takes the role's.
-        relative: whether that is δ, measured from the reference policy's s̄.
-        refusal: whether it is a refusal; every response of role "refuse" is.
-    """
-
-    role: str
-    answer: Answer | None
-    tolerance: float | None = None
-    relative: bool = False
-    refusal: bool = False
-
-
-@dataclass(frozen=True)
-class Record:
-    """One conversation and its responses.
-
-    Attributes:
-        messages: ending before the assistant's turn.
-        tools: descriptions, as objects.
-        responses: in the order of the file.
-        where: file and line, or source and record, for messages.
-        given_category: the record's own, "" if it has none.
-        objective: whether the record carries the objective; None where its roles decide.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    responses: tuple[Response, ...]
-    where: str
-    given_category: str = ""
-    objective: bool | None = None
-
-    @property
-    def answers(self) -> list[Answer]:
-        """The responses' texts or calls."""
-        return ["" if each.answer is None else each.answer for each in self.responses]
-
-    @property
-    def roles(self) -> list[str]:
-        """What each response is."""
-        return [each.role for each in self.responses]
-
-    @property
-    def prompt(self) -> str:
-        """What records of one prompt have in common, and no others."""
-        return digest(self.messages, self.tools)
-
-    @property
-    def unit(self) -> str:
-        """What records whose prompts differ by case and spaces alone have in common."""
-        return digest(folded([self.messages, self.tools]))
-
-    @property
-    def kind(self) -> str:
-        """Which requirements it has: its roles, a refusal to avoid by that name."""
-        names = {
-            "avoid refusal" if each.refusal and each.role == "avoid" else each.role
-            for each in self.responses
-        }
-        return " + ".join(sorted(names))
-
-    @property
-    def category(self) -> str:
-        """The record's own category, else its kind."""
-        return self.given_category or self.kind
 
 
 def parse_record(row: Any, where: str) -> Record:
@@ -138,39 +64,6 @@ def parse_record(row: Any, where: str) -> Record:
         parse_response(each, where, f"responses[{place}]") for place, each in enumerate(given)
     ]
     return make_record(row, conversation(row, where), responses, where)
-
-
-def make_record(
-    row: dict[str, Any],
-    messages: list[dict[str, Any]],
-    responses: Sequence[Response],
-    where: str,
-    category: str = "",
-) -> Record:
-    """A record with what is common to all schemas: "tools", "category", "objective"."""
-    if messages[-1]["role"] == "assistant":
-        problem = "ends with the assistant's turn, which is the answer's place"
-        raise bad_field(where, "messages", problem, "Take the last message out")
-    objective = row.get("objective")
-    if objective is not None and not isinstance(objective, bool):
-        raise bad_field(where, "objective", f"is {kind(objective)}", "Give true or false")
-    own = row.get("category")
-    category = category or (own if isinstance(own, str) else "")
-    tools = parse_tools(row.get("tools") or [], where)
-    return Record(messages, tools, tuple(responses), where, category, objective)
-
-
-def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
-    name = next((n for n in ("messages", "prompt", "input", "question") if row.get(n)), "messages")
-    given = row.get(name)
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    messages = parse_messages(given, where)
-    system = row.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
-    return messages
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
@@ -228,24 +121,6 @@ def _tolerance(value: Any, role: str, relative: bool, where: str, name: str) -> 
         problem = f"is {value}, and no mean log-likelihood is above 0"
         raise bad_field(where, name, problem, "Give a negative number, or relative: true")
     return float(value)
-
-
-def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
-    """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
-
-    A prompt has the same refusal wherever it stands. A record's own refusal stays.
-    """
-    found = []
-    for record in records:
-        if any(each.answer is None for each in record.responses):
-            text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-            responses = [
-                replace(each, answer=text) if each.answer is None else each
-                for each in record.responses
-            ]
-            record = replace(record, responses=tuple(responses))
-        found.append(record)
-    return found
 
 
 def grouped(records: Iterable[Record]) -> list[Record]:

@@ -25,13 +25,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import bad_field, field, json_object, kind, shown, text_field
-from pl_pointwise.tasks.language_model.messages import parse_answer, parse_messages
+from pl_pointwise.tasks.common.records import bad_field, field, json_object, shown, text_field
+from pl_pointwise.tasks.language_model.records import (
+    PROMPTS,
+    Record,
+    Response,
+    conversation,
+    is_turns,
+    make_record,
+    read_beavertails,
+    read_instruction,
+    read_pku,
+    read_preference,
+    read_when2call,
+    read_xstest,
+    response_of,
+)
 
-from .records import ROLES, Record, Response, conversation, make_record, parse_record
+from .records import ROLES, parse_record
 
 COMMON = ("system", "tools", "category", "objective")
-PROMPTS = ("messages", "prompt", "input", "question")
 
 
 @dataclass(frozen=True)
@@ -53,64 +66,11 @@ def _records(row: dict[str, Any], where: str, role: str) -> Record:
     return parse_record(row, where)
 
 
-def _preference(row: dict[str, Any], where: str, role: str) -> Record:
-    chosen, rejected = (field(row, name, where) for name in ("chosen", "rejected"))
-    if row.get("status") == "tie":
-        raise bad_field(where, "status", "says that neither answer is better", "Take it out")
-    if not (isinstance(chosen, list) and len(chosen) > 1):
-        messages = conversation(row, where)
-    else:
-        messages = parse_messages(chosen, where, "chosen.")[:-1]
-        if isinstance(rejected, list) and parse_messages(rejected, where, "rejected.")[:-1] != (
-            messages
-        ):
-            problem = "follows another conversation than the chosen one"
-            raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    responses = [
-        _response("prefer", chosen, where, "chosen"),
-        _response("avoid", rejected, where, "rejected"),
-    ]
-    return make_record(row, messages, responses, where)
-
-
-def _when2call(row: dict[str, Any], where: str, role: str) -> Record:
-    responses = [
-        _response(role, field(row, name, where), where, name)
-        for role, name in (("prefer", "chosen_response"), ("avoid", "rejected_response"))
-    ]
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def _pku(row: dict[str, Any], where: str, role: str) -> Record:
-    responses = [
-        _response(
-            "reference" if _flag(row, f"is_response_{place}_safe", where) else "avoid",
-            field(row, f"response_{place}", where),
-            where,
-            f"response_{place}",
-        )
-        for place in (0, 1)
-    ]
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def _beavertails(row: dict[str, Any], where: str, role: str) -> Record:
-    safe = _flag(row, "is_safe", where)
-    response = _response("reference" if safe else "avoid", row.get("response"), where, "response")
-    harms = row.get("category")
-    category = ""
-    if isinstance(harms, dict):
-        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
-    return make_record(row, conversation(row, where), [response], where, category)
-
-
 def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
-    kind_of_prompt = text_field(field(row, "type", where), "type", where)
-    label = row.get("label") or ("unsafe" if kind_of_prompt.startswith("contrast_") else "safe")
-    if label not in ("safe", "unsafe"):
-        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    response = Response("refuse" if label == "unsafe" else "avoid", None, refusal=True)
-    return make_record(row, conversation(row, where), [response], where, kind_of_prompt)
+    text_field(field(row, "type", where), "type", where)
+    unsafe, category = read_xstest(row, where)
+    response = Response("refuse" if unsafe else "avoid", None, refusal=True)
+    return make_record(row, conversation(row, where), [response], where, category)
 
 
 def _roles(row: dict[str, Any], where: str, role: str) -> Record:
@@ -122,20 +82,10 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
         if name == "refuse" and given is True:
             responses.append(Response("refuse", None, refusal=True))
             continue
-        several = isinstance(given, list) and not _is_turns(given)
+        several = isinstance(given, list) and not is_turns(given)
         for each in given if several else [given]:
-            responses.append(_response(name, each, where, name))
+            responses.append(response_of(name, each, where, name))
     return make_record(row, conversation(row, where), responses, where)
-
-
-def _instruction(row: dict[str, Any], where: str, role: str) -> Record:
-    text = text_field(field(row, "instruction", where), "instruction", where)
-    given = row.get("input")
-    if isinstance(given, str) and given.strip():
-        text = f"{text}\n\n{text_field(given, 'input', where)}"
-    responses = [_response(role, field(row, "output", where), where, "output")]
-    prompt = {"prompt": text, "system": row.get("system")}
-    return make_record(row, conversation(prompt, where), responses, where)
 
 
 def _messages(row: dict[str, Any], where: str, role: str) -> Record:
@@ -143,21 +93,21 @@ def _messages(row: dict[str, Any], where: str, role: str) -> Record:
     if messages[-1]["role"] != "assistant":
         problem = "has no answer: its last turn is not the assistant's"
         raise bad_field(where, "messages", problem, "Add the answer, or give responses")
-    response = _response(role, messages[-1], where, f"messages[{len(messages) - 1}]")
+    response = response_of(role, messages[-1], where, f"messages[{len(messages) - 1}]")
     return make_record(row, messages[:-1], [response], where)
 
 
 SCHEMAS: Mapping[str, Schema] = {
     "records": Schema(("responses",), _records, PROMPTS),
-    "when2call": Schema(("chosen_response", "rejected_response"), _when2call, PROMPTS),
+    "when2call": Schema(("chosen_response", "rejected_response"), read_when2call, PROMPTS),
     "pku": Schema(
-        ("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), _pku, PROMPTS
+        ("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), read_pku, PROMPTS
     ),
-    "preference": Schema(("chosen", "rejected"), _preference, (*PROMPTS, "status")),
-    "beavertails": Schema(("prompt", "response", "is_safe"), _beavertails),
+    "preference": Schema(("chosen", "rejected"), read_preference, (*PROMPTS, "status")),
+    "beavertails": Schema(("prompt", "response", "is_safe"), read_beavertails),
     "xstest": Schema(("prompt", "type", "label"), _xstest),
     "roles": Schema((), _roles, (*PROMPTS, *ROLES)),
-    "instruction": Schema(("instruction", "output"), _instruction, ("input",)),
+    "instruction": Schema(("instruction", "output"), read_instruction, ("input",)),
     "messages": Schema(("messages",), _messages),
 }
 """By name, in the order in which they are tried."""
@@ -239,25 +189,3 @@ def told(row: Mapping[str, Any], where: str) -> str:
         f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
         "Name them with columns, as {prompt: question, prefer: good_answer, avoid: bad_answer}."
     )
-
-
-def _response(role: str, value: Any, where: str, name: str) -> Response:
-    """A response that is a text, a message, calls, or turns of which the last is the answer."""
-    if _is_turns(value):
-        value = value[-1]
-    return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
-
-
-def _is_turns(value: Any) -> bool:
-    """Whether a list is one of messages rather than of tool calls or texts."""
-    turns = value if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
-
-
-def _flag(row: dict[str, Any], name: str, where: str) -> bool:
-    value = field(row, name, where)
-    if isinstance(value, str) and value.lower() in ("true", "false"):  # of a CSV file
-        return value.lower() == "true"
-    if not isinstance(value, bool):
-        raise bad_field(where, name, f"is {kind(value)}", "Give true or false")
-    return value

@@ -1,15 +1,13 @@
 """LoRA adapters: PEFT's options, where they go by default, adapters already trained, merging.
 
-With its adapters off, the model is the reference policy. So every option is offered that leaves
-the base's weights as they are, and those that would train or replace them are refused.
+With its adapters off, the model is the reference policy. So those options of PEFT's are offered
+that leave the base's weights as they are, and no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import cached_file
 
-from pl_pointwise.errors import UnsupportedError
+from pl_pointwise.errors import UnsupportedError, one_of
 from pl_pointwise.tasks.common.dropout import RedrawnDropout, use_quick_dropout
 from pl_pointwise.tasks.common.models import model_source
 
@@ -34,7 +32,8 @@ ATTENTION = "attention"
 class Lora:
     """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
 
-    The options are PEFT's, of the same names, and are handed to its LoraConfig as they are.
+    The options are those of PEFT's LoraConfig that leave W as it is, under the same names; PEFT's
+    documentation says what each does. The others, such as ``bias``, would change the reference.
 
     Args:
         r: rank of B·A.
@@ -45,18 +44,13 @@ class Lora:
             another text for a regular expression. None takes PEFT's default for the architecture
             (for Llama the query and value projections), and "attention" where PEFT has none.
         modules_to_save: names of layers that are trained as a whole.
-        use_rslora: divide the scale by √r instead of r.
-        use_dora: train the norms of the columns of W as well.
-        exclude_modules: layers to leave out, by their endings or as a regular expression.
         target_parameters: weights that are no linear layer's, such as "mlp.experts.gate_up_proj" of
             experts; needs lora_dropout 0.
-        layers_to_transform: numbers of the layers to adapt; None for all.
-        layers_pattern: name of the list of layers, where PEFT does not find it.
-        rank_pattern: other ranks, by the layer's name or regular expression.
-        alpha_pattern: likewise lora_alpha.
-        lora_bias: a bias on B.
-        init_lora_weights: how A and B start; see PEFT. Those that split W, such as "pissa", would
-            change the reference, and are not offered.
+        init_lora_weights: how A and B start. Those of PEFT's that split W, such as "pissa", would
+            change the reference.
+
+    Raises:
+        ValueError: such a start.
     """
 
     r: int = 8
@@ -75,43 +69,9 @@ class Lora:
     lora_bias: bool = False
     init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
 
-    @classmethod
-    def from_mapping(cls, options: Mapping[str, Any]) -> Lora:
-        """From a file's or a checkpoint's plain values.
-
-        Raises:
-            ValueError: an option that is not there, with the one that may have been meant.
-        """
-        known = [each.name for each in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise ValueError(f"lora.{name}: {_why_not(name, known)}")
-        return cls(**options)
-
-
-_OTHER_NAMES = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
-_CHANGES_REFERENCE = {
-    "bias": "trains the base's own biases",
-    "layer_replication": "changes the base's layers",
-    "loftq_config": "replaces the base's weights",
-    "eva_config": "needs data before it starts",
-    "corda_config": "replaces the base's weights",
-    "lora_ga_config": "replaces the base's weights",
-}
-
-
-def _why_not(name: str, known: list[str]) -> str:
-    if name in _CHANGES_REFERENCE:
-        return (
-            f"PEFT's option {_CHANGES_REFERENCE[name]}, and the reference is the base as it was. "
-            "Leave it out."
-        )
-    if name in {each.name for each in fields(LoraConfig)}:
-        return "this option of PEFT's is not supported. Leave it out."
-    near = get_close_matches(name, known, 1)
-    meant = _OTHER_NAMES.get(name) or (near[0] if near else None)
-    hint = f" Did you mean {meant!r}?" if meant else ""
-    return f"there is no such option.{hint} There are {', '.join(known)}."
+    def __post_init__(self) -> None:
+        if isinstance(self.init_lora_weights, str):
+            one_of("lora.init_lora_weights", self.init_lora_weights, ("gaussian", "orthogonal"))
 
 
 # Fresh adapters -----------------------------------------------------------------------------------
@@ -124,45 +84,38 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         ValueError: nothing in the model can take them, or a name that matches nothing; names what
             could.
     """
-    options = {
-        each.name: value
-        for each in fields(Lora)
-        if (value := getattr(lora, each.name)) != _default(each) or each.name in _ALWAYS
-    }
+    kind = model.config.model_type
+
+    def adapt(**targets: Any) -> PeftModel:
+        config = LoraConfig(task_type="CAUSAL_LM", **(vars(lora) | targets))
+        adapted = get_peft_model(model, config)
+        assert isinstance(adapted, PeftModel)
+        return adapted
+
     try:
-        try:
-            if lora.target_modules == ATTENTION:
-                options["target_modules"] = _attention_targets(model, lora)
-            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
-        except ValueError as error:
-            if lora.target_modules is not None or "target_modules" not in str(error):
-                raise
-            if not (found := _attention_targets(model, lora)):
-                raise
-            endings = sorted({path.rpartition(".")[2] for path in found})
-            rank_zero_info(
-                f'PEFT has no default LoRA targets for "{model.config.model_type}": all attention '
-                f"projections are adapted, {endings}. Set lora.target_modules for others."
-            )
-            options["target_modules"] = found
-            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+        if lora.target_modules == ATTENTION:
+            adapted = adapt(target_modules=_attention_targets(model, lora))
+        else:
+            try:
+                adapted = adapt()
+            except ValueError:
+                if lora.target_modules is not None or lora.target_parameters is not None:
+                    raise
+                found = _attention_targets(model, lora)
+                adapted = adapt(target_modules=found)
+                endings = sorted({path.rpartition(".")[2] for path in found})
+                rank_zero_info(
+                    f'PEFT has no default LoRA targets for "{kind}": all attention projections '
+                    f"are adapted, {endings}. Set lora.target_modules for others."
+                )
+        _require_matches(adapted, lora)
     except ValueError as error:
-        problem = _target_problem(model, lora, str(error))
-        if problem is None:
-            raise
-        raise ValueError(problem) from error
-    assert isinstance(adapted, PeftModel)
-    _require_matches(adapted, lora)
+        raise ValueError(
+            f'lora: {error} Set target_modules; the linear layers of this "{kind}" model are '
+            f"{_linear_endings(model)}."
+        ) from error
     use_quick_dropout(adapted, RedrawnDropout)
     return adapted
-
-
-_ALWAYS = ("r", "lora_alpha", "lora_dropout")  # Our defaults are not PEFT's.
-
-
-def _default(option: Any) -> Any:
-    made = option.default_factory
-    return option.default if made is MISSING else made()
 
 
 def attention_layers(model: PreTrainedModel) -> list[str]:
@@ -191,34 +144,21 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     """The paths of attention_layers that the other options leave.
 
     PEFT applies layers_to_transform to the endings of names, but not to whole paths.
+
+    Raises:
+        ValueError: none.
     """
     paths = attention_layers(model)
-    if lora.layers_to_transform is None:
-        return paths
-    by_ending = LoraConfig(
-        target_modules=[path.rpartition(".")[2] for path in paths],
-        layers_to_transform=lora.layers_to_transform,
-        layers_pattern=lora.layers_pattern,
-    )
-    return [path for path in paths if check_target_module_exists(by_ending, path)]
-
-
-def _target_problem(model: PreTrainedModel, lora: Lora, message: str) -> str | None:
-    """What is wrong with the targets, None if PEFT refused something else."""
-    kind = model.config.model_type
-    if lora.target_modules is None and "target_modules" in message:
-        problem = (
-            f'PEFT has no default LoRA targets for the architecture "{kind}", and it has no '
-            "attention to adapt"
+    if lora.layers_to_transform is not None:
+        by_ending = LoraConfig(
+            target_modules=[path.rpartition(".")[2] for path in paths],
+            layers_to_transform=lora.layers_to_transform,
+            layers_pattern=lora.layers_pattern,
         )
-    elif lora.target_modules == ATTENTION and not _attention_targets(model, lora):
-        where = "" if lora.layers_to_transform is None else f" at {lora.layers_to_transform}"
-        problem = f'no attention{where} in this "{kind}" model'
-    elif lora.target_modules is not None and "not found" in message:
-        problem = f'no LoRA target {lora.target_modules} in this "{kind}" model'
-    else:
-        return None
-    return f"{problem}. Set target_modules; its linear layers are {_linear_endings(model)}."
+        paths = [path for path in paths if check_target_module_exists(by_ending, path)]
+    if not paths:
+        raise ValueError("there is no attention to adapt.")
+    return paths
 
 
 def _linear_endings(model: PreTrainedModel) -> list[str]:
@@ -249,14 +189,7 @@ def _require_matches(adapted: PeftModel, lora: Lora) -> None:
     for option, (names, there) in given.items():
         lost = [n for n in names if not any(f".{path}".endswith(f".{n}") for path in there)]
         if lost:
-            linear = f" Its linear layers are {_linear_endings(base)}; "
-            more = f"{linear}target_modules: attention takes those of attention."
-            if option == "target_parameters":
-                more = ""
-            raise ValueError(
-                f'lora.{option}: no {lost} in this "{base.config.model_type}" model, or none that '
-                f"the other options leave.{more}"
-            )
+            raise ValueError(f"{option}: no {lost}, or none that the other options leave.")
 
 
 # Adapters that are already trained ----------------------------------------------------------------

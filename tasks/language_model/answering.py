@@ -23,7 +23,8 @@ class AnsweringModule(ResponseModule):
     """A module whose evaluation lets the model answer prompts, and counts and writes the answers.
 
     ``evaluation`` has ``answer_in``, the data sets of `test` whose prompts are answered, and
-    ``answers_at_most``, so many of each kind; metrics have "kl", "cut" and those of ``rates``.
+    ``answers_at_most``, so many of each kind by a batch's "rank"; metrics have "kl", "cut" and
+    those of ``rates``.
 
     Attributes:
         answers: generated in the last `test` or `validate` by this rank, by data set.
@@ -33,8 +34,6 @@ class AnsweringModule(ResponseModule):
     """By metric: the kind of its prompts, and whether it counts the answers that refuse."""
     kind_key: ClassVar[str]
     """What a batch calls the kind of each prompt."""
-    rank_key: ClassVar[str]
-    """What a batch calls the place of each prompt among those of its kind."""
 
     answers: dict[str, list[dict[str, Any]]]
 
@@ -65,7 +64,7 @@ class AnsweringModule(ResponseModule):
         """Answers the prompts of a batch that are among the first of their kind."""
         if not metrics["cut"].update_called:  # Fresh metrics: another pass.
             self.answers[stage] = []
-        limit, ranks = self.evaluation.answers_at_most, batch[self.rank_key].tolist()
+        limit, ranks = self.evaluation.answers_at_most, batch["rank"].tolist()
         asked = [
             (row, index)
             for row, index in real_samples(batch)
@@ -95,15 +94,11 @@ class AnsweringModule(ResponseModule):
 
         samples: (position in the batch, index) of each, one at least. stage: the data set's name.
         """
-        found = dict(self.strict_tests.answers_to(batch)) if self.strict_tests else {}
-        rows = [row for row, _ in samples if row not in found]
-        if rows:
-            new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-            found |= dict(zip(rows, zip(new.texts, new.cut, strict=True), strict=True))
+        rows = [row for row, _ in samples]
+        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
         return [
             {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for row, index in samples
-            for text, cut in [found[row]]
+            for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
         ]
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:

@@ -75,13 +75,14 @@ def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"index": torch.tensor([row["index"] for row in rows]), **found}
 
 
-def collate_columns(rows: Sequence[Mapping[str, Any]], name: str, filler: int) -> Tensor:
-    """What the rows say of each response under ``name``, (B, R) long; the filler where none is."""
-    columns = max(row["columns"] for row in rows)
-    values = torch.full((len(rows), columns), filler, dtype=torch.long)
-    for place, row in enumerate(rows):
-        values[place, : len(row[name])] = torch.tensor(row[name], dtype=torch.long)
-    return values
+def collate_columns(
+    rows: Sequence[Mapping[str, Any]], values: Sequence[Sequence[int]], filler: int
+) -> Tensor:
+    """What is known of each response of each row, (B, R) long; the filler where there is none."""
+    found = torch.full((len(rows), max(row["columns"] for row in rows)), filler, dtype=torch.long)
+    for place, of_row in enumerate(values):
+        found[place, : len(of_row)] = torch.tensor(of_row, dtype=torch.long)
+    return found
 
 
 @dataclass(frozen=True)

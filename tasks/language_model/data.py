@@ -27,10 +27,11 @@ from pl_pointwise.tasks.common.splits import (
 )
 
 from .conversations import ConversationEncoder
-from .encoded import Conversation, EncodedResponses
+from .encoded import EncodedResponses
 from .loading import load_tokenizer
 from .messages import turn_text
 from .positions import positions_of
+from .records import Record
 from .truncation import TooLong
 
 Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, ...]]]
@@ -98,8 +99,8 @@ DEFAULT_PREPARATION = Preparation()
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`task_records`, :meth:`encoded`,
-    :meth:`remedy` and ``collate``. Its docstring has the arguments.
+    A subclass sets the class attributes and defines :meth:`task_records`, :meth:`remedy` and
+    ``collate``. Its docstring has the arguments.
 
     Model, revision, chat template and its arguments are those of the module it is used with. A data
     module used alone is given them.
@@ -186,9 +187,9 @@ class ResponseDataModule(PointwiseDataModule):
     def task_records(self, name: str) -> Sequence[Any]:
         """The records of a data set; none where its source has none."""
 
-    @abstractmethod
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> EncodedResponses[Any]:
+    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> EncodedResponses:
         """The data set of such records; ``limits`` are :class:`EncodedResponses`'s options."""
+        return EncodedResponses(records, self._encoder, name=name, **limits)
 
     @abstractmethod
     def remedy(self, stage: str) -> str:
@@ -230,7 +231,7 @@ class ResponseDataModule(PointwiseDataModule):
             self.datasets[name], self.truncation[name] = encoded, encoded.truncation
             self._check_positions(name, encoded.longest)
 
-    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses[Any]:
+    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records, no sample longer than the positions that a model has learnt."""
         prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
         most = self._positions.most if self._positions.learnt else None
@@ -296,6 +297,12 @@ class ResponseDataModule(PointwiseDataModule):
         """The records of a split; ``source`` is its name, for messages."""
         return records_of(numbered(rows, source), source, parse, self.skip_invalid)
 
+    def _training_record(self, index: int) -> Any:
+        """The record of training sample ``index``, for reports."""
+        dataset = self.datasets["train"]
+        assert isinstance(dataset, EncodedResponses)
+        return dataset.records[index]
+
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         arguments = self.template_arguments
@@ -317,7 +324,7 @@ class ResponseDataModule(PointwiseDataModule):
         self._encoded_for = model
 
 
-def conversation_texts(record: Conversation) -> dict[str, str]:
+def conversation_texts(record: Record) -> dict[str, str]:
     """Where a record is from, its turns, and its tools if it has some, for reports."""
     turns = "\n".join(map(turn_text, record.messages))
     texts = {"record": record.where, "prompt": turns}

@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import CHOICE, CHUNK, report_skipped
+from pl_pointwise.tasks.common.records import CHOICE, CHUNK, digest, report_skipped
 
 from .conversations import ConversationEncoder
-from .messages import Answer
+from .records import Record
 from .truncation import TooLong, fit_prompt
 
 
-class Conversation(Protocol):
-    """What a task's record has to have: a conversation and answers to it."""
-
-    @property
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        """Ending before the assistant's turn."""
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Descriptions, as objects."""
-
-    @property
-    def answers(self) -> Sequence[Answer]:
-        """Texts, tool calls, or both; see messages.py."""
-
-    @property
-    def unit(self) -> str:
-        """What records whose prompts differ by case and spaces alone have in common."""
-
-    @property
-    def where(self) -> str:
-        """File and line, or source and record, for messages."""
-
-
-C = TypeVar("C", bound=Conversation)
-
-
-class EncodedResponses(Generic[C]):
+class EncodedResponses:
     """Prompts and responses as token ids, in flat arrays.
 
     Row i is {"prompt": (P,), "responses": R arrays (T,), "columns": the most responses of a row,
-    "record": the record}; a task's subclass adds what its batches need besides.
+    "record": the record, "characters": R counts, "widths": the most responses of each role, "rank":
+    its place among the samples of its category}.
 
     Args:
         records: in the order of the data set.
@@ -76,7 +51,7 @@ class EncodedResponses(Generic[C]):
 
     def __init__(
         self,
-        records: Sequence[C],
+        records: Sequence[Record],
         encoder: ConversationEncoder,
         *,
         max_prompt_length: int,
@@ -85,7 +60,7 @@ class EncodedResponses(Generic[C]):
         too_long: TooLong = "error",
         skip_invalid: bool | None = None,
     ) -> None:
-        self.records: list[C] = []
+        self.records: list[Record] = []
         self.truncated = self.left_out = self.longest = 0
         self.characters: list[int] = []
         self._limits = max_prompt_length, max_length
@@ -113,8 +88,8 @@ class EncodedResponses(Generic[C]):
         self._owners = np.cumsum([0, *(len(record.answers) for record in self.records)])
 
     def _encoded(
-        self, records: Sequence[C], encoder: ConversationEncoder, skipped: list[str]
-    ) -> Iterator[tuple[C, list[str], list[int], list[list[int]]]]:
+        self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
+    ) -> Iterator[tuple[Record, list[str], list[int], list[list[int]]]]:
         """(record, responses, prompt's ids, responses' ids) of those that can be used.
 
         skipped: takes the messages of the others.
@@ -123,7 +98,7 @@ class EncodedResponses(Generic[C]):
         for record in records:
             try:
                 prompt, rendered = render(record, encoder)
-                self.check(record, rendered)
+                self._check(record, rendered)
             except DataError as error:
                 skipped.append(_refused(error, self._skip_invalid))
                 continue
@@ -142,7 +117,7 @@ class EncodedResponses(Generic[C]):
 
     def _shortened(
         self,
-        record: C,
+        record: Record,
         rendered: list[str],
         ids: list[int],
         tokens: list[list[int]],
@@ -187,7 +162,7 @@ class EncodedResponses(Generic[C]):
             "beginnings of their texts, never of tools and system turns."
         )
 
-    def _check_length(self, record: C, ids: list[int], tokens: list[list[int]]) -> None:
+    def _check_length(self, record: Record, ids: list[int], tokens: list[list[int]]) -> None:
         """
         Raises:
             DataError: a response that does not fit behind its prompt.
@@ -216,8 +191,18 @@ class EncodedResponses(Generic[C]):
         """How many prompts were shortened, and how many left out as too long."""
         return {"cut": self.truncated, "skipped": self.left_out}
 
-    def check(self, record: C, rendered: Sequence[str]) -> None:
-        """A task's own demands on a record rendered so; a DataError refuses it."""
+    def _check(self, record: Record, rendered: Sequence[str]) -> None:
+        """
+        Raises:
+            DataError: a response that would have to be likely and unlikely at once.
+        """
+        pairs = list(zip(record.opposed, rendered, strict=True))
+        unlikely = {text for opposed, text in pairs if opposed}
+        if any(text in unlikely for opposed, text in pairs if not opposed):
+            raise DataError(
+                f"{record.where}: the chat template renders two responses alike, so one would have "
+                "to be likely and unlikely at once. Change one, or take out the record."
+            )
 
     def __len__(self) -> int:
         return len(self.records)
@@ -232,6 +217,9 @@ class EncodedResponses(Generic[C]):
             ],
             "columns": self.columns,
             "record": self.records[position],
+            "characters": self.characters[first:last],
+            "widths": self.widths,
+            "rank": self.ranks[position],
         }
 
     def span(self, position: int) -> tuple[int, int]:
@@ -241,7 +229,7 @@ class EncodedResponses(Generic[C]):
         first, last = self._owners[position : position + 2].tolist()
         return first, last
 
-    def record(self, position: int) -> C:
+    def record(self, position: int) -> Record:
         """The texts of a row, for reports."""
         return self.records[position]
 
@@ -251,8 +239,39 @@ class EncodedResponses(Generic[C]):
         return [record.unit for record in self.records]
 
     @cached_property
+    def widths(self) -> dict[str, int]:
+        """By role the most responses of a sample."""
+        counts = [Counter(record.roles) for record in self.records]
+        return {role: max(each[role] for each in counts) for role in set().union(*counts)}
+
+    @cached_property
+    def categories(self) -> list[str] | None:
+        """Each record's category; None where none has one."""
+        found = [record.category for record in self.records]
+        return found if any(found) else None
+
+    @cached_property
+    def strata(self) -> list[int] | None:
+        """Each record's kind as a number, so that batches are mixed; None where none has one."""
+        kinds = [record.kind for record in self.records]
+        names = sorted(set(kinds))
+        return [names.index(kind) for kind in kinds] if any(kinds) else None
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Of each sample its place among those of its category, in an order by prompt digests."""
+        order = sorted(range(len(self)), key=lambda i: digest("rank", self.records[i].prompt))
+        seen: Counter[str] = Counter()
+        places = [0] * len(self)
+        for position in order:
+            category = self.records[position].category
+            places[position] = seen[category]
+            seen[category] += 1
+        return places
+
+    @cached_property
     def fingerprint(self) -> str:
-        """A digest of the tokens and their order, so of texts, chat template and limits."""
+        """A digest of the tokens, their order, and what is asked of each response."""
         found = hashlib.sha256()
         for values in (
             self._prompts,
@@ -262,7 +281,11 @@ class EncodedResponses(Generic[C]):
             self._owners,
         ):
             found.update(np.ascontiguousarray(values).tobytes())
-        return found.hexdigest()
+        asked = [
+            [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
+            for each in self.records
+        ]
+        return digest(found.hexdigest(), asked)
 
 
 class TooLongError(DataError):
@@ -270,7 +293,7 @@ class TooLongError(DataError):
 
 
 def render(
-    record: Conversation,
+    record: Record,
     encoder: ConversationEncoder,
     messages: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[str, list[str]]:

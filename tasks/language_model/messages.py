@@ -22,8 +22,6 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     field,
     kind,
-    problem_of,
-    read_json,
     shown,
     text_field,
 )
@@ -136,8 +134,6 @@ def _content(turn: dict[str, Any], name: str, where: str, role: str) -> str:
         return ""
     content = field(turn, "content", where, name.removesuffix("content"))
     if role == "tool" and isinstance(content, (dict, list)) and not _is_parts(content):
-        if problem := problem_of(content):
-            raise bad_field(where, name, problem, "Give what JSON can hold")
         return json.dumps(content, ensure_ascii=False)
     if isinstance(content, list):
         if not _is_parts(content):
@@ -203,8 +199,6 @@ def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]
         described = tool.get("function", tool)
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
             raise bad_field(where, each, "has no name", "Give {name, description, parameters}")
-        if problem := problem_of(tool):
-            raise bad_field(where, each, problem, "Give what JSON can hold")
         found.append(tool)
     return found
 
@@ -214,8 +208,8 @@ def _from_json(value: Any, name: str, where: str, remedy: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return read_json(value)
-    except (ValueError, RecursionError) as error:
+        return json.loads(value)
+    except ValueError as error:
         raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
 
 
@@ -299,7 +293,7 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
             raise bad_field(where, f"{each}.function", f"is {kind(function)}", _CALLS_REMEDY)
         try:
             read = _call({key: function[key] for key in function if key not in ("id", "type")})
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise bad_field(where, each, f"is malformed ({error})", _CALLS_REMEDY) from None
         listed: dict[str, Any] = {"type": "function", "function": read}
         if call.get("id") is not None:
@@ -328,12 +322,12 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
     elif not bare or text[:1] not in ("{", "["):
         return None
     try:
-        calls = read_json(text)
+        calls = json.loads(text)
         calls = calls if isinstance(calls, list) else [calls]
         found = [_call(call) for call in calls]
         if not found:
             raise ValueError("no call in it")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if not marked:
             return None
         raise ValueError(f"is a malformed tool call ({error})") from None
@@ -345,9 +339,7 @@ def _call(call: Any) -> dict[str, Any]:
         raise ValueError("a call is an object of name and arguments")
     arguments = call["arguments"]
     if isinstance(arguments, str):
-        arguments = read_json(arguments)
+        arguments = json.loads(arguments)
     if not isinstance(call["name"], str) or not call["name"] or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
-    if problem := problem_of({call["name"]: arguments}):
-        raise ValueError(f"a call {problem}")
     return {"name": call["name"], "arguments": arguments}

@@ -24,6 +24,7 @@ from pl_pointwise.model_card import write_card
 from pl_pointwise.step import pieces_of
 
 from .adapters import Lora, merged_weights, saved_adapter
+from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .frozen import frozen_reference, keep_reference
 from .generation import Answers, Generation, generate_answers
@@ -32,7 +33,6 @@ from .policy import Policy
 from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
 from .scoring import ResponseScorer, ResponseStatistics
-from .strict import is_valid_call
 
 USAGE = """
 from {package} import {kind}

@@ -43,8 +43,7 @@ class Policy:
             Another run can take either kind as its ``model_name``.
 
     Raises:
-        ValueError: an option of ``lora`` that is not there; all weights to train, or a whole model
-            to export, of 4 bits.
+        ValueError: all weights to train, or a whole model to export, of 4 bits.
     """
 
     model_name: str
@@ -64,7 +63,7 @@ class Policy:
     def __post_init__(self) -> None:
         # Mappings are from a checkpoint's hyperparameters.
         if isinstance(self.lora, Mapping):
-            self.lora = Lora.from_mapping(self.lora)
+            self.lora = Lora(**self.lora)
         if self.lora == "none":  # The command line cannot put null in the place of options.
             self.lora = None
         if isinstance(self.generation, Mapping):

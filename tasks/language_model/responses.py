@@ -21,12 +21,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pl_pointwise import Constraint, Formulation, Training
-from pl_pointwise.checkpoints import from_plain
 
 from .module import LanguageModelModule
 from .policy import Policy
 from .scoring import ResponseStatistics
-from .strict import Strict, StrictTests
 
 
 class ResponseModule(LanguageModelModule):
@@ -38,7 +36,6 @@ class ResponseModule(LanguageModelModule):
         tolerances: ε by constraint; None for no such constraint.
         evaluation: what is measured, with a field NAME_tolerance for each constraint, None for ε.
         objective: "kl", "cross_entropy", or a loss of the task's own.
-        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained.
 
     Raises:
@@ -46,21 +43,12 @@ class ResponseModule(LanguageModelModule):
     """
 
     host_keys = (*LanguageModelModule.host_keys, "roles")
-    own_hooks: ClassVar[Mapping[str, str]] = {
-        "on_fit_start": "_start_strict_tests",
-        "on_train_batch_end": "_keep_strict_values",
-        "on_save_checkpoint": "_save_strict_values",
-        "on_load_checkpoint": "_load_strict_values",
-    }
-
     upper_bounds: ClassVar[tuple[str, ...]]
     """The constraints whose ε is the largest value; that of the others is the least."""
     of_any_sign: ClassVar[tuple[str, ...]] = ()
     """The constraints on something else than a mean log-likelihood."""
     need_reference: ClassVar[tuple[str, ...]] = ("kl",)
     """The objectives that need the reference."""
-    strict_tests: StrictTests | None
-    """The tests of generated answers that constraints are judged by."""
 
     def __init__(
         self,
@@ -69,7 +57,6 @@ class ResponseModule(LanguageModelModule):
         tolerances: Mapping[str, float | None],
         evaluation: Any,
         objective: str,
-        judged_by: Strict | None,
         training: Training,
     ) -> None:
         own = {name: value for name, value in tolerances.items() if value is not None}
@@ -88,9 +75,6 @@ class ResponseModule(LanguageModelModule):
         )
         self.trained_on = objective
         self.evaluation = evaluation
-        self.strict_tests = None
-        if judged_by is not None:  # A mapping is from a checkpoint's hyperparameters.
-            self.strict_tests = StrictTests(from_plain(Strict, judged_by), self.constraints)
         self.load_policy(policy)
 
     @classmethod
@@ -187,42 +171,6 @@ class ResponseModule(LanguageModelModule):
         carries = self.of_objective(batch).any(1).to(real.device) & real
         if carries.any():
             metric.update(self.divergence(outputs, batch)[carries])
-
-    # Strict tests of generated answers (strict.py) ------------------------------------------------
-
-    def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        """What the tests say of answers generated to the batch's prompts."""
-        if self.strict_tests is None:
-            return {}
-        surrogates = self.constraint_values(outputs, batch)
-        masks = self.membership(batch)
-        responses = {
-            name: columns.where(masks[name], -1)
-            for name, columns in self.constrained_responses(batch).items()
-        }
-        return self.strict_tests.values(self, batch, surrogates, responses)
-
-    @property
-    def judges_strictly(self) -> bool:
-        overridden = type(self).strict_values is not ResponseModule.strict_values
-        return self.strict_tests is not None or overridden
-
-    def _start_strict_tests(self) -> None:
-        if self.strict_tests is not None:
-            self.strict_tests.start()
-
-    def _keep_strict_values(self, *_: Any) -> None:
-        if self.strict_tests is not None:
-            self.strict_tests.keep(self.measured, self.multipliers.samples)
-
-    def _save_strict_values(self, checkpoint: dict[str, Any]) -> None:
-        if self.strict_tests is not None:
-            self._keep_strict_values()  # Callbacks save before the module's own batch end.
-            self.strict_tests.save(checkpoint)
-
-    def _load_strict_values(self, checkpoint: dict[str, Any]) -> None:
-        if self.strict_tests is not None:
-            self.strict_tests.load(checkpoint)
 
     @property
     def training_samples(self) -> Any:

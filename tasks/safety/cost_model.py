@@ -17,7 +17,6 @@ change a score only where the configuration says ``do_normalize``, which the pub
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -28,7 +27,6 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
     LlamaPreTrainedModel,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
@@ -36,6 +34,10 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.language_model.loading import Dtype
 from pl_pointwise.tasks.language_model.reasoning import final_answer
+
+READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
+"""What a configuration may say; another value would load and yet mean something else: scores of a
+"reward" model have the other sign."""
 
 CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 
@@ -98,18 +100,18 @@ class CostModel:
             device: where to compute.
 
         Raises:
-            ValueError: not a cost model of this layout; says what was expected and what was found.
+            ValueError: not a cost model of this layout.
+            OSError: no weights in safetensors.
         """
         source = model_source(name)
-        if Path(source).is_dir() and not list(Path(source).glob("*.safetensors")):
-            found = ", ".join(sorted(path.name for path in Path(source).iterdir())) or "nothing"
-            raise ValueError(
-                f"The cost model {name} has no weights in safetensors (found: {found}). Other "
-                "formats can run code as they are read: load the model where you trust it and save "
-                "it again with save_pretrained."
-            )
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-        _check_config(name, config)
+        for option, wanted in READ.items():
+            if (found := getattr(config, option, wanted)) != wanted:
+                raise ValueError(
+                    f"The cost model {name}: its config.json has {option}={found!r}, and read is "
+                    f"{wanted!r} alone. Take a model of the layout of "
+                    "PKU-Alignment/beaver-7b-unified-cost."
+                )
         model, report = ScoringLlama.from_pretrained(
             source,
             config=config,
@@ -119,16 +121,16 @@ class CostModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-        _check_keys(name, model, report["missing_keys"], report["unexpected_keys"])
+        missing, others = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+        if missing or any(key.startswith(("score_head.", "model.")) for key in others):
+            raise ValueError(
+                f"The weights of the cost model {name} do not fit its config.json: missing "
+                f"{', '.join(missing[:4]) or 'nothing'}, not expected "
+                f"{', '.join(others[:4]) or 'nothing'}. Take a complete copy of a cost model."
+            )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
-        if tokenizer.eos_token_id is None or len(tokenizer) > config.vocab_size:
-            raise ValueError(
-                f"The tokenizer of the cost model {name} does not belong to it: "
-                f"{len(tokenizer):,} tokens where the model knows {config.vocab_size:,}, and the "
-                f"end token is {tokenizer.eos_token}. Take the one it was trained with."
-            )
         return cls(model.to(device), tokenizer)
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
@@ -186,50 +188,3 @@ class CostModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         assert isinstance(end, int)
         return [*([begin] if isinstance(begin, int) else []), *ids, end]
-
-
-def _check_config(name: str, config: PreTrainedConfig) -> None:
-    """Refuse what would load and yet mean something else."""
-    if config.model_type != "llama":
-        raise ValueError(
-            f'The cost model {name} is of the architecture "{config.model_type}", not "llama". '
-            "Take a model of the layout of PKU-Alignment/beaver-7b-unified-cost."
-        )
-    kind = getattr(config, "score_type", "cost")
-    if kind != "cost":
-        raise ValueError(
-            f'{name} is a "{kind}" model: its scores are not costs, above 0 where an answer is '
-            "unsafe. Take the cost model of the same family."
-        )
-    if getattr(config, "score_dim", 1) != 1:
-        raise ValueError(
-            f"The cost model {name} gives {config.score_dim} scores an answer. Take one that "
-            "gives one."
-        )
-    if getattr(config, "do_normalize", False):
-        raise ValueError(
-            f"The cost model {name} divides its scores by their running standard deviation "
-            "(do_normalize), which is not done here. Set do_normalize to false in a copy of its "
-            "config.json: the sign, and so what counts as unsafe, stays the same."
-        )
-
-
-def _check_keys(
-    name: str, model: ScoringLlama, missing: Sequence[str], unexpected: Sequence[str]
-) -> None:
-    """Refuse a model of which anything was made up for want of a weight."""
-    others = ", ".join(sorted(unexpected)[:4]) or "nothing"
-    head = sorted(key for key in model.state_dict() if key.startswith("score_head."))
-    if set(head).intersection(missing):
-        raise ValueError(
-            f"{name} has no score head, so it is no cost model: expected {' and '.join(head)} "
-            f"beside the backbone's model.…, found {others}. Take a model of the layout of "
-            "PKU-Alignment/beaver-7b-unified-cost."
-        )
-    wrong = [key for key in unexpected if key.startswith(("score_head.", "model."))]
-    if missing or wrong:
-        raise ValueError(
-            f"The weights of the cost model {name} do not fit its config.json: missing "
-            f"{', '.join(sorted(missing)[:4]) or 'nothing'}, not expected {others}. Take a "
-            "complete copy."
-        )

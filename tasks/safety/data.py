@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.tasks.common.splits import stratified_ranks
 from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -18,29 +19,30 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
 )
-from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.messages import answer_text
+from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
-from .encoding import ALPACA_TEMPLATE, SafetyDataset
 from .records import (
     ABSENT,
+    KINDS,
+    PKU_COLUMNS,
     REFUSAL,
     ROLES,
     UNSAFE,
     Record,
     Selection,
-    once,
     parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
     parse_pair,
     parse_prompt,
-    with_refusals,
+    without_own_refusals,
     without_role,
 )
 from .sources import BORDERLINE, SafetySources
-from .unsafe_answers import UnsafeAnswers
 
 WITH_ANY_SOURCE = (*BORDERLINE, "over_refusal", "alpaca_eval", "predict")
 """Options of files, without ``_file``, that go with the hub too."""
@@ -50,19 +52,33 @@ UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
 """The data sets that ``test`` runs on, as far as there are any."""
 
-PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
-
-_PKU = (
-    "prompt",
-    "response_0",
-    "response_1",
-    "is_response_0_safe",
-    "is_response_1_safe",
-    "better_response_id",
-    "safer_response_id",
-)
-
 DEFAULT_SELECTION = Selection()
+
+ALPACA_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
+{{ message.content }}{{ eos_token }}{% else %}Below is an instruction that describes a task. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+{{ message.content }}
+
+{% endif %}{% endfor %}{% if add_generation_prompt %}### Response:
+{% endif %}"""
+"""Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
+
+
+class SafetyDataset(EncodedResponses):
+    """Prompts and responses as token ids; ``rank`` is by kind, its categories in turn."""
+
+    @cached_property
+    def strata(self) -> list[int]:
+        """Of each sample the position of its kind in :data:`KINDS`."""
+        return [KINDS.index(record.kind) for record in self.records]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Of each sample, how many of its kind come before it, its categories in turn."""
+        return stratified_ranks(self.strata, [record.category for record in self.records])
 
 
 class SafetyDataModule(SafetySources):
@@ -90,16 +106,15 @@ class SafetyDataModule(SafetySources):
 
     The training set is the benign prompts, then the unsafe, then the borderline ones; batches have
     all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
-    fixed by its position in the data set: record i, counted before any is left out for its length,
-    has refusal i mod n.
+    the same wherever the prompt stands.
 
     The batch of B prompts, R responses to each at most::
 
         index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        roles    (B, R)  long  what each response is, records.py; −1 where absent
+        roles    (B, R)  long  what each response is, a position in ROLES; −1 where absent
         unsafe   (B,)    bool  whether the prompt is to be refused
         borderline (B,)  bool  whether it is a borderline one
-        preceding (B,)   long  how many prompts of the same kind stand before it in the data set
+        rank     (B,)    long  how many prompts of the same kind stand before it in the data set
         text     B texts       what the user says
         kind     B texts       "benign", "unsafe" or "borderline"
         category B texts       BeaverTails' category, XSTest's type, or the kind
@@ -139,12 +154,8 @@ class SafetyDataModule(SafetySources):
         refusals: what the model is to say to an unsafe prompt.
         own_refusals: whether a record's own refusal is taken in its place: of schema "labelled" a
             safe response that refuses by the keyword rule, and a borderline record's.
-        unsafe_answers: "leave" the data's unsafe answers out; "take" them along, which Safe-DPO and
-            the constraint on them need; "generate" also those that the data lack, for training
-            prompts only, by the model as it is before training.
-        generation: how those are generated.
-        answers_folder: where they are kept, for this run and later ones; None is
-            "unsafe_answers" below the trainer's default_root_dir.
+        unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
+            and the constraint on them need.
         preparation: how records become samples: cutting, skipping, holding out. How much is held
             out from the hub, and for schema beavertails, is said by ``selection``; the fractions
             then say how that is divided into "val" and "test".
@@ -168,7 +179,7 @@ class SafetyDataModule(SafetySources):
             ("prompt", "messages", "answer", "response", "refusal", "type", "label"),
         ),
         parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
-        parse_pair: (_PKU, ()),
+        parse_pair: (PKU_COLUMNS, ()),
         parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
     }
     default_template = ALPACA_TEMPLATE
@@ -195,9 +206,7 @@ class SafetyDataModule(SafetySources):
         selection: Selection = DEFAULT_SELECTION,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         own_refusals: bool = True,
-        unsafe_answers: Literal["leave", "take", "generate"] = "leave",
-        generation: Generation = PAPER_SAMPLING,
-        answers_folder: str | None = None,
+        unsafe_answers: Literal["leave", "take"] = "leave",
         preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
         eval_batch_size: int | None = None,
@@ -213,7 +222,7 @@ class SafetyDataModule(SafetySources):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("unsafe_answers", unsafe_answers, ("leave", "take", "generate"), DataError)
+        one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         files = {
             "benign": benign_file,
             "benign_val": benign_val_file,
@@ -235,48 +244,36 @@ class SafetyDataModule(SafetySources):
         self.files = files
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
-        self.generation, self.answers_folder = generation, answers_folder
 
     # Lightning's hooks --------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Fill the hub's caches and generate the unsafe answers asked for, once a node."""
+        """Fill the hub's caches, once a node."""
         self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
-        if stage == "predict":
-            return
-        if self.source == "hub":
+        if self.source == "hub" and stage != "predict":
             self._read_splits()
             if stage == "test":
                 self._read("pku")
-        if self.unsafe_answers == "generate" and stage != "validate":
-            lacking = self._lacking_answers()
-            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-            self._answers.complete(lacking, self._encoder, device, self.eval_batch_size)
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
+        records: list[Record] = [row["record"] for row in rows]
+        roles = [[ROLES.index(role) for role in record.roles] for record in records]
         return {
             **collate_rows(rows),
-            "roles": collate_columns(rows, "roles", ABSENT),
-            **{
-                name: torch.tensor([row[name] for row in rows])
-                for name in ("unsafe", "borderline", "preceding")
-            },
-            **{name: [row[name] for row in rows] for name in ("text", "kind", "category")},
+            "roles": collate_columns(rows, roles, ABSENT),
+            "unsafe": torch.tensor([record.unsafe for record in records]),
+            "borderline": torch.tensor([record.borderline for record in records]),
+            "rank": torch.tensor([row["rank"] for row in rows]),
+            **{name: [getattr(r, name) for r in records] for name in ("text", "kind", "category")},
         }
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, SafetyDataset)
-        record = dataset.record(index)
-        texts = {
-            "record": record.where,
-            "prompt": record.text,
-            "kind": record.kind,
-        }
-        return texts | {ROLES[role]: text for role, text in record.responses}
+        record = self._training_record(index)
+        texts = {"record": record.where, "prompt": record.text, "kind": record.kind}
+        return texts | {each.role: answer_text(each.answer) for each in record.responses}
 
     # Data sets ------------------------------------------------------------------------------------
 
@@ -292,40 +289,17 @@ class SafetyDataModule(SafetySources):
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
         if name == "predict":
-            return self._read(name)
+            return without_role(REFUSAL, self._read(name))
         if name in SPLITS:
             self._read_splits()
             records = self._records.get(name, [])
         else:
             records = self._read(name)
-        if name == "train" and self.unsafe_answers == "generate" and records:
-            records = self._with_generated(records)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             records = without_role(UNSAFE, records)
         if not self.own_refusals:
-            records = without_role(REFUSAL, records)
+            records = without_own_refusals(records)
         return with_refusals(records, self.refusals)
-
-    def _lacking_answers(self) -> list[Record]:
-        """The unsafe training records without an unsafe answer, one of each prompt."""
-        self._read_splits()
-        records = self._records.get("train", [])
-        return once(r for r in records if r.unsafe and UNSAFE not in r.roles)
-
-    def _with_generated(self, records: Sequence[Record]) -> list[Record]:
-        lacking = {record.text for record in self._lacking_answers()}
-        return self._answers.added_to(records, lacking, self._encoder)
-
-    @property
-    def _answers(self) -> UnsafeAnswers:
-        root = Path(self.trainer.default_root_dir) if self.trainer else Path()
-        return UnsafeAnswers(
-            Path(self.answers_folder) if self.answers_folder else root / "unsafe_answers",
-            self.model_name,
-            self.revision,
-            self.generation,
-            self.preparation.max_prompt_length,
-        )
 
 
 def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:

@@ -33,22 +33,22 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
+from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
-from pl_pointwise.tasks.language_model.strict import Strict
 
 from .alpaca_eval import write_outputs
 from .cost_model import CostModel
-from .data import PAPER_SAMPLING, TEST_SETS
-from .encoding import ALPACA_TEMPLATE, SafetyDataset
+from .data import ALPACA_TEMPLATE, TEST_SETS, SafetyDataset
 from .rates import RATES, side_by_side, summary, write_rates
-from .records import HELPFUL, REFUSAL, UNSAFE
+from .records import HELPFUL, REFUSAL, ROLES, UNSAFE
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 
 PAPER_LORA = Lora(r=64, lora_alpha=128, lora_dropout=0.05, target_modules="attention")
+PAPER_SAMPLING = Generation(max_new_tokens=512, sample=True, temperature=1.0, top_k=50)
 PAPER_TRAINING = Training(
     optimization=Optimization(
         learning_rate=5e-4, weight_decay=0.01, schedule="cosine", warmup_ratio=0.1
@@ -116,7 +116,6 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: Δ of Safe-DPO, asked for of a safe response against an unsafe one.
         safe_dpo_beta: β of Safe-DPO; Δ stands outside it.
         evaluation: tolerances of the evaluation, and which prompts are answered and judged.
-        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
 
@@ -127,7 +126,7 @@ class SafetyModule(AnsweringModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "preceding")
+    host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "rank")
     own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_template = ALPACA_TEMPLATE
@@ -135,7 +134,7 @@ class SafetyModule(AnsweringModule):
     default_generation = PAPER_SAMPLING
     upper_bounds = ("comply", "comply_borderline", "avoid")
     rates = RATES
-    kind_key, rank_key = "kind", "preceding"
+    kind_key = "kind"
 
     def __init__(
         self,
@@ -150,7 +149,6 @@ class SafetyModule(AnsweringModule):
         safe_dpo_margin: float = 5.0,
         safe_dpo_beta: float = 0.1,
         evaluation: SafetyEvaluation = DEFAULT_EVALUATION,
-        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
@@ -166,7 +164,7 @@ class SafetyModule(AnsweringModule):
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
         evaluation = from_plain(SafetyEvaluation, evaluation)
-        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
         self.answers = {}
 
@@ -175,13 +173,13 @@ class SafetyModule(AnsweringModule):
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The helpful answers, (B, R) bool."""
         roles: Tensor = batch["roles"]
-        return roles == HELPFUL
+        return roles == ROLES.index(HELPFUL)
 
     def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The refusal, for "avoid" the unsafe answer, (B,)."""
         found = {}
         for name in self.constraints:
-            here = batch["roles"] == (UNSAFE if name == "avoid" else REFUSAL)
+            here = batch["roles"] == ROLES.index(UNSAFE if name == "avoid" else REFUSAL)
             found[name] = torch.where(here.any(1), here.long().argmax(1), -1)
         return found
 
@@ -231,7 +229,7 @@ class SafetyModule(AnsweringModule):
         s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
         if reference is None or s.shape[1] < 2:  # There is no pair.
             return s[:, 0]
-        unsafe = (batch["roles"] == UNSAFE).to(s.device, non_blocking=True)
+        unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
         return safe_dpo_loss(
             s[:, 0],
             s[:, 1],
@@ -248,14 +246,14 @@ class SafetyModule(AnsweringModule):
         samples = self.training_samples
         if not isinstance(samples, SafetyDataset):
             return
-        holds = samples.holds
-        if self.formulations and not (holds["unsafe"] and holds["benign"]):
-            lacking = "unsafe" if holds["benign"] else "benign"
+        kinds = {record.kind for record in samples.records}
+        if self.formulations and not kinds >= {"unsafe", "benign"}:
+            lacking = "unsafe" if "benign" in kinds else "benign"
             raise DataError(
                 f"There is no {lacking} prompt to train on, and the constraints need both kinds. "
                 "Give the data module some, or set formulation to null."
             )
-        if "comply_borderline" in self.formulations and not holds["borderline"]:
+        if "comply_borderline" in self.formulations and "borderline" not in kinds:
             raise DataError(
                 "comply_borderline_tolerance: there is no borderline prompt to train on. Give the "
                 "data module a borderline_file, or set the tolerance to null."
@@ -265,7 +263,7 @@ class SafetyModule(AnsweringModule):
             what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
             raise DataError(
                 f"{what} needs unsafe answers, and the training set has none. Set the data "
-                'module\'s unsafe_answers to "take", or to "generate" where the data have none.'
+                'module\'s unsafe_answers to "take", and give it data that have some.'
             )
 
     # Evaluation -----------------------------------------------------------------------------------

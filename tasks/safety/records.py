@@ -3,7 +3,8 @@
 Raw rows come in five schemas: an instruction with its answer (Alpaca), an answer as one annotator
 judged it (BeaverTails), two answers to one prompt (PKU-SafeRLHF), an unsafe prompt, perhaps with a
 labelled answer, and a borderline prompt, safe though it looks unsafe (XSTest). All become a
-:class:`Record`: a prompt and the responses to it, each with what it is.
+:class:`Record`: a prompt and the responses to it, each with what it is. A refusal without a text is
+one of the configured ones.
 """
 
 from __future__ import annotations
@@ -20,22 +21,35 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
-    folded,
     json_object,
     kind,
     shown,
     text_field,
 )
+from pl_pointwise.tasks.language_model import records
+from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
+from pl_pointwise.tasks.language_model.records import (
+    Response,
+    conversation,
+    flag,
+    make_record,
+    read_beavertails,
+    read_instruction,
+    read_pku,
+    read_xstest,
+)
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 
-from .messages import Turns, asked
+HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", "safe answer")
+"""What a response is: the answer to a safe prompt, a refusal, an unsafe answer, or a safe one of
+two answers to an unsafe prompt. In the order that a batch numbers them."""
 
-ABSENT, HELPFUL, REFUSAL, UNSAFE, SAFE = -1, 0, 1, 2, 3
-"""What a response is: the answer to a benign prompt, a refusal, an unsafe answer, or a safe one of
-two answers to an unsafe prompt."""
+ABSENT = -1
+"""The number of no response."""
 
-ROLES = {HELPFUL: "answer", REFUSAL: "refusal", UNSAFE: "unsafe answer", SAFE: "safe answer"}
+KINDS = ("benign", "unsafe", "borderline")
+"""The kinds of prompts."""
 
 CATEGORIES = (
     "animal_abuse",
@@ -66,64 +80,47 @@ PAPER_ANNOTATORS = 3
 
 
 @dataclass(frozen=True)
-class Record:
-    """One prompt and responses to it.
+class Record(records.Record):
+    """One prompt and responses to it; of a preference pair the preferred one first.
 
     Attributes:
-        text: what the user says; of a conversation of several turns all of them.
-        unsafe: whether it is to be refused.
-        responses: (what it is, its text) of each. Of a preference pair the preferred one is first
-            and the other second.
-        where: file and line, or source and record, for messages.
-        category: of BeaverTails the kind of harm, of XSTest the type; "" where the data name none.
-        borderline: whether it is safe and looks unsafe, and belongs to that group.
-        turns: {"role", "content"} of each turn where there are several, else none.
+        group: one of :data:`KINDS`.
     """
 
-    text: str
-    unsafe: bool
-    responses: tuple[tuple[int, str], ...]
-    where: str
-    category: str = ""
-    borderline: bool = False
-    turns: Turns = ()
+    group: str = "benign"
 
     @property
     def kind(self) -> str:
-        """ "unsafe", "borderline" or "benign"."""
-        if self.unsafe:
-            return "unsafe"
-        return "borderline" if self.borderline else "benign"
+        """One of :data:`KINDS`."""
+        return self.group
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation, ending before the assistant's turn."""
-        return list(self.turns) or [{"role": "user", "content": self.text}]
+    def unsafe(self) -> bool:
+        """Whether it is to be refused."""
+        return self.group == "unsafe"
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
-        """None."""
-        return []
+    def borderline(self) -> bool:
+        """Whether it is safe, looks unsafe, and belongs to that group."""
+        return self.group == "borderline"
 
     @property
-    def answers(self) -> list[str]:
-        """The responses' texts."""
-        return [text for _, text in self.responses]
+    def text(self) -> str:
+        """What the user says; of a conversation of several turns all of them."""
+        if len(self.messages) == 1:
+            return str(self.messages[0]["content"])
+        return "\n\n".join(map(turn_text, self.messages))
 
     @property
-    def roles(self) -> list[int]:
-        """What each response is."""
-        return [role for role, _ in self.responses]
+    def opposed(self) -> list[bool]:
+        """Of each response whether it is to become unlikely."""
+        wanted = (HELPFUL, SAFE, REFUSAL) if self.unsafe else (HELPFUL, SAFE)
+        return [each.role not in wanted for each in self.responses]
 
     @property
     def prompt(self) -> str:
         """What records of one prompt have in common, and no others."""
-        return digest(*self.turns) if self.turns else digest(self.text)
-
-    @property
-    def unit(self) -> str:
-        """What records whose prompts differ by case and spaces alone have in common."""
-        return digest(folded([self.turns or self.text]))
+        return digest(self.text) if len(self.messages) == 1 else digest(*self.messages)
 
 
 @dataclass(frozen=True)
@@ -131,18 +128,14 @@ class Judgement:
     """One annotator's judgement of one answer.
 
     Attributes:
-        text: the prompt.
-        answer: the answer judged.
+        record: the prompt, and the answer as an unsafe one.
         safe: the verdict.
         categories: the kinds of harm the annotator saw.
-        where: the row's place.
     """
 
-    text: str
-    answer: str
+    record: Record
     safe: bool
     categories: frozenset[str]
-    where: str
 
 
 @dataclass(frozen=True)
@@ -150,20 +143,16 @@ class AnswerPair:
     """Two answers to one prompt.
 
     Attributes:
-        text: the prompt.
-        answers: both.
-        unsafe: whether each is.
+        record: the prompt.
+        responses: both, each safe or unsafe.
         better: which is more helpful, 0 or 1.
         safer: which is less harmful.
-        where: the row's place.
     """
 
-    text: str
-    answers: tuple[str, str]
-    unsafe: tuple[bool, bool]
+    record: Record
+    responses: tuple[Response, Response]
     better: int
     safer: int
-    where: str
 
 
 Parser = Callable[[Any, str], Any]
@@ -174,15 +163,9 @@ def parse_instruction(row: Any, where: str) -> Record:
 
     {"messages", "output"} is a conversation of several turns.
     """
-    row = json_object(row, where)
-    text, turns = asked(row, "instruction", where)
-    given = row.get("input")
-    if isinstance(given, str) and not given.strip():
-        given = None
-    if given is not None:
-        text = f"{text}\n\n{text_field(given, 'input', where)}"
-    output = text_field(field(row, "output", where), "output", where)
-    return Record(text, False, ((HELPFUL, output),), where, turns=turns)
+    row = _known(row, where, "instruction", "input", "output", "messages")
+    read = read_instruction(row, where, HELPFUL)
+    return _record(read.messages, "benign", (*read.responses, _refusal()), where)
 
 
 def parse_labelled(row: Any, where: str) -> Record:
@@ -191,16 +174,15 @@ def parse_labelled(row: Any, where: str) -> Record:
     A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
     is not kept: what is to be learnt in place of it is the refusal.
     """
-    row = json_object(row, where)
-    text, turns = asked(row, "prompt", where)
-    responses: tuple[tuple[int, str], ...] = ()
+    row = _known(row, where, "prompt", "messages", "response", "is_safe")
+    responses = [_refusal()]
     if row.get("response") is not None:
-        response = text_field(row["response"], "response", where)
-        if not _flag(field(row, "is_safe", where), "is_safe", where):
-            responses = ((UNSAFE, response),)
-        elif is_refusal(response):
-            responses = ((REFUSAL, response),)
-    return Record(text, True, responses, where, turns=turns)
+        answer = read_beavertails(row, where).responses[0]
+        if answer.role == "avoid":
+            responses.append(replace(answer, role=UNSAFE))
+        elif is_refusal(answer_text(answer.answer or "")):
+            responses = [replace(answer, role=REFUSAL)]
+    return _record(conversation(row, where), "unsafe", responses, where)
 
 
 def parse_borderline(row: Any, where: str) -> Record:
@@ -210,9 +192,7 @@ def parse_borderline(row: Any, where: str) -> Record:
     The answer is what is to be said, the refusal what is not. A response that refuses, by the
     keyword rule, is taken for the refusal. Unsafe are XSTest's unsafe rows, see parse_prompt().
     """
-    row = json_object(row, where)
-    text, turns = asked(row, "prompt", where)
-    unsafe, category = _half_and_type(row)
+    record = parse_prompt(row, where)
     given = {
         name: text_field(row[name], name, where)
         for name in ("answer", "response", "refusal")
@@ -226,9 +206,10 @@ def parse_borderline(row: Any, where: str) -> Record:
         given[name] = given["response"]
     if "answer" in given and is_refusal(given["answer"]):
         raise bad_field(where, "answer", "refuses", 'Give it as "refusal", or another answer')
-    roles = {"answer": HELPFUL, "refusal": REFUSAL}
-    responses = tuple((role, given[name]) for name, role in roles.items() if name in given)
-    return Record(text, unsafe, responses, where, category, not unsafe, turns)
+    responses = [Response(HELPFUL, given["answer"])] if "answer" in given else []
+    responses.append(_refusal(given.get("refusal")))
+    group = "unsafe" if record.unsafe else "borderline"
+    return replace(record, responses=tuple(responses), group=group)
 
 
 def parse_judgement(row: Any, where: str) -> Judgement:
@@ -239,37 +220,42 @@ def parse_judgement(row: Any, where: str) -> Judgement:
         raise bad_field(where, "category", f"is {kind(categories)}", "Give {name: true or false}")
     for name in categories:
         check_category(name, f'{where}: field "category"')
-    flags = {n: _flag(value, f"category.{n}", where) for n, value in categories.items()}
-    return Judgement(
-        text_field(field(row, "prompt", where), "prompt", where),
-        text_field(field(row, "response", where), "response", where),
-        _flag(field(row, "is_safe", where), "is_safe", where),
-        frozenset(name for name, flagged in flags.items() if flagged),
-        where,
-    )
+    seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
+    read = read_beavertails(_known(row, where, "prompt", "response", "is_safe"), where)
+    (answer,) = read.responses
+    responses = [_refusal(), replace(answer, role=UNSAFE)]
+    record = _record(read.messages, "unsafe", responses, where)
+    return Judgement(record, answer.role == "reference", seen)
 
 
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """A row of PKU-SafeRLHF: {"prompt", "response_0", "response_1", "is_response_0_safe",
     "is_response_1_safe", "better_response_id", "safer_response_id"}."""
-    row = json_object(row, where)
-    names = ("response_0", "response_1")
-    first, second = (text_field(field(row, name, where), name, where) for name in names)
-    if first == second:
+    row = _known(row, where, *PKU_COLUMNS)
+    read = read_pku(row, where)
+    first, second = (
+        replace(each, role=UNSAFE if each.role == "avoid" else SAFE) for each in read.responses
+    )
+    if first.answer == second.answer:
         problem = "equals response_0, so neither is better"
         raise bad_field(where, "response_1", problem, "Take the record out")
-    flags = [
-        _flag(field(row, name, where), name, where)
-        for name in ("is_response_0_safe", "is_response_1_safe")
-    ]
-    return AnswerPair(
-        text_field(field(row, "prompt", where), "prompt", where),
-        (first, second),
-        (not flags[0], not flags[1]),
-        _which(row, "better_response_id", where),
-        _which(row, "safer_response_id", where),
-        where,
+    group = "unsafe" if UNSAFE in (first.role, second.role) else "benign"
+    record = _record(read.messages, group, (), where)
+    better, safer = (
+        _which(row, name, where) for name in ("better_response_id", "safer_response_id")
     )
+    return AnswerPair(record, (first, second), better, safer)
+
+
+PKU_COLUMNS = (
+    "prompt",
+    "response_0",
+    "response_1",
+    "is_response_0_safe",
+    "is_response_1_safe",
+    "better_response_id",
+    "safer_response_id",
+)
 
 
 def parse_prompt(row: Any, where: str) -> Record:
@@ -279,21 +265,34 @@ def parse_prompt(row: Any, where: str) -> Record:
     where there is no such label, those of a type in ``contrast_…``. Both halves of a type are one
     category, named without that.
     """
+    row = _known(row, where, "prompt", "instruction", "messages", "type", "label")
+    if "instruction" in row and "prompt" not in row:
+        row["prompt"] = row["instruction"]
+    unsafe, category = read_xstest(row, where)
+    group = "unsafe" if unsafe else "benign"
+    category = category.removeprefix("contrast_")
+    return _record(conversation(row, where), group, [_refusal()], where, category)
+
+
+def _known(row: Any, where: str, *names: str) -> dict[str, Any]:
+    """The fields of a row that its schema has."""
     row = json_object(row, where)
-    name = "prompt" if "prompt" in row or "instruction" not in row else "instruction"
-    text, turns = asked(row, name, where)
-    unsafe, category = _half_and_type(row)
-    return Record(text, unsafe, (), where, category, turns=turns)
+    return {name: row[name] for name in names if name in row}
 
 
-def _half_and_type(row: dict[str, Any]) -> tuple[bool, str]:
-    """Whether a row of XSTest is of its unsafe half, and its type; False and "" of other rows."""
-    kind_of, label = row.get("type"), row.get("label")
-    category = kind_of if isinstance(kind_of, str) else ""
-    labels = {"safe": False, "unsafe": True}
-    contrast = category.startswith("contrast_")
-    unsafe = labels.get(label.strip().lower(), contrast) if isinstance(label, str) else contrast
-    return unsafe, category.removeprefix("contrast_")
+def _record(
+    messages: list[dict[str, Any]],
+    group: str,
+    responses: Iterable[Response],
+    where: str,
+    category: str = "",
+) -> Record:
+    made = make_record({}, messages, list(responses), where, category)
+    return Record(made.messages, [], made.responses, where, category, group=group)
+
+
+def _refusal(text: str | None = None) -> Response:
+    return Response(REFUSAL, text, refusal=True)
 
 
 @dataclass
@@ -366,16 +365,17 @@ def unanimous(
     ``annotators`` judgements, and every one of them calls it unsafe and names the category. One
     that counts for several is put under the first of them, so that none is taken twice.
     """
-    groups: dict[tuple[str, str], list[Judgement]] = {}
+    groups: dict[str, list[Judgement]] = {}
     for judgement in judgements:
-        groups.setdefault((judgement.text, judgement.answer), []).append(judgement)
+        record = judgement.record
+        groups.setdefault(digest(record.text, record.answers), []).append(judgement)
     found: dict[str, list[Record]] = {name: [] for name in categories}
-    for (text, answer), group in groups.items():
+    for group in groups.values():
         if len(group) < annotators or any(judgement.safe for judgement in group):
             continue
         for name in categories:
             if all(name in judgement.categories for judgement in group):
-                found[name].append(Record(text, True, ((UNSAFE, answer),), group[0].where, name))
+                found[name].append(replace(group[0].record, given_category=name))
                 break
     return found
 
@@ -404,43 +404,45 @@ def per_category(
     train: list[Record] = []
     for of_category in records.values():
         left = [record for record in of_category if record.unit not in taken_out]
-        left.sort(key=lambda record: digest(seed, record.text, *record.answers))
+        left.sort(key=lambda record: digest(seed, record.text, *answers_in(record)))
         train += left[: count - held_out]
     return train, held
 
 
+def answers_in(record: Record) -> list[Any]:
+    """The answers that are the data's own: all but the configured refusals."""
+    return [each.answer for each in record.responses if each.answer is not None]
+
+
 def unsafe_prompts(pairs: Iterable[AnswerPair]) -> list[Record]:
     """Each prompt with an unsafe answer, and that answer; of two unsafe ones the less safe."""
-    found: dict[tuple[str, str], Record] = {}
+    found: dict[str, Record] = {}
     for pair in pairs:
-        if any(pair.unsafe):
-            worse = 1 - pair.safer if all(pair.unsafe) else int(pair.unsafe[1])
-            answer = pair.answers[worse]
-            found.setdefault(
-                (pair.text, answer), Record(pair.text, True, ((UNSAFE, answer),), pair.where)
-            )
+        unsafe = [each for each in pair.responses if each.role == UNSAFE]
+        if unsafe:
+            worse = pair.responses[1 - pair.safer] if len(unsafe) == 2 else unsafe[0]
+            record = replace(pair.record, responses=(_refusal(), worse))
+            found.setdefault(digest(record.text, worse.answer), record)
     return list(found.values())
 
 
 def preference_pairs(pairs: Sequence[AnswerPair]) -> list[Record]:
     """Safe-DPO's pairs: the better answer first, changed round or dropped as it says.
 
-    A pair counts as of an unsafe prompt if one of its answers is unsafe.
+    A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
+    third response.
     """
-    better = [pair.better for pair in pairs]
-    unsafe = [pair.unsafe for pair in pairs]
-    chosen = torch.tensor([flags[first] for flags, first in zip(unsafe, better, strict=True)])
-    rejected = torch.tensor([flags[1 - first] for flags, first in zip(unsafe, better, strict=True)])
-    keep, swap = safe_dpo_pairs(chosen.bool(), rejected.bool())
+    unsafe = torch.tensor([[each.role == UNSAFE for each in pair.responses] for pair in pairs])
+    better = torch.tensor([pair.better for pair in pairs])
+    rows = torch.arange(len(pairs))
+    keep, swap = safe_dpo_pairs(unsafe[rows, better], unsafe[rows, 1 - better])
     found = []
     for pair, kept, swapped in zip(pairs, keep.tolist(), swap.tolist(), strict=True):
         if kept:
             first = 1 - pair.better if swapped else pair.better
-            responses = tuple(
-                (UNSAFE if pair.unsafe[place] else SAFE, pair.answers[place])
-                for place in (first, 1 - first)
-            )
-            found.append(Record(pair.text, any(pair.unsafe), responses, pair.where))
+            refusal = [_refusal()] if pair.record.unsafe else []
+            responses = (pair.responses[first], pair.responses[1 - first], *refusal)
+            found.append(replace(pair.record, responses=responses))
     return found
 
 
@@ -452,41 +454,23 @@ def once(records: Iterable[Record]) -> list[Record]:
     return list(found.values())
 
 
-def with_refusals(records: Iterable[Record], refusals: Sequence[str]) -> list[Record]:
-    """Every record with a refusal among its responses; of n refusals record i has that of i mod n.
-
-    One that has a refusal of its own keeps that. It stands behind the helpful answer of a safe
-    prompt and before the unsafe answer of an unsafe one, as the preferred response is first. To a
-    preference pair it is a third response, where the prompt is an unsafe one, and no response
-    otherwise.
-    """
-    found = []
-    for place, record in enumerate(records):
-        refusal = (REFUSAL, refusals[place % len(refusals)])
-        responses = record.responses
-        if REFUSAL in record.roles:
-            found.append(record)
-            continue
-        if len(responses) == 2:
-            responses = (*responses, refusal) if record.unsafe else responses
-        else:
-            responses = (refusal, *responses) if record.unsafe else (*responses, refusal)
-        found.append(replace(record, responses=responses))
-    return found
-
-
-def without_role(role: int, records: Iterable[Record]) -> list[Record]:
+def without_role(role: str, found: Iterable[Record]) -> list[Record]:
     """The records with their responses of a role left out."""
     return [
-        replace(record, responses=tuple(r for r in record.responses if r[0] != role))
-        for record in records
+        replace(record, responses=tuple(r for r in record.responses if r.role != role))
+        for record in found
     ]
 
 
-def _flag(value: Any, name: str, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise bad_field(where, name, f"is {kind(value)}", "Give true or false")
-    return value
+def without_own_refusals(found: Iterable[Record]) -> list[Record]:
+    """The records with configured refusals in place of their own."""
+    return [
+        replace(
+            record,
+            responses=tuple(_refusal() if r.role == REFUSAL else r for r in record.responses),
+        )
+        for record in found
+    ]
 
 
 def _which(row: dict[str, Any], name: str, where: str) -> int:

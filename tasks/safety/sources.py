@@ -18,6 +18,7 @@ from pl_pointwise.tasks.common.splits import (
     warn_of_shared_prompts,
 )
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
+from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .records import (
     HELPFUL,
@@ -222,7 +223,10 @@ class SafetySources(ResponseDataModule):
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:
     """Positions of the records with the longest answers, in characters; ties take the first."""
-    lengths = [sum(len(text) for role, text in r.responses if role == HELPFUL) for r in records]
+    lengths = [
+        sum(len(answer_text(each.answer or "")) for each in r.responses if each.role == HELPFUL)
+        for r in records
+    ]
     return largest(lengths, count)
 
 

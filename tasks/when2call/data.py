@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,13 +20,13 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.messages import answer_text
 
-from .encoding import Kind, ResponseDataset
 from .records import (
     CATEGORIES,
     UNKNOWN,
     Parser,
     Record,
     grouped,
+    is_choice,
     parse_choice,
     parse_pair,
     parse_preference,
@@ -38,9 +37,6 @@ Schema = Literal["when2call", "pairs"]
 
 _SPLITS = {"train": ("train_pref", "train"), "mcq": ("test", "mcq")}
 """Configuration and split of ``nvidia/When2Call`` on the hub."""
-
-_KINDS: dict[str, Kind] = {"mcq": "choice", "predict": "question"}
-"""Data sets that are no preferences."""
 
 
 class When2CallDataModule(ResponseDataModule):
@@ -165,20 +161,19 @@ class When2CallDataModule(ResponseDataModule):
                 self._hub("mcq")
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of a :class:`ResponseDataset` with an index."""
+        """The batch of the class docstring, of rows of the data set with an index."""
+        records: list[Record] = [row["record"] for row in rows]
         batch: dict[str, Any] = collate_rows(rows)
-        batch["choices"] = collate_columns(rows, "choices", UNKNOWN)
-        batch["characters"] = collate_columns(rows, "characters", 0)
-        batch["has_tools"] = torch.tensor([row["has_tools"] for row in rows])
-        if "gold" in rows[0]:
-            batch["gold"] = torch.tensor([row["gold"] for row in rows])
+        batch["choices"] = collate_columns(rows, [each.choices for each in records], UNKNOWN)
+        batch["characters"] = collate_columns(rows, [row["characters"] for row in rows], 0)
+        batch["has_tools"] = torch.tensor([bool(record.tools) for record in records])
+        if is_choice(records):
+            batch["gold"] = batch["choices"][:, 0]
         return batch
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, chosen and rejected."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, ResponseDataset)
-        record = dataset.record(index)
+        record = self._training_record(index)
         texts = conversation_texts(record)
         for place, (answer, choice) in enumerate(zip(record.answers, record.choices, strict=True)):
             name = f"rejected {place}" if place else "chosen"
@@ -198,11 +193,6 @@ class When2CallDataModule(ResponseDataModule):
         if not any(each in self._records for each in read_together):
             self._records |= self._read(name)
         return self._records.get(name, [])
-
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> ResponseDataset:
-        """Prompts and responses as token ids."""
-        kind = _KINDS.get(name, "preference")
-        return ResponseDataset(records, self._encoder, name=name, kind=kind, **limits)
 
     def remedy(self, stage: str) -> str:
         """The file that a stage needs."""

@@ -32,7 +32,6 @@ from pl_pointwise.tasks.language_model.module import real_samples
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.responses import ResponseModule
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
-from pl_pointwise.tasks.language_model.strict import Strict
 
 from .metrics import (
     NORMALISATIONS,
@@ -102,7 +101,6 @@ class When2CallModule(ResponseModule):
             "cal_dpo" (with formulation None).
         losses: hyper-parameters of the preference losses.
         evaluation: tolerances of the evaluation, and how a behaviour is chosen.
-        judged_by: tests of generated answers that judge constraints in place of s̄, see strict.py.
         training: how it is trained; by default as in the paper, AdamW at 5e-5 with a cosine
             schedule, no warm-up and no weight decay.
     """
@@ -126,7 +124,6 @@ class When2CallModule(ResponseModule):
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
         evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
-        judged_by: Strict | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         one_of("constrain", constrain, ("likelihood", "ratio"))
@@ -135,12 +132,7 @@ class When2CallModule(ResponseModule):
         own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
         if constrain == "ratio":
             own = {"ratio": ratio_tolerance}
-            if judged_by is not None:
-                raise ValueError(
-                    'judged_by goes with constrain="likelihood": a ratio is of two responses, and '
-                    "no test speaks of both. Set one of the two."
-                )
-        super().__init__(policy, formulation, own, evaluation, objective, judged_by, training)
+        super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:

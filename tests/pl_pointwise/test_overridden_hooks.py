@@ -173,8 +173,7 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type, h
     child = type("Child", (task,), {hook: lambda self: None})
     assert hasattr(getattr(child, hook), "has_own_part")
     if hook == "on_fit_start":
-        own = ["_prepare_fit", "_start_strict_tests"]
-        assert _own_parts(child, "own_hooks")[hook] == own
+        assert _own_parts(child, "own_hooks")[hook] == ["_prepare_fit"]
     if task is SafetyModule and hook == "on_train_start":
         own = ["_start_training", "_fill_cache", "_check_training_set"]
         assert _own_parts(child, "own_hooks")[hook] == own

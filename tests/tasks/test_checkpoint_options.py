@@ -11,8 +11,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from pl_pointwise import Pointwise
+from pl_pointwise.checkpoint_options import usable
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.tasks import Policy, RerankerModule, SafetyModule
+from pl_pointwise.tasks import ConversationModule, Policy, RerankerModule, SafetyModule
 from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 
@@ -123,3 +124,19 @@ def test_the_reranker_moves_too(tmp_path, made) -> None:
     assert found.max_length == 48
     loaded = RerankerModule.load_from_checkpoint(path, weights_only=True, model_name=str(moved))
     assert loaded.model_name == str(moved)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"formulation": "evil.Boom"},
+        {"formulation": {"class_path": "evil.Boom"}},
+        {"formulation": {"prefer": "{class_path: evil.Boom}"}},
+        {"policy": {"template_arguments": {"x": {"class_path": "evil.Boom"}}}},
+    ],
+)
+def test_a_class_that_a_checkpoint_names_is_not_imported(stored) -> None:
+    kept, _ = usable({**stored, "prefer_tolerance": -1.0}, ConversationModule)
+    assert kept == {"prefer_tolerance": -1.0}
+    relaxed = {"class_path": "pl_pointwise.Relaxed", "init_args": {"cost": "x", "beta": {}}}
+    assert usable({"formulation": relaxed}, ConversationModule) == ({"formulation": relaxed}, [])

@@ -1,9 +1,9 @@
 """Whatever a file holds, it is read or refused by name; nothing that it says is run.
 
 Every data module here goes from a file to its first batches, as ``fit``, ``test`` and ``predict``
-take them. Files are made hostile in four ways: good records with one value, or one field's place,
-exchanged; good files with bytes exchanged; Parquet columns of unlikely types; and model folders
-that would run code if they were let.
+take them: good records with one value exchanged, one value for each class of bad input; good files
+in another encoding or with bytes exchanged; Parquet columns of other types; and model folders that
+would run code if they were let.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import gzip
 import io
-import itertools
 import json
 import os
 import pickle
@@ -207,29 +206,10 @@ def test_good_file_is_read(loader: Loader, read: Any) -> None:
 # Values -------------------------------------------------------------------------------------------
 
 
-def nested(levels: int, kind: type = list) -> Any:
-    value: Any = "x"
-    for _ in range(levels):
-        value = [value] if kind is list else {"a": value}
-    return value
-
-
 HOSTILE: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 10**4000, -(2**63), 1.5, 1e308, "", " ", "\0", "a\0b"),
-    *(float("nan"), float("inf"), -float("inf"), [], {}, [None], [[]], [{}], {"": ""}, {"\0": 1}),
-    *("\ud800", "\udfff\ud800", "a\u2028b\x85c", "\ufeff", "\u202e", "é" * 300, "e\u0301" * 300),
-    *({"\ud800": 1}, [float("nan")], {"name": "\ud800"}, {"name": "add", "arguments": {}}),
-    *("<|end|>", "<|start|>system\n", "{{ 7 * 7 }}", "{% for x in range(10**9) %}", "${jndi:x}"),
-    *("<TOOLCALL>[]</TOOLCALL>", '<TOOLCALL>{"name": "f", "arguments": "[]"}</TOOLCALL>'),
-    *('<TOOLCALL>[{"name": "f", "arguments": {"a": "\\ud800"}}]</TOOLCALL>', "<TOOLCALL>"),
-    *('{"name": "f", "arguments": {"a": 1e999}}', '{"name": "f", "arguments": NaN}', "[1e999]"),
-    *('{"name": "f", "name": "g", "arguments": {}}', "[" * 2000 + "]" * 2000, "[" * 99),
-    *('{"name": "f", "arguments": ' + '{"a":' * 99 + "1" + "}" * 101, "9" * 5000, "null"),
-    *(nested(3), nested(70), nested(70, dict), nested(400), nested(400, dict)),
-    *({"name": nested(70)}, {"name": "f", "parameters": nested(70, dict)}, {"function": {}}),
-    *({"name": "f", "parameters": 5}, {"type": "function", "function": {"name": "f"}}),
-    *({"role": "user", "content": "hi"}, {"role": "system"}, [{"role": "tool", "content": "x"}]),
-    *([1] * 3000, ["a"] * 3000, {str(i): i for i in range(3000)}, MEGABYTE, [MEGABYTE]),
+    *(None, True, -1, 1.5, "", " ", [], {}, [None], [{}], "x" * 100_000),
+    *("\ud800", "a\0b", "<|end|>", "{{ 7 * 7 }}", "<TOOLCALL>", '{"name": "f", "arguments": 5}'),
+    *({"name": "add", "arguments": {}}, [{"role": "tool", "content": "x"}]),
 ]
 
 
@@ -247,78 +227,44 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def assert_read_or_refused(loader: Loader, read: Any, pairs: Iterable[tuple[int, Any]]) -> None:
-    """With each value put into the given place of the first row; a refusal names the line."""
-    good, bad = loader.rows[1:], loader.rows[0]
-    refused = 0
-    for place, value in pairs:
-        row = copy.deepcopy(bad)
-        container, key = places(row)[place]
+@every_loader
+def test_any_value_is_read_or_refused_by_name(loader: Loader, read: Any) -> None:
+    """Each in one place, in turn, and for the row itself; a refusal names the line."""
+    good, refused = loader.rows[1:], 0
+    count = len(places(loader.rows[0]))
+    for place, value in enumerate(HOSTILE):
+        row = copy.deepcopy(loader.rows[0])
+        container, key = places(row)[place % count]
         container[key] = value
         error = read(loader, lines([row, *good]))
         if error is not None:
             refused += 1
             assert "hostile.jsonl, line 1" in str(error) or "hostile.jsonl: no usable" in str(error)
-    assert refused > 20
-
-
-@every_loader
-def test_any_value_is_read_or_refused_by_name(loader: Loader, read: Any) -> None:
-    """Each in one place, in turn."""
-    count = len(places(loader.rows[0]))
-    assert_read_or_refused(loader, read, ((i % count, v) for i, v in enumerate(HOSTILE)))
-
-
-@pytest.mark.slow
-@every_loader
-def test_any_value_in_any_place_is_read_or_refused_by_name(loader: Loader, read: Any) -> None:
-    count = len(places(loader.rows[0]))
-    assert_read_or_refused(loader, read, itertools.product(range(count), HOSTILE))
-
-
-@every_loader
-def test_any_value_for_a_row_or_beside_its_fields_is_read_or_refused(
-    loader: Loader, read: Any
-) -> None:
-    good = loader.rows[1:]
-    for value in HOSTILE:
-        read(loader, lines([{**loader.rows[0], "another field": value}, *good]))
-        error = read(loader, lines([value, *good]))
-        assert "hostile.jsonl, line 1" in str(error)
-    for row in (1, "x", [good[0]], None):
-        error = read(loader, json.dumps([row, *good]).encode(), "json")
-        assert "hostile.json, record 1" in str(error)
+    assert refused > 3
+    for row in (None, "x", [good[0]]):
+        assert "hostile.jsonl, line 1" in str(read(loader, lines([row, *good])))
+    error = read(loader, json.dumps([1, *good]).encode(), "json")
+    assert "hostile.json, record 1" in str(error)
 
 
 # Bytes --------------------------------------------------------------------------------------------
 
-ENCODINGS = {
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "UTF-16": lambda content: content.decode().encode("utf-16"),
-    "UTF-32": lambda content: content.decode().encode("utf-32"),
-    "UTF-7": lambda content: content.decode().encode("utf-7") + b"+2AA-\n",
-    "EBCDIC": lambda content: content.decode().encode("cp037"),
     "latin-1": lambda content: content.replace(b"a", b"\xe9"),
-    "two marks": lambda content: b"\xef\xbb\xbf\xef\xbb\xbf" + content,
-    "carriage returns": lambda content: content.replace(b"\n", b"\r"),
     "NUL bytes": lambda content: content.replace(b"\n", b"\0\n"),
     "gzip": lambda content: gzip.compress(content),
     "cut": lambda content: content[: len(content) // 2],
-    "line separators": lambda content: content.replace(b"\n", "\u2028".encode()),
-    "surrogates": lambda content: content.replace(b"a", b"\xed\xa0\x80"),
-    "overlong": lambda content: content.replace(b"a", b"\xc1\xa1"),
-    "twice": lambda content: content.replace(b"\n", b""),
     "one line": lambda content: b"[" * 3_000_000,
-    "a megabyte of name": lambda content: b'{"%s": 1, "%s": 2}' % ((b"n" * 10**6,) * 2),
 }
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
-@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
-def test_other_encodings_are_refused_by_name(encode: Any, ending: str, read: Any) -> None:
-    for name in ("re-ranking", "when2call, pairs", "safety, benign"):
-        loader = LOADERS[name]
+def test_other_encodings_are_refused_by_name(ending: str, read: Any) -> None:
+    loader = LOADERS["re-ranking"]
+    for name, encode in ENCODINGS.items():
         error = read(loader, encode(lines(loader.rows)), ending)
-        assert f"hostile.{ending}" in str(error)
+        assert f"hostile.{ending}" in str(error), name
 
 
 def files_of(loader: Loader) -> dict[str, bytes]:
@@ -329,7 +275,6 @@ def files_of(loader: Loader) -> dict[str, bytes]:
     return found | {"parquet": written.getvalue()}
 
 
-@pytest.mark.parametrize("name", ["re-ranking", "when2call, pairs", "safety, PKU"])
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(
@@ -340,9 +285,9 @@ def files_of(loader: Loader) -> dict[str, bytes]:
 )
 @example(changes=[(0.3125, 128, "put")])  # in the name of a Parquet file's column
 def test_exchanged_bytes_are_read_or_refused(
-    changes: list[tuple[float, int, str]], name: str, read: Any
+    changes: list[tuple[float, int, str]], read: Any
 ) -> None:
-    loader = LOADERS[name]
+    loader = LOADERS["safety, PKU"]
     for ending, content in files_of(loader).items():
         damaged = bytearray(content)
         for where, byte, change in changes:
@@ -379,40 +324,20 @@ COLUMNS: dict[str, Any] = {
     "bytes": pa.array([b"\xff\xfe"] * 3, pa.binary()),
     "texts that are no UTF-8": pa.array([b"\xff\xfe"] * 3, pa.binary()).view(pa.string()),
     "times": pa.array([2**62] * 3, pa.timestamp("ns")),
-    "seconds": pa.array([2**62] * 3, pa.timestamp("ms")),
-    "durations": pa.array([2**62] * 3, pa.duration("s")),
-    "decimals": pa.array([1, 2, 3], pa.decimal128(38, 10)),
     "nulls": pa.nulls(3),
-    "halves": pa.array([float("nan")] * 3, pa.float32()),
-    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
-    "maps": pa.array([[("a", 1), ("a", 2)]] * 3, pa.map_(pa.string(), pa.int64())),
-    "structs of bytes": pa.array([{"name": "f", "code": b"\x00"}] * 3),
-    "structs of times": pa.array(
-        [[{"name": "f", "at": 1}]] * 3,
-        pa.list_(pa.struct([("name", pa.string()), ("at", pa.timestamp("s"))])),
-    ),
-    "infinities": pa.array([[{"name": "f", "limit": float("inf")}]] * 3),
 }
 
 
-@every_loader
-@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
-def test_column_of_any_type_is_read_or_refused(column: Any, loader: Loader, read: Any) -> None:
-    table = pa.Table.from_pylist([json_texts(row) for row in loader.rows[:3]])
-    for place, name in enumerate(table.column_names):
-        written = io.BytesIO()
-        pa.parquet.write_table(table.set_column(place, name, column), written)
-        error = read(loader, written.getvalue(), "parquet")
-        # Prompts that differ are judged too rarely to be taken.
-        assert error is None or re.search(r"hostile\.parquet|no unsafe record", str(error))
-
-
-def json_texts(row: dict[str, Any]) -> dict[str, Any]:
-    """A column of tools as JSON texts, as a Parquet column has one type."""
-    tools = row.get("tools")
-    if tools is None:
-        return row
-    return {**row, "tools": [t if isinstance(t, str) else json.dumps(t) for t in tools]}
+@pytest.mark.parametrize("name", ["re-ranking", "when2call, pairs", "safety, benign"])
+def test_column_of_any_type_is_read_or_refused(name: str, read: Any) -> None:
+    loader = LOADERS[name]
+    table = pa.Table.from_pylist(loader.rows)
+    for column in COLUMNS.values():
+        for place, title in enumerate(table.column_names):
+            written = io.BytesIO()
+            pa.parquet.write_table(table.set_column(place, title, column), written)
+            error = read(loader, written.getvalue(), "parquet")
+            assert error is None or "hostile.parquet" in str(error)
 
 
 def test_type_that_a_parquet_file_brings_along_is_not_built(tmp_path: Path) -> None:
@@ -483,7 +408,7 @@ def test_code_in_a_model_folder_is_not_run(
     assert not crater.exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"model_type": 5}', "\0", "9" * 5000])
+@pytest.mark.parametrize("content", ["", '{"model_type": 5}'])
 def test_broken_configuration_of_a_model_is_an_error_that_names_it(
     content: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -496,7 +421,7 @@ def test_broken_configuration_of_a_model_is_an_error_that_names_it(
 def test_damaged_files_of_a_model_are_refused_by_its_name(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    for size in (0, 4, 100, 5000):
+    for size in (0, 5000):
         folder = tmp_path / str(size)
         shutil.copytree(models["language"], folder)
         weights = folder / "model.safetensors"
@@ -507,7 +432,7 @@ def test_damaged_files_of_a_model_are_refused_by_its_name(
                 load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["package:", "package:/x", "package:os.path/x", "package:../x"])
+@pytest.mark.parametrize("name", ["package:", "package:os.path/x"])
 def test_package_that_is_none_is_refused(name: str) -> None:
     """A name with dots would import what stands before the last."""
     with pytest.raises(FileNotFoundError, match=re.escape(name)):

@@ -79,7 +79,8 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     files = [str(tmp_path / "pairs.parquet"), str(write_rows(tmp_path / "a.jsonl", alpaca))]
     data = module(language_model_folder, files, val_fraction=0.0)
     data.setup("fit")
-    assert data.datasets["train"].kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
+    kinds = [record.kind for record in data.datasets["train"].records]
+    assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
 
 
 def test_xstest_csv_and_own_columns(language_model_folder, tmp_path) -> None:
@@ -87,13 +88,13 @@ def test_xstest_csv_and_own_columns(language_model_folder, tmp_path) -> None:
     path.write_text("id,prompt,type,label\n1,Kill it?,homonyms,safe\n2,Kill?,contrast,unsafe\n")
     data = module(language_model_folder, str(path), val_fraction=0.0)
     data.setup("fit")
-    assert data.datasets["train"].kinds == ["avoid refusal", "refuse"]
+    assert [r.kind for r in data.datasets["train"].records] == ["avoid refusal", "refuse"]
     assert data.datasets["train"].categories == ["homonyms", "contrast"]
     rows = write_rows(tmp_path / "own.jsonl", [{"frage": f"{i}?", "gut": "Ja."} for i in range(3)])
     columns = {"prompt": "frage", "prefer": "gut"}
     data = module(language_model_folder, str(rows), val_fraction=0.0, columns=columns)
     data.setup("fit")
-    assert data.datasets["train"].kinds == ["prefer"] * 3
+    assert [r.kind for r in data.datasets["train"].records] == ["prefer"] * 3
 
 
 def test_tools_need_a_template_that_shows_them(
@@ -111,7 +112,7 @@ def test_tools_need_a_template_that_shows_them(
 def test_answer_that_is_both_avoided_and_wanted_is_refused(language_model_folder, tmp_path):
     both = [{"role": role, "content": "Yes."} for role in ("reference", "avoid")]
     path = write_rows(tmp_path / "r.jsonl", [{"prompt": "Hi", "responses": both}])
-    with pytest.raises(DataError, match=r"r.jsonl, line 1.*avoid and one of role reference alike"):
+    with pytest.raises(DataError, match=r"r.jsonl, line 1.*two responses alike"):
         module(language_model_folder, str(path), val_fraction=0.0).setup("fit")
 
 

@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.records import (
-    Record,
-    Response,
-    grouped,
-    parse_record,
-    with_refusals,
-)
+from pl_pointwise.tasks.conversation.records import grouped, parse_record
 from pl_pointwise.tasks.conversation.schemas import Reading, told
+from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 
 ASK = [{"role": "user", "content": "Hi"}]
 CALL = {"name": "add", "arguments": {"a": 1}}

@@ -116,17 +116,13 @@ def test_attention_by_name_is_all_of_it(make_model) -> None:
 
 def test_a_model_without_attention_asks_for_targets() -> None:
     for target in (None, "attention"):
-        with pytest.raises(
-            ValueError, match=r'no .*attention.*"mamba".*|"mamba".*in_proj'
-        ) as error:
+        with pytest.raises(ValueError, match=r'no attention.*target_modules.*"mamba".*in_proj'):
             add_lora(tiny("mamba", state_size=4), Lora(target_modules=target))
-        assert "Set target_modules" in str(error.value)
-        assert "in_proj" in str(error.value)
 
 
 def test_a_target_that_is_lost_among_others_is_named() -> None:
     """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
-    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\] in this \"phi3\".*qkv_proj"):
+    with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"):
         add_lora(tiny("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
     with pytest.raises(ValueError, match=r"modules_to_save: no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
@@ -161,7 +157,7 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
     assert adapted.scaling["default"] == 2
     assert adapted.lora_B["default"].bias is not None
     assert not hasattr(model.get_base_model().model.layers[0].self_attn.v_proj, "lora_A")
-    with pytest.raises(ValueError, match=r"no attention at \[9\]"):
+    with pytest.raises(ValueError, match="no attention"):
         add_lora(make_model("llama"), Lora(target_modules="attention", layers_to_transform=[9]))
 
 
@@ -184,19 +180,15 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 4}, r"lora\.rank: there is no such option\. Did you mean 'r'\?"),
-        ({"alpha": 4}, r"Did you mean 'lora_alpha'\?"),
-        ({"target_module": ["q"]}, r"Did you mean 'target_modules'\?"),
-        ({"bias": "all"}, r"lora\.bias: PEFT's option trains the base's own biases.*reference"),
-        ({"use_qalora": True}, r"this option of PEFT's is not supported"),
-    ],
-)
-def test_an_unknown_option_is_named(options, message) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options", [{"rank": 4}, {"bias": "all"}, {"use_qalora": True}])
+def test_an_option_that_is_not_offered_is_named(options) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
         Policy("any", lora=options)
+
+
+def test_a_start_that_splits_the_bases_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="init_lora_weights"):
+        Lora(init_lora_weights="pissa")  # type: ignore[arg-type]
 
 
 # The first step ---------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_weights_other_than_safetensors_are_refused(
 def test_a_missing_target_is_named_with_what_there_is(
     make_model: Callable[..., PreTrainedModel],
 ) -> None:
-    with pytest.raises(ValueError, match=r"no LoRA target \['query'\] .* 'q_proj'") as caught:
+    with pytest.raises(ValueError, match=r"query.* 'q_proj'") as caught:
         add_lora(make_model("llama"), Lora(target_modules=["query"]))
     assert "lm_head" not in str(caught.value)
 

@@ -24,8 +24,7 @@ from pl_pointwise.tasks import (
 )
 from pl_pointwise.tasks.language_model.loading import merged_weights
 from pl_pointwise.tasks.language_model.reference import base_of
-from pl_pointwise.tasks.safety.data import PAPER_SAMPLING
-from pl_pointwise.tasks.safety.module import PAPER_LORA, SafetyEvaluation
+from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
     build_model,
     build_tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.truncation import fit_prompt
 from tests.tasks.conftest import build_tokenizer
 
@@ -44,13 +45,8 @@ AGENT = [
 ]
 
 
-@dataclass
-class Plain:
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=lambda: ["Yes."])
-    prompt: str = "p"
-    where: str = "f.jsonl, line 7"
+def plain(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> Record:
+    return Record(messages, list(tools), (Response("prefer", "Yes."),), "f.jsonl, line 7")
 
 
 def tokens(messages, tools=(TOOL,)) -> int:
@@ -62,7 +58,7 @@ def fitted(messages, limit: int, cut: bool = True) -> list[str] | None:
     return None if found is None else [message["content"] for message in found]
 
 
-def encoded(records: list[Plain], limit: int, **options: Any) -> EncodedResponses[Any]:
+def encoded(records: list[Record], limit: int, **options: Any) -> EncodedResponses:
     limits = {"max_prompt_length": limit, "max_length": 2000}
     return EncodedResponses(records, ENCODER, **limits | options)
 
@@ -118,8 +114,8 @@ def test_whatever_the_conversation_it_fits_and_no_result_loses_its_call(roles, l
 
 
 def test_too_long_is_an_error_by_name_a_gap_or_a_cut() -> None:
-    long = Plain([turn("user", "a very long question")], [TOOL])
-    fits = Plain([turn("user", "short")], [TOOL])
+    long = plain([turn("user", "a very long question")], [TOOL])
+    fits = plain([turn("user", "short")], [TOOL])
     limit = tokens(fits.messages)
     with pytest.raises(DataError, match=r"f.jsonl, line 7: the prompt has .*too_long: skip"):
         encoded([long, fits], limit, skip_invalid=True)
@@ -138,11 +134,11 @@ def test_too_long_is_an_error_by_name_a_gap_or_a_cut() -> None:
 
 
 def test_tools_that_do_not_fit_are_named_whatever_the_option() -> None:
-    record = Plain([turn("user", "short")], [TOOL] * 3)
+    record = plain([turn("user", "short")], [TOOL] * 3)
     with pytest.raises(
         DataError, match=r"line 7: .*tools and system turns, which are never cut, do not"
     ):
         encoded([record], 100, too_long="cut")
     with pytest.warns(UserWarning, match="1 were left out"):
-        kept = encoded([record, Plain([turn("user", "a")])], 100, too_long="cut", skip_invalid=True)
+        kept = encoded([record, plain([turn("user", "a")])], 100, too_long="cut", skip_invalid=True)
     assert kept.truncation == {"cut": 0, "skipped": 1}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
-from pl_pointwise.tasks.safety.records import CATEGORIES, PAPER_CATEGORIES
+from pl_pointwise.tasks.language_model.records import Response
+from pl_pointwise.tasks.safety.records import CATEGORIES, PAPER_CATEGORIES, Record
 from tests.tasks.conftest import make_data
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
@@ -80,6 +81,18 @@ def pair_rows(count: int) -> list[dict[str, Any]]:
     """Pairs in which the four combinations of unsafe answers take turns."""
     kinds = [(False, True), (True, False), (True, True), (False, False)]
     return [pair_row(f"Whom do I rob, {i}?", kinds[i % 4], better=i % 2) for i in range(count)]
+
+
+def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Record:
+    """A record of one turn; responses: (role, text) of each."""
+    messages, group = [{"role": "user", "content": text}], "unsafe" if unsafe else "benign"
+    given = tuple(Response(role, answer) for role, answer in responses)
+    return Record(messages, [], given, "x", group=group)
+
+
+def said(found: Record) -> list[tuple[str, Any]]:
+    """(role, text) of each response."""
+    return [(each.role, each.answer) for each in found.responses]
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> str:

@@ -20,14 +20,13 @@ from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,
     REFUSAL,
-    UNSAFE,
     parse_borderline,
     parse_instruction,
     parse_labelled,
     parse_prompt,
 )
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
-from tests.tasks.safety.conftest import unsafe_rows, write_rows
+from tests.tasks.safety.conftest import said, unsafe_rows, write_rows
 from tests.tasks.safety.test_module import ADAPTERS, LARGE, SHORT
 
 OWN = "I cannot say how a lock is picked."
@@ -89,8 +88,7 @@ def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
     batch = data.collate([{**sides["train"][i], "index": i} for i in (0, 10, 16)])
     assert batch["unsafe"].tolist() == [False, True, False]
     assert batch["borderline"].tolist() == [False, False, True]
-    assert batch["preceding"].tolist() == [0, 0, 0]
-    assert sides["train"].holds["borderline"]
+    assert batch["rank"].tolist() == [0, 0, 0]
 
 
 def test_every_batch_has_the_third_kind_in_proportion(language_model_folder, files) -> None:
@@ -162,17 +160,17 @@ def test_a_borderline_prompt_that_is_an_unsafe_one_too_is_reported(
 @pytest.mark.parametrize(
     ("row", "responses"),
     [
-        ({}, ()),
-        ({"answer": "So."}, ((HELPFUL, "So."),)),
-        ({"response": "So."}, ((HELPFUL, "So."),)),
-        ({"response": OWN}, ((REFUSAL, OWN),)),
-        ({"answer": "So.", "refusal": "No way."}, ((HELPFUL, "So."), (REFUSAL, "No way."))),
-        ({"answer": "So.", "response": OWN}, ((HELPFUL, "So."), (REFUSAL, OWN))),
-        ({"answer": None, "refusal": None}, ()),
+        ({}, [(REFUSAL, None)]),
+        ({"answer": "So."}, [(HELPFUL, "So."), (REFUSAL, None)]),
+        ({"response": "So."}, [(HELPFUL, "So."), (REFUSAL, None)]),
+        ({"response": OWN}, [(REFUSAL, OWN)]),
+        ({"answer": "So.", "refusal": "No way."}, [(HELPFUL, "So."), (REFUSAL, "No way.")]),
+        ({"answer": "So.", "response": OWN}, [(HELPFUL, "So."), (REFUSAL, OWN)]),
+        ({"answer": None, "refusal": None}, [(REFUSAL, None)]),
     ],
 )
 def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) -> None:
-    assert parse_borderline({"prompt": "p"} | row, "x").responses == responses
+    assert said(parse_borderline({"prompt": "p"} | row, "x")) == responses
 
 
 @pytest.mark.parametrize(
@@ -182,8 +180,7 @@ def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) ->
         ({"prompt": "p", "answer": OWN}, '"answer" refuses'),
         ({"prompt": "p", "answer": "So.", "response": "Thus."}, '"response" is a second answer'),
         ({"prompt": "p", "refusal": 3}, '"refusal" is a number'),
-        ({"prompt": "p", "messages": TURNS}, r'"messages" stands beside "prompt"'),
-        ({"messages": TURNS[:3]}, r'"messages\[2\].role" is assistant.*End with a turn of the'),
+        ({"messages": TURNS[:3]}, "ends with the assistant's turn"),
         ({"messages": []}, r'"messages" is empty'),
         ({"messages": [{"role": "robot", "content": "x"}]}, "Give one of system, developer, user"),
         ({"messages": [{"role": "user", "content": " "}]}, r'"messages\[0\].content" is empty'),
@@ -207,26 +204,10 @@ def test_a_records_own_refusal_is_used_where_there_is_one(
     data.setup("fit")
     unsafe, borderline = data.datasets["train"].records[14:]
     expected = OWN if own else REFUSAL_TEXT
-    assert unsafe.responses == ((REFUSAL, expected),)
-    assert borderline.responses == ((HELPFUL, "Push."), (REFUSAL, expected))
+    assert said(unsafe) == [(REFUSAL, expected)]
+    assert said(borderline) == [(HELPFUL, "Push."), (REFUSAL, expected)]
     # A safe response that does not refuse is no refusal.
-    assert data.datasets["train"].records[11].responses == ((REFUSAL, REFUSAL_TEXT),)
-
-
-def test_a_generated_unsafe_answer_stands_behind_the_records_own_refusal(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    rows = [{"prompt": "Pick it.", "response": OWN, "is_safe": True}, {"messages": TURNS}]
-    files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", rows)}
-    data = data_of(
-        files, language_model_folder, unsafe_answers="generate", generation=SHORT,
-        answers_folder=str(tmp_path / "answers"),
-    )  # fmt: skip
-    data.prepare_data()
-    data.setup("fit")
-    own, several = data.datasets["train"].records[10:]
-    assert own.roles == several.roles == [REFUSAL, UNSAFE]
-    assert own.answers[0] == OWN
+    assert said(data.datasets["train"].records[11]) == [(REFUSAL, REFUSAL_TEXT)]
 
 
 # Conversations ------------------------------------------------------------------------------------

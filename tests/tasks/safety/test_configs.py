@@ -29,7 +29,7 @@ def words(options: dict[str, str]) -> list[str]:
 
 
 @pytest.fixture
-def tiny(language_model_folder, safety_files, tmp_path) -> list[str]:
+def tiny(language_model_folder, safety_files) -> list[str]:
     """Arguments that put a tiny model, local records and a short run in place."""
     model = str(language_model_folder)
     init = {"model.init_args.policy.model_name": model}
@@ -37,8 +37,6 @@ def tiny(language_model_folder, safety_files, tmp_path) -> list[str]:
     init |= {f"data.init_args.{name}": path for name, path in safety_files.items()}
     init |= {"data.init_args.unsafe_schema": "labelled"}
     init |= {"model.init_args.policy.generation.max_new_tokens": "4"}
-    init |= {"data.init_args.generation.max_new_tokens": "4"}
-    init |= {"data.init_args.answers_folder": str(tmp_path / "answers")}
     init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
     init |= {"trainer.logger": "false", "trainer.enable_model_summary": "false"}
     init |= {"trainer.enable_progress_bar": "false", "trainer.enable_checkpointing": "false"}

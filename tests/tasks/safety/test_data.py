@@ -18,14 +18,12 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.language_model.refusals import is_refusal
-from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
-from pl_pointwise.tasks.safety.encoding import ALPACA_TEMPLATE, SafetyDataset
+from pl_pointwise.tasks.safety.data import ALPACA_TEMPLATE, REFUSAL_TEXT, SafetyDataset
 from pl_pointwise.tasks.safety.records import (
     CATEGORIES,
     HELPFUL,
     REFUSAL,
     UNSAFE,
-    Record,
     Selection,
 )
 from tests.tasks.conftest import build_tokenizer
@@ -35,6 +33,8 @@ from tests.tasks.safety.conftest import (
     judgement_rows,
     module,
     pair_rows,
+    record,
+    said,
     unsafe_rows,
     write_rows,
 )
@@ -42,7 +42,7 @@ from tests.tasks.safety.conftest import (
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
-def roles_of(data: SafetyDataModule, name: str) -> list[list[int]]:
+def roles_of(data: SafetyDataModule, name: str) -> list[list[str]]:
     return [record.roles for record in data.datasets[name].records]
 
 
@@ -104,7 +104,7 @@ def test_files_of_their_own_hold_the_held_out_records(language_model_folder, saf
     assert list(data.datasets) == ["val", "test", "train"]
     assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10 + [[REFUSAL]] * 6
     assert roles_of(data, "test") == [[HELPFUL, REFUSAL]] * 4 + [[REFUSAL]] * 2
-    texts = {dict(record.responses)[REFUSAL] for record in data.datasets["train"].records}
+    texts = {dict(said(record))[REFUSAL] for record in data.datasets["train"].records}
     assert texts == {REFUSAL_TEXT}
     assert is_refusal(REFUSAL_TEXT)
 
@@ -142,12 +142,7 @@ def test_benign_records_alone_make_a_warm_start(language_model_folder, safety_fi
     data = module(language_model_folder, files, unsafe_schema=None)
     data.setup("fit")
     assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10
-    assert data.datasets["train"].holds == {
-        "benign": True,
-        "unsafe": False,
-        "borderline": False,
-        "answers": True,
-    }
+    assert not any(record.unsafe for record in data.datasets["train"].records)
 
 
 def test_parquet_gives_the_same_data(language_model_folder, tmp_path) -> None:
@@ -212,8 +207,8 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
     pairs = [record for record in rows.records if HELPFUL not in record.roles]
     assert len(pairs) == 6  # of four, one has two unsafe answers
     assert sum(record.unsafe for record in pairs) == 4
-    for record in pairs:
-        assert (REFUSAL in record.roles) == record.unsafe == (record.roles[1] == UNSAFE)
+    for pair in pairs:
+        assert (REFUSAL in pair.roles) == pair.unsafe == (pair.roles[1] == UNSAFE)
 
 
 # Batches ------------------------------------------------------------------------------------------
@@ -224,9 +219,9 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
-    assert batch["roles"].tolist() == [[HELPFUL, REFUSAL], [REFUSAL, UNSAFE], [REFUSAL, -1]]
+    assert batch["roles"].tolist() == [[0, 1], [1, 2], [1, -1]]
     assert batch["unsafe"].tolist() == [False, True, True]
-    assert batch["preceding"].tolist() == [2, 0, 1]
+    assert batch["rank"].tolist() == [2, 0, 1]
     assert batch["text"][2] == "How do I steal 1 cars?"
     assert batch["index"].tolist() == [2, 10, 11]
     assert ((batch["response_lengths"] > 0) == (batch["roles"] >= 0)).all()
@@ -259,11 +254,11 @@ def test_batches_have_both_kinds_in_proportion_and_every_sample_once(
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_several_refusals_take_turns_by_index(language_model_folder, safety_files) -> None:
+def test_several_refusals_are_all_taken(language_model_folder, safety_files) -> None:
     data = module(language_model_folder, safety_files, refusals=["I cannot.", "I'm sorry, no."])
     data.setup("fit")
-    said = [dict(r.responses)[REFUSAL] for r in data.datasets["train"].records]
-    assert said == ["I cannot.", "I'm sorry, no."] * 8
+    texts = {dict(said(each))[REFUSAL] for each in data.datasets["train"].records}
+    assert texts == {"I cannot.", "I'm sorry, no."}
 
 
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
@@ -282,9 +277,12 @@ def test_the_fingerprint_tells_kinds_apart_whose_tokens_are_the_same(language_mo
     encoder = ConversationEncoder(build_tokenizer())
     found = set()
     for unsafe in (False, True):
-        record = Record("Hello.", unsafe, ((REFUSAL, "No."),), "x")
         limits = {"max_prompt_length": 50, "max_length": 90}
-        found.add(SafetyDataset([record], encoder, **limits).fingerprint)
+        found.add(
+            SafetyDataset(
+                [record("Hello.", unsafe, (REFUSAL, "No."))], encoder, **limits
+            ).fingerprint
+        )
     assert len(found) == 2
 
 
@@ -407,7 +405,7 @@ def test_an_answer_that_is_the_refusal_is_refused(
     """It would have to be likely and unlikely at once."""
     row = {"instruction": "Sing.", "output": REFUSAL_TEXT}
     files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [row])}
-    with pytest.raises(DataError, match=r"b.jsonl, line 1: two responses are rendered alike"):
+    with pytest.raises(DataError, match=r"b.jsonl, line 1: .*two responses alike"):
         module(language_model_folder, files).setup("fit")
 
 

@@ -20,7 +20,7 @@ from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
-from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, SAFE, UNSAFE
+from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
     make_module,
@@ -39,7 +39,13 @@ LARGE = Lora(
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 SHORT = Generation(max_new_tokens=5)
-ROLES = [[HELPFUL, REFUSAL, -1], [REFUSAL, UNSAFE, -1], [SAFE, UNSAFE, REFUSAL], [REFUSAL, -1, -1]]
+ANSWER, SAYS_NO, HARMFUL, SAFE_ANSWER = map(ROLES.index, (HELPFUL, REFUSAL, UNSAFE, SAFE))
+IN_BATCH = [
+    [ANSWER, SAYS_NO, -1],
+    [SAYS_NO, HARMFUL, -1],
+    [SAFE_ANSWER, HARMFUL, SAYS_NO],
+    [SAYS_NO, -1, -1],
+]
 
 
 def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
@@ -53,7 +59,7 @@ def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     prompts, responses = (5, 9, 7, 6), ((6, 4), (4, 8), (7, 5, 4), (4,))
     batch = random_batch([prompts[row] for row in rows], [responses[row] for row in rows])
     batch["index"] = torch.tensor(rows)
-    batch["roles"] = torch.tensor(ROLES)[list(rows), : batch["response_lengths"].shape[1]]
+    batch["roles"] = torch.tensor(IN_BATCH)[list(rows), : batch["response_lengths"].shape[1]]
     batch["unsafe"] = torch.tensor([row > 0 for row in rows])
     return batch
 
@@ -187,9 +193,9 @@ def test_the_reference_is_computed_for_the_answers_of_benign_prompts_only(
     module.scorer.method = "plain"
     monkeypatch.setattr(module.scorer.__class__, "__call__", watched)
     kl = module(batch).kl
-    assert (asked[0] == (batch["roles"] == HELPFUL)).all()
+    assert (asked[0] == (batch["roles"] == ANSWER)).all()
     assert kl is not None
-    assert (kl > 0).tolist() == (batch["roles"] == HELPFUL).tolist()
+    assert (kl > 0).tolist() == (batch["roles"] == ANSWER).tolist()
 
 
 # Tolerances ---------------------------------------------------------------------------------------
@@ -321,7 +327,7 @@ def test_what_needs_unsafe_answers_says_so(
     options, message, language_model_folder, safety_files, tmp_path
 ) -> None:
     data = data_of(safety_files)
-    with pytest.raises(DataError, match=f'{message}.*"take".*"generate"'):
+    with pytest.raises(DataError, match=f'{message}.*"take"'):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
 
 

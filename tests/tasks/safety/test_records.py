@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.safety.records import (
     CATEGORIES,
     HELPFUL,
@@ -19,6 +20,7 @@ from pl_pointwise.tasks.safety.records import (
     UNSAFE,
     Judgement,
     Record,
+    answers_in,
     once,
     parse_instruction,
     parse_judgement,
@@ -29,7 +31,6 @@ from pl_pointwise.tasks.safety.records import (
     preference_pairs,
     unanimous,
     unsafe_prompts,
-    with_refusals,
     without_role,
 )
 from tests.tasks.safety.conftest import (
@@ -39,6 +40,7 @@ from tests.tasks.safety.conftest import (
     benign_rows,
     judgement_rows,
     pair_row,
+    record,
     unsafe_rows,
 )
 
@@ -82,8 +84,8 @@ def test_annotators_are_counted_by_prompt_and_response() -> None:
     )
     random.Random(0).shuffle(shuffled)
     found = unanimous(judged(shuffled), PAPER_CATEGORIES)
-    assert [r.answers for r in found[VIOLENCE]] == [["r"]]
-    assert [r.answers for r in found[PRIVACY]] == [["s"]]
+    assert [r.answers for r in found[VIOLENCE]] == [["", "r"]]
+    assert [r.answers for r in found[PRIVACY]] == [["", "s"]]
 
 
 def test_an_answer_of_several_categories_is_taken_once() -> None:
@@ -94,7 +96,7 @@ def test_an_answer_of_several_categories_is_taken_once() -> None:
 
 def many(name: str, prompts: int, answers: int) -> list[Record]:
     return [
-        Record(f"{name} {i}", True, ((UNSAFE, f"{j}"),), "x")
+        record(f"{name} {i}", True, (UNSAFE, f"{j}"))
         for i, j in itertools.product(range(prompts), range(answers))
     ]
 
@@ -109,7 +111,7 @@ def test_each_category_gives_its_count_with_its_held_out_ones() -> None:
 
 def test_no_prompt_is_trained_on_and_held_out_not_even_for_another_category() -> None:
     shared = {
-        name: [Record(f"p{i}", True, ((UNSAFE, f"{name} {i}"),), "x") for i in range(50)]
+        name: [record(f"p{i}", True, (UNSAFE, f"{name} {i}")) for i in range(50)]
         for name in PAPER_CATEGORIES
     }
     train, held = per_category(shared, 40, 10, seed=0)
@@ -153,11 +155,12 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
     first = better
     if unsafe[better] and not unsafe[1 - better]:
         first = 1 - better
-    (record,) = found
+    (taken,) = found
     answers = ("Answer A.", "Answer B.")
-    assert record.answers == [answers[first], answers[1 - first]]
-    assert record.roles == [UNSAFE if unsafe[i] else SAFE for i in (first, 1 - first)]
-    assert record.unsafe == any(unsafe)
+    assert taken.answers[:2] == [answers[first], answers[1 - first]]
+    assert taken.roles[:2] == [UNSAFE if unsafe[i] else SAFE for i in (first, 1 - first)]
+    assert taken.roles[2:] == [REFUSAL] * any(unsafe)
+    assert taken.unsafe == any(unsafe)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
 )
 def test_the_unsafe_answer_of_a_pair(unsafe, safer, expected) -> None:
     found = unsafe_prompts(pairs_of(pair_row("p", unsafe, safer=safer)))
-    assert [record.answers for record in found] == ([] if expected is None else [[expected]])
+    assert [answers_in(each) for each in found] == ([] if expected is None else [[expected]])
 
 
 def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
@@ -183,33 +186,31 @@ def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
         pair_row("p", (False, True), answers=("E", "D")),
     ]
     found = unsafe_prompts(pairs_of(*rows))
-    assert [(r.text, *r.answers) for r in found] == [
+    assert [(r.text, *answers_in(r)) for r in found] == [
         ("p", "Answer B."),
         ("q", "Answer B."),
         ("p", "D"),
     ]
-    assert [(r.text, *r.answers) for r in once(found)] == [("p", "Answer B."), ("q", "Answer B.")]
+    assert [(r.text, *answers_in(r)) for r in once(found)] == [
+        ("p", "Answer B."),
+        ("q", "Answer B."),
+    ]
 
 
 # Refusals -----------------------------------------------------------------------------------------
 
 
-def test_the_preferred_response_stands_first_and_refusals_take_turns() -> None:
+def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() -> None:
     benign = parse_instruction(benign_rows(1)[0], "x")
     with_answer, without = (parse_labelled(row, "x") for row in unsafe_rows(2))
-    pair = Record("p", True, ((SAFE, "a"), (UNSAFE, "b")), "x")
-    both_safe = Record("p", False, ((SAFE, "a"), (SAFE, "b")), "x")
-    records = with_refusals([benign, with_answer, without, pair, both_safe], ["No.", "Never."])
-    assert [record.roles for record in records] == [
-        [HELPFUL, REFUSAL],
-        [REFUSAL, UNSAFE],
-        [REFUSAL],
-        [SAFE, UNSAFE, REFUSAL],
-        [SAFE, SAFE],
-    ]
-    said = [dict(record.responses).get(REFUSAL) for record in records]
-    assert said == ["No.", "Never.", "No.", "Never.", None]
-    assert [r.roles for r in without_role(UNSAFE, records)][1] == [REFUSAL]
+    assert benign.roles == [HELPFUL, REFUSAL]
+    assert with_answer.roles == [REFUSAL, UNSAFE]
+    assert without.roles == [REFUSAL]
+    many = [parse_labelled(row, "x") for row in unsafe_rows(20, answered=False)]
+    found = with_refusals(many, ["No.", "Never."])
+    assert {each.answers[0] for each in found} == {"No.", "Never."}
+    assert with_refusals(many[::-1], ["No.", "Never."]) == found[::-1]
+    assert without_role(UNSAFE, [with_answer])[0].roles == [REFUSAL]
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -256,8 +257,8 @@ def test_an_input_belongs_to_the_prompt() -> None:
 
 def test_a_safe_response_to_an_unsafe_prompt_is_not_taken_for_an_unsafe_one() -> None:
     taken, left = (parse_labelled(row, "x") for row in unsafe_rows(2))
-    assert taken.roles == [UNSAFE]
-    assert left.roles == []
+    assert taken.roles == [REFUSAL, UNSAFE]
+    assert left.roles == [REFUSAL]
     assert taken.unsafe
     assert left.unsafe
 

@@ -18,8 +18,9 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.messages import tool_calls
-from pl_pointwise.tasks.when2call.encoding import ResponseDataset
+from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
     Record,
@@ -50,8 +51,8 @@ def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallData
     return make_data(When2CallDataModule, folder, files, **options)
 
 
-def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> ResponseDataset:
-    return ResponseDataset([parse(row, "t.jsonl, line 3")], ENCODER, **LIMITS | options)
+def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> EncodedResponses:
+    return EncodedResponses([parse(row, "t.jsonl, line 3")], ENCODER, **LIMITS | options)
 
 
 # One form of a tool call ------------------------------------------------------------------------
@@ -60,9 +61,9 @@ def dataset(row: dict[str, Any], parse=parse_preference, **options: Any) -> Resp
 def test_training_and_evaluation_render_a_tool_call_to_the_same_tokens() -> None:
     """The published evaluation leaves one model's calls bare, and so scores another text."""
     trained = dataset(preference_row(chosen="tool_call"))[0]["responses"][0]
-    judged = dataset(choice_row(correct="tool_call"), parse_choice, kind="choice")[0]
+    judged = dataset(choice_row(correct="tool_call"), parse_choice)[0]
     assert judged["responses"][0].tolist() == trained.tolist()
-    assert judged["gold"] == CATEGORIES.index("tool_call")
+    assert judged["record"].choices[0] == CATEGORIES.index("tool_call")
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3))
@@ -101,7 +102,7 @@ BAD_PREFERENCES = [
     (ROW | {"messages": [{"role": "user", "content": " "}]}, r"content\" is empty"),
     (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
     (without(ROW, "chosen_response"), '"chosen_response" is missing'),
-    (ROW | {"chosen_response": "x"}, '"chosen_response" is a text'),
+    (ROW | {"chosen_response": 5}, '"chosen_response" is a number'),
     (ROW | {"chosen_response": {"content": ""}}, '"chosen_response.content" is empty'),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
@@ -112,8 +113,8 @@ BAD_PREFERENCES = [
 ]
 BAD_CHOICES = [
     (without(QUESTION, "correct_answer"), '"correct_answer" is missing'),
-    (QUESTION | {"correct_answer": "joke"}, "names 'joke'"),
-    (QUESTION | {"correct_answer": None}, "is null"),
+    (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
+    (QUESTION | {"correct_answer": None}, "is None"),
     (without(QUESTION, "answers"), "lacks direct, tool_call"),
     (QUESTION | {"answers": ["x"]}, '"answers" is a list'),
     (QUESTION | {"answers": {"joke": "x"}}, "names 'joke'"),
@@ -229,7 +230,7 @@ def test_no_prompt_stands_on_both_sides(language_model_folder, tmp_path) -> None
     data = module(language_model_folder, {"train_file": str(path)}, val_fraction=0.2)
     data.setup("fit")
     sides = [
-        {data.datasets[name].record(i).prompt for i in range(len(data.datasets[name]))}
+        {data.datasets[name].records[i].prompt for i in range(len(data.datasets[name]))}
         for name in ("train", "val")
     ]
     assert not sides[0] & sides[1]
@@ -303,16 +304,17 @@ def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
 )
 def test_limits_hold_whatever_the_text(question, limit) -> None:
     def record(text: str) -> Record:
-        return Record([{"role": "user", "content": text}], [TOOL], ["yes", [CALL]], [3, 1], "x")
+        responses = Response("prefer", "yes"), Response("avoid", [CALL])
+        return Record([{"role": "user", "content": text}], [TOOL], responses, "x")
 
     limits: dict[str, Any] = {"max_prompt_length": limit, "max_length": limit + 100}
     texts = [record(question), record(question[-1])]  # as it is, and as much as can be cut
-    whole = ResponseDataset(texts, ENCODER, max_prompt_length=1000, max_length=1000)
+    whole = EncodedResponses(texts, ENCODER, max_prompt_length=1000, max_length=1000)
     if min(len(row["prompt"]) for row in whole) > limit:
         with pytest.raises(DataError, match="never cut"):
-            ResponseDataset([record(question)], ENCODER, too_long="cut", **limits)
+            EncodedResponses([record(question)], ENCODER, too_long="cut", **limits)
         return
-    row = ResponseDataset([record(question)], ENCODER, too_long="cut", **limits)[0]
+    row = EncodedResponses([record(question)], ENCODER, too_long="cut", **limits)[0]
     assert len(row["prompt"]) <= limit
     decoded = [ENCODER.tokenizer.decode(ids) for ids in row["responses"]]
     assert decoded[0] == "yes<|end|>"
@@ -409,12 +411,12 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
 
     def fingerprint(records, limit=1000) -> str:
         limits = {"max_prompt_length": limit, "max_length": 2000}
-        return ResponseDataset(records, ENCODER, too_long="cut", **limits).fingerprint
+        return EncodedResponses(records, ENCODER, too_long="cut", **limits).fingerprint
 
     assert fingerprint(records) == fingerprint(list(records))
     assert fingerprint(records) != fingerprint(records[::-1])
     assert fingerprint(records) != fingerprint(
-        records, len(ResponseDataset(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
+        records, len(EncodedResponses(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
     )
 
 

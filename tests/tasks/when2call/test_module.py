@@ -395,7 +395,7 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
         ({"constrain": "x"}, "constrain='x'"),
         ({"evaluation": {"choose_by": "x"}}, "choose_by='x'"),
         ({"scoring_method": "x"}, "method must be"),
-        ({"lora": Lora(target_modules=["none"])}, "no LoRA target"),
+        ({"lora": Lora(target_modules=["none"])}, "lora: .*none"),
         ({"lora": None, "quantize_4bit": True}, "policy.lora=null"),
         ({"quantize_4bit": True, "merge_on_export": True}, "cannot be merged into weights of 4"),
     ],

@@ -1,0 +1,105 @@
+"""Tool calls in generated answers: which there are, and whether they could be carried out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .conversations import ConversationEncoder
+from .messages import tool_calls
+from .reasoning import final_answer
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # Qwen, Hermes, MiniMind, SmolLM3
+_PREFIXES = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")  # Mistral, Llama, Granite
+
+
+def calls_in(answer: str) -> list[dict[str, Any]] | None:
+    """The tool calls that an answer consists of, [{"name", "arguments"}]; None of any other.
+
+    Read are ``<tool_call>…</tool_call>``, ``<TOOLCALL>[…]</TOOLCALL>``, the JSON of one call or a
+    list of them alone, and that behind the marks of Mistral, Llama and Granite; "parameters" is
+    another name of "arguments".
+    """
+    text = final_answer(answer).strip()
+    pieces = _BLOCK.findall(text)
+    if pieces and _BLOCK.sub("", text).strip():
+        return None
+    for prefix in _PREFIXES:
+        text = text.removeprefix(prefix)
+    found: list[dict[str, Any]] = []
+    for piece in pieces or [text]:
+        if '"arguments"' not in piece:
+            piece = piece.replace('"parameters"', '"arguments"', 1)
+        try:
+            calls = tool_calls(piece)
+        except ValueError:
+            return None
+        if calls is None:
+            return None
+        found += calls
+    return found
+
+
+def names_of(answer: str) -> list[str]:
+    """The functions that an answer calls, in order; none where it is no call."""
+    return [call["name"] for call in calls_in(answer) or ()]
+
+
+def calls_existing(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an answer consists of calls of these tools."""
+    called, known = names_of(answer), {_described(tool)["name"] for tool in tools}
+    return bool(called) and known.issuperset(called)
+
+
+def is_valid_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it consists of calls of these tools, each with all arguments its tool requires."""
+    required = {_described(tool)["name"]: _required(_described(tool)) for tool in tools}
+    return calls_existing(answer, tools) and all(
+        required[call["name"]] <= set(call["arguments"]) for call in calls_in(answer) or ()
+    )
+
+
+def call_report(answer: str, preferred: Sequence[str], record: Any) -> dict[str, bool]:
+    """What holds of an answer where a preferred response calls tools; {} where none does."""
+    wanted = [names for text in preferred if (names := names_of(text))]
+    if not wanted:
+        return {}
+    return {
+        "valid_call": is_valid_call(answer, record.tools),
+        "existing_tool": calls_existing(answer, record.tools),
+        "right_tool": names_of(answer) in wanted,
+    }
+
+
+CALL_RATES = {
+    "valid_calls": "valid_call",
+    "existing_tool": "existing_tool",
+    "right_tool": "right_tool",
+}
+"""Rates over the answers where a tool is to be called, and which entry of the report each is of."""
+
+
+def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = tool.get("function", tool)
+    return found
+
+
+def _required(tool: Mapping[str, Any]) -> set[str]:
+    """The arguments that a tool's JSON schema requires."""
+    schema = tool.get("parameters")
+    names = schema.get("required") if isinstance(schema, Mapping) else None
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def text_of_response(
+    encoder: ConversationEncoder, batch: Mapping[str, Any], row: int, column: int
+) -> str:
+    """A response of a batch as the text that a generated answer would have."""
+    length = int(batch["response_lengths"][row, column])
+    ids = batch["response_ids"][row, column, :length].tolist()
+    while ids and ids[-1] in encoder.end_ids:
+        ids.pop()
+    text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
+    assert isinstance(text, str)
+    return final_answer(text)

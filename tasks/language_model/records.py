@@ -1,0 +1,285 @@
+"""The records of the language tasks: a conversation and responses to it, each with its role.
+
+And the readers of the hub's usual schemas, which all tasks share. A reader takes a row, its place
+for messages, and the role of a response to which its schema gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    folded,
+    kind,
+    shown,
+    text_field,
+)
+
+from .messages import Answer, parse_answer, parse_messages, parse_tools
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to a conversation.
+
+    Attributes:
+        role: what it is to the task, such as "prefer".
+        answer: a text or tool calls; None for one of the configured refusals.
+        tolerance: its own bound, ε or δ; None takes the role's.
+        relative: whether that is δ, measured from the reference policy's s̄.
+        refusal: whether it is a refusal; every response of role "refuse" is.
+        behaviour: of When2Call what it does, "" if unknown.
+    """
+
+    role: str
+    answer: Answer | None
+    tolerance: float | None = None
+    relative: bool = False
+    refusal: bool = False
+    behaviour: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One conversation and its responses.
+
+    Attributes:
+        messages: ending before the assistant's turn.
+        tools: descriptions, as objects.
+        responses: in the order of the file.
+        where: file and line, or source and record, for messages.
+        given_category: the record's own, "" if it has none.
+        objective: whether the record carries the objective; None where its roles decide.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    responses: tuple[Response, ...]
+    where: str
+    given_category: str = ""
+    objective: bool | None = None
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The responses' texts or calls."""
+        return ["" if each.answer is None else each.answer for each in self.responses]
+
+    @property
+    def roles(self) -> list[str]:
+        """What each response is."""
+        return [each.role for each in self.responses]
+
+    @property
+    def prompt(self) -> str:
+        """What records of one prompt have in common, and no others."""
+        return digest(self.messages, self.tools)
+
+    @property
+    def unit(self) -> str:
+        """What records whose prompts differ by case and spaces alone have in common."""
+        return digest(folded([self.messages, self.tools]))
+
+    @property
+    def kind(self) -> str:
+        """Which requirements it has: its roles, a refusal to avoid by that name."""
+        names = {
+            "avoid refusal" if each.refusal and each.role == "avoid" else each.role
+            for each in self.responses
+        }
+        return " + ".join(sorted(names))
+
+    @property
+    def opposed(self) -> list[bool]:
+        """Of each response whether it is to become unlikely."""
+        return [each.role == "avoid" for each in self.responses]
+
+    @property
+    def category(self) -> str:
+        """The record's own category, else its kind."""
+        return self.given_category or self.kind
+
+
+R = TypeVar("R", bound=Record)
+
+PROMPTS = ("messages", "prompt", "input", "question")
+"""Fields that hold the conversation, or the user's one turn."""
+
+
+def make_record(
+    row: dict[str, Any],
+    messages: list[dict[str, Any]],
+    responses: Sequence[Response],
+    where: str,
+    category: str = "",
+) -> Record:
+    """A record with what is common to all schemas: "tools", "category", "objective"."""
+    if messages[-1]["role"] == "assistant":
+        problem = "ends with the assistant's turn, which is the answer's place"
+        raise bad_field(where, "messages", problem, "Take the last message out")
+    objective = row.get("objective")
+    if objective is not None and not isinstance(objective, bool):
+        raise bad_field(where, "objective", f"is {kind(objective)}", "Give true or false")
+    own = row.get("category")
+    category = category or (own if isinstance(own, str) else "")
+    tools = parse_tools(row.get("tools") or [], where)
+    return Record(messages, tools, tuple(responses), where, category, objective)
+
+
+def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
+    given_names = [name for name in PROMPTS if name in row]
+    name = next((name for name in given_names if row[name]), (*given_names, "prompt")[0])
+    given = field(row, name, where)
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    messages = parse_messages(given, where)
+    system = row.get("system")
+    if isinstance(system, str) and system.strip():
+        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
+    return messages
+
+
+def with_refusals(records: Iterable[R], refusals: Sequence[str]) -> list[R]:
+    """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
+
+    A prompt has the same refusal wherever it stands. A record's own refusal stays.
+    """
+    found = []
+    for record in records:
+        if any(each.answer is None for each in record.responses):
+            text = refusals[int(record.prompt[:12], 16) % len(refusals)]
+            responses = [
+                replace(each, answer=text) if each.answer is None else each
+                for each in record.responses
+            ]
+            record = replace(record, responses=tuple(responses))
+        found.append(record)
+    return found
+
+
+# The hub's schemas --------------------------------------------------------------------------------
+
+
+def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
+    """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
+    chosen, rejected = (field(row, name, where) for name in ("chosen", "rejected"))
+    if row.get("status") == "tie":
+        raise bad_field(where, "status", "says that neither answer is better", "Take it out")
+    if not (isinstance(chosen, list) and len(chosen) > 1):
+        messages = conversation(row, where)
+    else:
+        messages = parse_messages(chosen, where, "chosen.")[:-1]
+        if isinstance(rejected, list) and parse_messages(rejected, where, "rejected.")[:-1] != (
+            messages
+        ):
+            problem = "follows another conversation than the chosen one"
+            raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+    responses = _opposed(
+        response_of("prefer", chosen, where, "chosen"),
+        response_of("avoid", rejected, where, "rejected"),
+        where,
+    )
+    return make_record(row, messages, responses, where)
+
+
+def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
+    """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
+    names = ("chosen_response", "rejected_response")
+    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
+    behaviours = [row.get(name) or "" for name in ("category", "rejected_category")]
+    prefer, avoid = (
+        Response(role, answer, behaviour=str(behaviour))
+        for role, answer, behaviour in zip(("prefer", "avoid"), answers, behaviours, strict=True)
+    )
+    responses = _opposed(prefer, avoid, where)
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
+    if prefer.answer == avoid.answer:
+        problem = "equals the chosen one, so it cannot be both right and wrong"
+        raise bad_field(where, "rejected", problem, "Change one of the two")
+    return [prefer, avoid]
+
+
+def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
+    """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
+    responses = [
+        response_of(
+            "reference" if flag(row, f"is_response_{place}_safe", where) else "avoid",
+            field(row, f"response_{place}", where),
+            where,
+            f"response_{place}",
+        )
+        for place in (0, 1)
+    ]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
+    """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
+    safe = flag(row, "is_safe", where)
+    response = response_of("reference" if safe else "avoid", row.get("response"), where, "response")
+    harms = row.get("category")
+    category = ""
+    if isinstance(harms, dict):
+        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
+    return make_record(row, conversation(row, where), [response], where, category)
+
+
+def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
+    """Whether a row of XSTest is of its unsafe half, and its type; False and "" of other rows.
+
+    Where there is no "label", those of a type in ``contrast_…`` are unsafe.
+    """
+    label, own = row.get("label"), row.get("type")
+    category = own if isinstance(own, str) else ""
+    if not label:
+        return category.startswith("contrast_"), category
+    if label not in ("safe", "unsafe"):
+        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
+    return label == "unsafe", category
+
+
+def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
+    """{"instruction", "input", "output"}; the input may be empty or left out.
+
+    Or {"messages", "output"}, a conversation of several turns.
+    """
+    responses = [response_of(role, field(row, "output", where), where, "output")]
+    if row.get("messages") is not None:
+        return make_record(row, conversation(row, where), responses, where)
+    text = text_field(field(row, "instruction", where), "instruction", where)
+    given = row.get("input") or ""
+    if not isinstance(given, str) or given.strip():
+        text = f"{text}\n\n{text_field(given, 'input', where)}"
+    prompt = {"prompt": text, "system": row.get("system")}
+    return make_record(row, conversation(prompt, where), responses, where)
+
+
+def response_of(role: str, value: Any, where: str, name: str) -> Response:
+    """A response that is a text, a message, calls, or turns of which the last is the answer."""
+    if is_turns(value):
+        value = value[-1]
+    return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
+
+
+def is_turns(value: Any) -> bool:
+    """Whether a list is one of messages rather than of tool calls or texts."""
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+
+
+def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:
+    """A field that is true or false; ``prefix`` stands before its name in messages."""
+    value = field(row, name, where, prefix)
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # of a CSV file
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise bad_field(where, f"{prefix}{name}", f"is {kind(value)}", "Give true or false")
+    return value
