@@ -286,8 +286,9 @@ def test_rows_are_taken_of_everything_that_has_the_batchs_length() -> None:
     assert list(taken["pair"]) == ["c", "a"]
     assert taken["array"].tolist() == [20, 0]
     assert taken["nested"]["y"].tolist() == [4, 0]
-    for name in ("scalar", "other", "short", "task", "number", "none"):
+    for name in ("scalar", "other", "task", "number", "none"):
         assert taken[name] is batch[name]
+    assert taken["short"] == batch["short"]
     assert taken["nested"]["name"] == "all"
     assert batch["index"].tolist() == [0, 1, 2, 3]
 
