@@ -359,9 +359,8 @@ def clone_problem(
             )
             found.append((statistics, gradients))
         (plain, expected), (fast, gradients) = found
-        bound = rounding(clone)
-        problem = value_problem(fast, plain, bound)
-        return problem or gradient_problem(gradients, expected, 30 * bound)
+        problem = value_problem(fast, plain, rounding(clone))
+        return problem or gradient_problem(gradients, expected)
 
 
 def _wanted(pairs: Pairs, reference: bool | Tensor) -> Pairs | None:

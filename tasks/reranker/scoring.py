@@ -179,9 +179,8 @@ def clone_problem(model: PreTrainedModel) -> str | None:
             )
             found.append((scores.detach(), gradients))
         (plain, expected), (fast, gradients) = found
-        bound = rounding(clone)
-        problem = disagreement("score of a pair", fast, plain, bound)
-        return problem or gradient_problem(gradients, expected, 30 * bound)
+        problem = disagreement("score of a pair", fast, plain, rounding(clone))
+        return problem or gradient_problem(gradients, expected)
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
