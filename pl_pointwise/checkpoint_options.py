@@ -191,7 +191,9 @@ class CheckpointConfig:
 
 def _base_configurations(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options ``--config TASK`` of a command line whose names are resolved, and the rest."""
-    paths = {str(path) for name, path in packaged_configs().items() if "/" not in name}
+    paths = {
+        part for name, parts in packaged_configs().items() if "/" not in name for part in parts
+    }
     bases, others = list[str](), list[str]()
     words = iter(args)
     for word in words:

@@ -31,7 +31,7 @@ from .cli_run import (
     tell_after_predict,
     tell_after_test,
 )
-from .configs import OPTIONS, nearest, overview, with_config_paths
+from .configs import OPTIONS, nearest, overview, with_config_parts
 from .extras import import_all_classes, import_classes
 from .module import PointwiseModule
 from .option_names import meant_file
@@ -84,7 +84,9 @@ class PointwiseCLI(LightningCLI):
     """Options of the command around it, which are suggested beside its own."""
 
     def __init__(self, args: ArgsType = None, run: bool = True) -> None:
-        args = with_config_paths(sys.argv[1:] if args is None else args)
+        args = sys.argv[1:] if args is None else args
+        self._words = args if isinstance(args, list) else []
+        args = with_config_parts(args)
         if isinstance(args, list) and any(re.search(r"^-h$|help$", word) for word in args[1:]):
             import_all_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
@@ -113,6 +115,7 @@ class PointwiseCLI(LightningCLI):
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, ShortErrorParser)
         parser.outermost, parser.other_options = True, self.other_options
+        parser.words = self._words
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -328,8 +331,4 @@ def main(args: Sequence[str] | None = None) -> None:
         if first is not None and first not in known:
             near = nearest(first, known)
             cli_errors.end(program, f"there is no command {first!r}.{near} --help lists them.")
-        try:
-            resolved = with_config_paths(args)
-        except FileNotFoundError as error:
-            cli_errors.end(program, str(error))
-        PointwiseCLI(resolved)
+        PointwiseCLI(args)

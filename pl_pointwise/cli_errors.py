@@ -28,14 +28,13 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from .configs import missing_base, nearest
+from .configs import configurations, is_text, missing_base, nearest
 from .errors import DataError, TrainingError
 from .extras import MissingPackageError, import_all_classes
 from .option_names import (
     choices,
     class_of,
     classes_below,
-    configurations,
     is_given,
     meant,
     meant_file,
@@ -111,6 +110,8 @@ class ShortErrorParser(LightningArgumentParser):
     """Whether it reads the command line itself."""
     may_be_incomplete = False
     """Whether a configuration without a model or without data raises :class:`NotChecked`."""
+    words: Sequence[str] = ()
+    """The command line, with the names of configurations."""
     other_options: Sequence[str] = ()
     """Options that the command takes beside this parser's, to suggest."""
 
@@ -150,7 +151,7 @@ class ShortErrorParser(LightningArgumentParser):
     def _sentence(self, found: Refusal) -> str:
         option = found.option
         words = [str(word) for word in getattr(self, "args", None) or ()]
-        base = missing_base(configurations(words)) if "must be given" in found.reason else ""
+        base = missing_base(self.words) if "must be given" in found.reason else ""
         if option in ("config", ""):
             return found.reason + base
         place = "" if is_given(option, words) else place_of(option, configurations(words))
@@ -256,8 +257,8 @@ def _missing(names: Sequence[str], parser: ShortErrorParser) -> str:
 def _unreadable(message: str, parser: ShortErrorParser) -> str:
     """What is wrong with a configuration file: not there, or no YAML."""
     for file in configurations([str(word) for word in getattr(parser, "args", None) or ()]):
-        if "\n" in file or "{" in file:
-            continue  # YAML in place of a path.
+        if is_text(file):
+            continue
         if not os.path.isfile(file):
             return f"--config {file}: there is no such file.{meant_file(file)}"
         try:

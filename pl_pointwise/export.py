@@ -19,7 +19,6 @@ from .checkpoint_options import hyperparameters
 from .cli import PointwiseCLI
 from .cli_errors import CommandParser
 from .cli_run import config_of, exports, short_path
-from .configs import config_path
 from .errors import TrainingError
 from .extras import MissingPackageError
 from .model_card import card_facts
@@ -156,7 +155,7 @@ class _ModelNameCLI(PointwiseCLI):
 
 
 def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:
-    args = [word for config in configs for word in ("--config", config_path(config))]
+    args = [word for config in configs for word in ("--config", config)]
     cli = _ModelNameCLI(["fit", *args])
     kind: type[PointwiseModule] = resolve_name(cli.config.fit.model.class_path)
     return kind

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from .configs import OPTIONS, nearest
+from .configs import is_text, nearest, text_of
 
 
 def plain(option: str) -> str:
@@ -146,16 +146,6 @@ def choices(hint: Any) -> list[str]:
 # Where in which file ----------------------------------------------------------------------------
 
 
-def configurations(words: Sequence[str]) -> list[str]:
-    """Returns the values of ``--config`` on a command line."""
-    found = []
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option in OPTIONS:
-            found += [value] if equals else list(words[place + 1 : place + 2])
-    return found
-
-
 def is_given(option: str, words: Sequence[str]) -> bool:
     """Whether the command line itself sets an option, or a part of it."""
     return any(
@@ -167,14 +157,13 @@ def is_given(option: str, words: Sequence[str]) -> bool:
 def place_of(option: str, files: Sequence[str]) -> str:
     """Returns "FILE, line N, " for the last file that sets an option, or ""."""
     for file in reversed(files):
-        is_text = "\n" in file or "{" in file  # A method's overlay, in place of a path.
         try:
-            tree = yaml.compose(file if is_text else Path(file).read_text(encoding="utf-8"))
+            tree = yaml.compose(text_of(file))
         except (OSError, ValueError, yaml.YAMLError):
             continue
         line = _line(tree, option.split("."))
         if line is not None:
-            return "" if is_text else f"{file}, line {line}, "
+            return "" if is_text(file) else f"{file}, line {line}, "
     return ""
 
 

@@ -101,7 +101,7 @@ def test_a_file_wins_over_the_checkpoint_and_a_base_does_not(
     init = {"tolerance": 0.9, "formulation": {"class_path": "Pointwise", "init_args": {"alpha": 7}}}
     model = {"class_path": f"{NAME}.LineModule", "init_args": init}
     base.write_text(yaml.safe_dump({"model": model, "data": f"{NAME}.LineData"}))
-    packaged = {"line": base}
+    packaged = {"line": [str(base)]}
     for place in (configs, checkpoint_options):
         monkeypatch.setattr(place, "packaged_configs", lambda: packaged)
     path = ["--ckpt_path", str(checkpoint)]

@@ -16,14 +16,14 @@ import yaml
 
 from pl_pointwise import cli_errors, option_names
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.configs import config_path
+from pl_pointwise.configs import config_parts
 from pl_pointwise.errors import DataError
 
 NAME = "tests.pl_pointwise.line_task"
 LINE = f"--model {NAME}.LineModule --data {NAME}.LineData"
 QUIET = "--trainer.accelerator cpu --trainer.logger false --trainer.enable_progress_bar false"
 POINTWISE = "--model.formulation Pointwise"
-PACKAGED = config_path("conversation/pointwise")
+(PACKAGED,) = config_parts("conversation/pointwise")
 FULL_PATH = "Others go by their full path, package.module.Class."
 FILES = {
     "syntax.yaml": "model: {class_path: [a\n  b: 3\n",
