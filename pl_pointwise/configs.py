@@ -15,11 +15,15 @@ import difflib
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+
+from .errors import DataError
+
+T = TypeVar("T")
 
 OPTIONS = ("--config", "-c")
 
@@ -55,25 +59,29 @@ def overview() -> str:
 
 
 def config_parts(name: str) -> list[str]:
-    """Returns the parts behind a name; anything that is no packaged name passes through as it is.
+    """Returns the parts behind a name; a file, or YAML in place of one, stands for itself.
 
-    A file of that name in the working directory comes first. YAML in place of a name passes too.
+    A file of the working directory comes before a packaged name.
 
     Raises:
-        FileNotFoundError: ``name`` looks like a packaged one (no file ending) and is none.
+        FileNotFoundError: there is neither.
+        DataError: a file that is not YAML, or no mapping.
     """
-    packaged = packaged_configs()
-    return packaged[name] if _is_packaged(name, packaged) else [name]
+    if is_text(name):
+        return [name]
+    if not os.path.isfile(name):
+        return _packaged(name, packaged_configs())
+    read_mapping(name)
+    return [name]
 
 
 def comparison_path(name: str) -> str:
     """Returns the path of a set of methods, by its packaged name or as it is.
 
     Raises:
-        FileNotFoundError: as :func:`config_parts`.
+        FileNotFoundError: there is neither.
     """
-    packaged = packaged_comparisons()
-    return str(packaged[name]) if _is_packaged(name, packaged) else name
+    return name if os.path.isfile(name) else str(_packaged(name, packaged_comparisons()))
 
 
 def is_text(part: str) -> bool:
@@ -86,9 +94,32 @@ def text_of(part: str) -> str:
     return part if is_text(part) else Path(part).read_text(encoding="utf-8")
 
 
+def read_mapping(path: str) -> dict[str, Any]:
+    """
+    Raises:
+        DataError: the file is not YAML, or maps no names to values.
+    """
+    try:
+        read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict) or not read:
+        what = "empty" if not read else f"a {type(read).__name__}"
+        raise DataError(f"{path} is {what}, and has to map names to values.")
+    return read
+
+
+def meant_file(path: str) -> str:
+    """Returns " Did you mean …?" with a file of the same folder, or ""."""
+    folder = Path(path).parent
+    return nearest(path, map(str, folder.iterdir()) if folder.is_dir() else ())
+
+
 def missing_base(args: Sequence[str]) -> str:
-    """Returns what to write where a command line has a variant or method without its base."""
+    """Returns what to write where a command line has no configuration, or no base of one."""
     given = configurations(args)
+    if not given and not any(word.startswith("--model") for word in args):
+        return " Give a configuration: --config TASK."
     for name in given:
         task = name.partition("/")[0]
         if name != task and name in packaged_configs() and task not in given:
@@ -139,16 +170,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def _is_packaged(name: str, packaged: Iterable[str]) -> bool:
-    if is_text(name) or os.path.isfile(name):
-        return False
-    if name not in packaged and not Path(name).suffix and not os.path.exists(name):
-        files = [file for file in (f"{name}.yaml", f"{name}.yml") if os.path.isfile(file)]
-        raise FileNotFoundError(
-            f"No configuration {name!r}: neither a file nor a packaged one."
-            f"{nearest(name, files or packaged)} pl-pointwise --help lists them."
-        )
-    return name in packaged
+def _packaged(name: str, packaged: Mapping[str, T]) -> T:
+    if name in packaged:
+        return packaged[name]
+    near = meant_file(name) or nearest(name, packaged)
+    raise FileNotFoundError(
+        f"No configuration {name!r}: neither a file nor a packaged one.{near} pl-pointwise --help "
+        "lists them."
+    )
 
 
 def _tasks() -> dict[str, Path]:

@@ -16,9 +16,9 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from pl_pointwise.cli import BuildableCLI, PointwiseCLI
-from pl_pointwise.cli_errors import NotChecked, debugging, place_in_own_code, sentence
-from pl_pointwise.option_names import meant_file
+from pl_pointwise.cli import ParsedCLI, PointwiseCLI
+from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
+from pl_pointwise.configs import meant_file
 
 from .runner import bounds_of, quieten
 from .runs import Comparison, MethodsError, Run
@@ -35,7 +35,8 @@ def check_methods(
 
     Every method that has a run to come is built once, at one seed.
 
-    files: build the models and look for the data too, which are perhaps on another machine.
+    files: build the models and look for the data too; else, where they are perhaps on another
+        machine, the options alone are checked.
     options: of the command around it, to suggest.
     Returns: the bounds by which each method would be judged, as far as models were built.
 
@@ -49,8 +50,6 @@ def check_methods(
     for run in reversed(to_come.values()):
         try:
             bounds[run.method] = _check(run, files, options)
-        except NotChecked:
-            pass  # The files of a model, which are perhaps on another machine.
         except argparse.ArgumentError as error:
             problems[run.method] = str(error)
         except Exception as error:
@@ -64,16 +63,17 @@ def check_methods(
 
 
 def _check(run: Run, files: bool, options: Sequence[str]) -> Bounds:
-    kind = type("CLI", (PointwiseCLI if files else BuildableCLI,), {"other_options": options})
+    kind = type("CLI", (PointwiseCLI if files else ParsedCLI,), {"other_options": options})
     cli = kind(run.arguments, run=False)
-    if files:
-        _check_files(cli.config.get("data"))
-        source = cli.datamodule or cli.model
-        if not is_overridden("test_dataloader", source):
-            raise ValueError(
-                f"{type(source).__name__} has no test_dataloader(), and every method is measured "
-                "by `test`. Define it; without held-out data it returns the training data's."
-            )
+    if not files:
+        return {}
+    _check_files(cli.config.get("data"))
+    source = cli.datamodule or cli.model
+    if not is_overridden("test_dataloader", source):
+        raise ValueError(
+            f"{type(source).__name__} has no test_dataloader(), and every method is measured "
+            "by `test`. Define it; without held-out data it returns the training data's."
+        )
     return bounds_of(cli.model)
 
 

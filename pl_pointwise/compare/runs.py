@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pl_pointwise.cli_errors import not_yaml
-from pl_pointwise.configs import comparison_path, config_parts, is_text, text_of
-from pl_pointwise.option_names import meant_file
+from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
 
 ARRAYS = ("violations.npz", "worst.npz")
 """Written before ``result.json``: all violations, and the worst one of every held-out sample."""
@@ -144,7 +142,7 @@ class Comparison:
     def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
         """The runs of methods that can be planned, what is wrong with the others, all names."""
         for config in self.configs:
-            _require_files(config_parts(config))
+            config_parts(config)
         swept = product_of(self.settings)
         runs, names = list[Run](), list[str]()
         problems: dict[str, str] = {}
@@ -171,18 +169,7 @@ class Comparison:
         if self.methods is None:
             last = self.configs[-1]
             return {Path(last).stem if Path(last).suffix else last: None}
-        path = comparison_path(self.methods)
-        _require_files([path], "--methods")
-        try:
-            overlays = yaml.safe_load(Path(path).read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(not_yaml(self.methods, error)) from error
-        if not isinstance(overlays, Mapping) or not overlays:
-            what = "empty" if overlays is None else f"a {type(overlays).__name__}"
-            raise ValueError(
-                f"{self.methods} is {what}: write a line NAME: OVERLAY for each method, "
-                "pointwise: reranker/pointwise for one."
-            )
+        overlays = read_mapping(comparison_path(self.methods))
         return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
@@ -193,7 +180,6 @@ class Comparison:
         for part in overlay if isinstance(overlay, list) else [overlay]:
             if isinstance(part, str):
                 configs += config_parts(part)
-                _require_files(configs)
             elif isinstance(part, Mapping):
                 configs.append(yaml.safe_dump(dict(part), sort_keys=False))
                 trainer = part.get("trainer")
@@ -232,16 +218,6 @@ class MethodsError(ValueError):
             who = "" if len(problems) == methods else f"{shown}: "
             lines = [f"{who}{problem} Nothing was run."]
         super().__init__("\n".join(lines))
-
-
-def _require_files(parts: Sequence[str], option: str = "--config") -> None:
-    """
-    Raises:
-        FileNotFoundError: a path, and no YAML in place of one, that is no file.
-    """
-    for path in parts:
-        if not is_text(path) and not Path(path).is_file():
-            raise FileNotFoundError(f"{option} {path}: there is no such file.{meant_file(path)}")
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:

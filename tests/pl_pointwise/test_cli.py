@@ -165,7 +165,7 @@ def test_checkpoint_of_a_command_line_run_holds_plain_hyperparameters(
     )
     assert module.formulations == {"fit": Pointwise(alpha=2.0)}
     assert module.multipliers["fit"].shape == (5, 1)
-    main(["test", *TASK, *SMALL, "--ckpt_path", str(path)])
+    main(["test", *TASK, *SMALL, *POINTWISE, "--ckpt_path", str(path)])
     lines = capsys.readouterr().out.splitlines()
     assert ["test", "train"] in [line.split() for line in lines]
     (cvar,) = [line.split() for line in lines if line.startswith("fit/cvar95")]
@@ -184,7 +184,7 @@ def test_checkpoints_are_loaded_as_data_unless_told_otherwise(
     path = tmp_path / "evil.ckpt"
     torch.save({"state_dict": Evil()}, path)
     with pytest.raises(SystemExit):
-        main(["test", *TASK, *SMALL, "--ckpt_path", str(path)])
+        main(["test", *TASK, *SMALL, *POINTWISE, "--ckpt_path", str(path)])
     assert "more than tensors and plain values" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
@@ -194,7 +194,7 @@ def test_a_file_of_the_working_directory_comes_before_a_packaged_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert config_parts("reranker")[0].endswith("reranker/configs/base.yaml")
-    (tmp_path / "reranker").write_text("{}")
+    (tmp_path / "reranker").write_text("trainer: {}")
     assert config_parts("reranker") == ["reranker"]
 
 

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from pl_pointwise.checkpoint_options import usable
 from pl_pointwise.checkpoints import NotPlainError, from_plain, plain
-from pl_pointwise.tasks import ConversationModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.strict import (
     Strict,
@@ -156,29 +154,6 @@ def test_a_path_in_a_checkpoint_is_not_imported() -> None:
         ValueError, match=r"judged_by\.tests\.prefer='os\.getcwd'.*nothing is import"
     ):
         from_plain(Strict, stored)
-    kept, problems = usable({"judged_by": stored, "prefer_tolerance": -1.0}, ConversationModule)
-    assert kept == {"prefer_tolerance": -1.0}
-    assert "judged_by (it names os.getcwd" in problems[0]
-
-    class Own(ConversationModule):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-
-    assert "judged_by" not in usable({"judged_by": stored}, Own)[0]
-    for formulation in (
-        "evil.Boom",
-        {"class_path": "evil.Boom"},
-        {"prefer": {"class_path": "pl_pointwise.Relaxed", "init_args": {"cost": "x", "beta": {}}}},
-        {"prefer": "{class_path: evil.Boom}"},
-    ):
-        stored = {"formulation": formulation, "policy": {"model_name": "org/a.b"}}
-        kept = usable(stored, ConversationModule)[0]
-        assert kept == (stored if "Relaxed" in str(formulation) else {"policy": stored["policy"]})
-    for anything in ({"x": {"class_path": "evil.Boom"}}, {"class_path": "evil.Boom"}):
-        stored = {"policy": {"template_arguments": anything}}
-        assert usable(stored, ConversationModule)[0] == {}
-    named = {"judged_by": {"tests": {"prefer": "tool_call"}}}
-    assert usable(named, ConversationModule) == (named, [])
 
 
 @pytest.mark.parametrize(
