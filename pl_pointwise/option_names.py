@@ -72,7 +72,8 @@ def choices(hint: Any) -> list[str]:
         return [choice for each in get_args(hint) for choice in choices(each)]
     if not isinstance(hint, type) or hint.__module__ == "builtins":
         return []
-    below = [choice for each in hint.__subclasses__() for choice in choices(each)]
+    kinds: list[type] = hint.__subclasses__()
+    below = [choice for kind in kinds for choice in choices(kind)]
     hidden = inspect.isabstract(hint) or hint.__name__.startswith("_")
     return below if hidden else [hint.__name__, *below]
 
