@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from .checkpoint_options import differences, hyperparameters
+from .errors import TrainingError
 from .module import PointwiseModule
-
-LOADERS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-"""What a subcommand needs a loader of."""
 
 CONFIG = "config.yaml"
 """What LightningCLI writes into the folder of a run."""
@@ -33,21 +34,6 @@ def find_classes_of_the_folder() -> None:
         sys.path.append(folder)
 
 
-def missing_data(model: type, subcommand: str | None, data: type | None) -> str | None:
-    """What to say of a command line without data; None where it has some, or the module has."""
-    loader = f"{LOADERS.get(subcommand or 'fit')}_dataloader"
-    if data is not None:
-        if getattr(data, loader) is not getattr(LightningDataModule, loader):
-            return None
-        return f"{data.__name__} has no {loader}(): define it there."
-    if getattr(model, loader, None) is not getattr(LightningModule, loader):
-        return None
-    return (
-        f"there are no data: give --data CLASS, a LightningDataModule (in YAML data: {{class_path: "
-        f"…}}), or define {loader}() in {model.__name__}."
-    )
-
-
 def default_logger(trainer: Any) -> dict[str, Any]:
     """The arguments of a trainer whose configuration names no logger: a log that is a CSV file.
 
@@ -56,6 +42,62 @@ def default_logger(trainer: Any) -> dict[str, Any]:
     if trainer.logger is not None or trainer.fast_dev_run or trainer.barebones:
         return {}
     return {"logger": CSVLogger(trainer.default_root_dir or os.getcwd())}
+
+
+class SaveConfig(SaveConfigCallback):
+    """As Lightning's, which ends the run where the logger has no folder: MLflow with a database.
+
+    There the configuration goes into ``default_root_dir``.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.save_to_log_dir = trainer.log_dir is not None
+        super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Called on rank 0."""
+        if not self.save_to_log_dir:
+            folder = Path(trainer.default_root_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / self.config_filename
+            self.parser.save(self.config, path, skip_none=False, overwrite=True)
+
+
+def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
+    """
+    kind, arguments: of the module that a command line asks for.
+
+    Raises:
+        TrainingError: the checkpoint is of another class, or was trained with other arguments.
+    """
+    stored = hyperparameters(path)
+    require_class(path, stored.pop("_class_path", ""), kind)
+    if changed := differences(stored, arguments):
+        shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
+        raise TrainingError(
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {_config_for(path)}, or "
+            "--accept_differences to go on with the settings of now."
+        )
+
+
+def require_class(path: str, named: str, kind: type) -> None:
+    """
+    named: the class that the checkpoint names; "" where it names none.
+
+    Raises:
+        TrainingError: it is neither ``kind`` nor a parent of it.
+    """
+    of = named.rpartition(".")[2]
+    if of and of not in [parent.__name__ for parent in kind.__mro__]:
+        raise TrainingError(
+            f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
+            f"Give {_config_for(path)}."
+        )
+
+
+def _config_for(path: str) -> str:
+    config = config_of(path)
+    return f"--config {short_path(config)}" if config else "the configuration it was trained with"
 
 
 # What comes next ----------------------------------------------------------------------------------

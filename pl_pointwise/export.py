@@ -15,11 +15,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import yaml
+
 from .checkpoint_options import hyperparameters
-from .cli import PointwiseCLI
 from .cli_errors import CommandParser
-from .cli_run import config_of, exports, short_path
-from .configs import config_path
+from .cli_run import config_of, exports, require_class, short_path
+from .configs import config_parts, text_of
 from .errors import TrainingError
 from .extras import MissingPackageError
 from .model_card import card_facts
@@ -45,7 +46,7 @@ def main(args: Sequence[str]) -> None:
     facts = card_facts(known.license, known.language, known.datasets)
     try:
         folder = export(known.ckpt_path, known.output, known.config, facts)
-    except (FileNotFoundError, TrainingError, TypeError, ValueError) as error:
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         parser.error(str(error))
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
@@ -111,19 +112,14 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     named = str(hyperparameters(checkpoint).get("_class_path") or "")
     if configs:
         kind = _class_named_by(configs)
-        of = named.rpartition(".")[2]
-        if of and of not in [parent.__name__ for parent in kind.__mro__]:
-            raise TrainingError(
-                f"--ckpt_path {checkpoint} is of a {of}, and --config names a {kind.__name__}. "
-                "Give the configuration it was trained with."
-            )
+        require_class(checkpoint, named, kind)
         return kind
     found = None
     if named.partition(".")[0] == PACKAGE:
         try:
             found = resolve_name(named)
-        except MissingPackageError as error:
-            raise TrainingError(str(error)) from error
+        except MissingPackageError:
+            raise
         except (ImportError, AttributeError, ValueError):
             log.debug("%s", named, exc_info=True)
     if isinstance(found, type) and issubclass(found, PointwiseModule):
@@ -136,27 +132,10 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     )
 
 
-class _ModelNameCLI(PointwiseCLI):
-    """Reads which model the configuration of a fit names; builds and runs nothing."""
-
-    def _parse_ckpt_path(self) -> None:
-        pass
-
-    def _set_seed(self) -> None:
-        pass
-
-    def before_instantiate_classes(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
-        pass
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
 def _class_named_by(configs: Sequence[str]) -> type[PointwiseModule]:
-    args = [word for config in configs for word in ("--config", config_path(config))]
-    cli = _ModelNameCLI(["fit", *args])
-    kind: type[PointwiseModule] = resolve_name(cli.config.fit.model.class_path)
-    return kind
+    for part in reversed([part for name in configs for part in config_parts(name)]):
+        model = yaml.safe_load(text_of(part)).get("model")
+        path = model.get("class_path") if isinstance(model, Mapping) else model
+        if path:
+            return resolve_name(path if "." in path else f"{PACKAGE}.tasks.{path}")
+    raise TrainingError("--config names no model: class_path of model is not in it.")

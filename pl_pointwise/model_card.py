@@ -6,7 +6,6 @@ base model that is a folder stays without a name.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,16 +18,12 @@ from torch import Tensor
 
 from .certificates import certify
 from .extras import needs
-from .manual_optimization import ManualOptimization
 from .metrics import quantiles
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
-
     from .constraint import Constraint
     from .module import PointwiseModule
 
-DEFAULT_OPTIMIZERS = ManualOptimization.configure_optimizers
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 NOT_HELD_OUT = "train"
 STATISTICS = {
@@ -68,7 +63,6 @@ def write_card(
         pipeline_tag=pipeline_tag,
         tags=["pl-pointwise", "constrained-fine-tuning"],
         model_name=name,
-        eval_results=list(_eval_results(module, pipeline_tag)) or None,
         **module.card_facts,
     )
     card = ModelCard.from_template(
@@ -81,7 +75,7 @@ def write_card(
         multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
         certificate=module.certificate,
-        held_out=[_held_out(module, stage) for stage in _held_out_stages(module)],
+        held_out=[_held_out(module, stage) for stage in module.evaluated if stage != NOT_HELD_OUT],
         none_yet=NONE_YET,
         training=_training(module),
     )
@@ -102,28 +96,6 @@ def public_name(model: str | None) -> str | None:
     """Returns a model's name on the hub; None for a folder, or what comes with a package."""
     looks_public = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model or "")
     return model if model and looks_public and not Path(model).exists() else None
-
-
-def _held_out_stages(module: PointwiseModule) -> list[str]:
-    return [stage for stage in module.evaluated if stage != NOT_HELD_OUT]
-
-
-def _eval_results(module: PointwiseModule, task: str) -> Iterator[EvalResult]:
-    """Yields the finite statistics of the held-out violations, as metadata of the hub."""
-    from huggingface_hub import EvalResult
-
-    for stage in _held_out_stages(module):
-        for constraint, found in module.evaluated[stage].items():
-            for name, value in found.statistics().items():
-                if math.isfinite(value):
-                    yield EvalResult(
-                        task_type=task,
-                        dataset_type=stage,
-                        dataset_name=f"held-out data ({stage})",
-                        metric_type=name,
-                        metric_name=f"{constraint}/{name}",
-                        metric_value=float(value),
-                    )
 
 
 def _requirements(module: PointwiseModule) -> list[list[str]]:
@@ -199,17 +171,17 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
         facts["steps"] = str(module.steps_of_checkpoint or "")
     else:
-        optimizers = ", ".join(sorted({type(each).__name__ for each in trainer.optimizers}))
+        optimizers = [
+            f"{type(each).__name__}, learning rate {each.defaults['lr']:g}"
+            for each in trainer.optimizers
+        ]
         facts |= {
             "epochs": str(trainer.current_epoch),
             "steps": str(trainer.global_step),
             "processes": str(trainer.world_size),
             "precision": str(trainer.precision),
-            "optimizer": optimizers,
+            "optimizer": "; ".join(optimizers),
         }
-    replaced = "configure_optimizers" in vars(module)  # By --optimizer on the command line.
-    if not replaced and type(module).configure_optimizers is DEFAULT_OPTIMIZERS:
-        facts["optimization"] = f"`{module.optimization!r}`"
     facts |= {
         "weights of the checkpoint": module.weights_of,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),

@@ -11,7 +11,7 @@ import pytest
 import pl_pointwise.callbacks
 import pl_pointwise.metrics
 import pl_pointwise.tasks
-from pl_pointwise.configs import config_path
+from pl_pointwise.configs import packaged_comparisons, packaged_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -60,7 +60,7 @@ def test_configurations_named_on_the_page_exist(page: Path) -> None:
     for option, name in re.findall(
         r"--(config|methods|rows) ([a-z][\w/]*)(?![\w/.])", page.read_text()
     ):
-        assert config_path(name, comparison=option != "config").endswith(".yaml")
+        assert name in (packaged_configs() if option == "config" else packaged_comparisons())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

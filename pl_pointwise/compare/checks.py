@@ -18,9 +18,9 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from pl_pointwise.cli import BuildableCLI, PointwiseCLI
-from pl_pointwise.cli_errors import NotChecked, debugging, place_in_own_code, sentence
-from pl_pointwise.option_names import meant_file
+from pl_pointwise.cli import ParsedCLI, PointwiseCLI
+from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
+from pl_pointwise.configs import meant_file
 from pl_pointwise.requirements import RequirementError
 
 from .runner import Built, bounds_of, quieten
@@ -36,7 +36,8 @@ def check_methods(
 
     Every method that has a run to come is built once, at one seed.
 
-    files: build the models and look for the data too, which are perhaps on another machine.
+    files: build the models and look for the data too; else, where they are perhaps on another
+        machine, the options alone are checked.
     options: of the command around it, to suggest.
     Returns: by its folder the first run to come as it was built, so that it is not built again.
 
@@ -52,9 +53,7 @@ def check_methods(
         built.clear()
         gc.collect()  # The next model is loaded.
         try:
-            built[run.folder] = _check(run, files, options)
-        except NotChecked:
-            continue  # The files of a model, which are perhaps on another machine.
+            found = _check(run, files, options)
         except argparse.ArgumentError as error:
             problems[run.method] = str(error)
         except Exception as error:
@@ -62,7 +61,9 @@ def check_methods(
                 raise
             problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
         else:
-            bounds[run.title] = bounds_of(built[run.folder].cli.model)
+            if found is not None:
+                built[run.folder] = found
+                bounds[run.title] = bounds_of(found.cli.model)
     if problems:
         raise MethodsError(problems, names)
     if comparison.requirements:
@@ -72,7 +73,7 @@ def check_methods(
             if "bounds" in (result := run.result() or {})
         }
         require_same_bounds(known | bounds)
-    return built if files else {}
+    return built
 
 
 def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
@@ -91,18 +92,19 @@ def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
             )
 
 
-def _check(run: Run, files: bool, options: Sequence[str]) -> Built:
-    kind = type("CLI", (PointwiseCLI if files else BuildableCLI,), {"other_options": options})
-    built = Built.of(kind(run.arguments, run=False))
-    if files:
-        _check_files(built.cli.config.get("data"))
-        source = built.cli.datamodule or built.cli.model
-        if not is_overridden("test_dataloader", source):
-            raise ValueError(
-                f"{type(source).__name__} has no test_dataloader(), and every method is measured "
-                "by `test`. Define it; without held-out data it returns the training data's."
-            )
-    return built
+def _check(run: Run, files: bool, options: Sequence[str]) -> Built | None:
+    kind = type("CLI", (PointwiseCLI if files else ParsedCLI,), {"other_options": options})
+    cli = kind(run.arguments, run=False)
+    if not files:
+        return None
+    _check_files(cli.config.get("data"))
+    source = cli.datamodule or cli.model
+    if not is_overridden("test_dataloader", source):
+        raise ValueError(
+            f"{type(source).__name__} has no test_dataloader(), and every method is measured "
+            "by `test`. Define it; without held-out data it returns the training data's."
+        )
+    return Built.of(cli)
 
 
 def _check_files(data: Any) -> None:

@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pl_pointwise.cli_errors import not_yaml
-from pl_pointwise.configs import config_path
-from pl_pointwise.option_names import meant_file
+from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
 
 ARRAYS = ("violations.npz", "worst.npz")
 """Written before ``result.json``: all violations, and the worst one of every held-out sample."""
@@ -144,7 +142,7 @@ class Comparison:
     def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
         """The runs of methods that can be planned, what is wrong with the others, all names."""
         for config in self.configs:
-            _require_file(config_path(config))
+            config_parts(config)
         swept = product_of(self.settings)
         runs, names = list[Run](), list[str]()
         problems: dict[str, str] = {}
@@ -171,34 +169,19 @@ class Comparison:
         if self.methods is None:
             last = self.configs[-1]
             return {Path(last).stem if Path(last).suffix else last: None}
-        path = config_path(self.methods, comparison=True)
-        _require_file(path, "--methods")
-        try:
-            overlays = yaml.safe_load(Path(path).read_text())
-        except yaml.YAMLError as error:
-            raise ValueError(not_yaml(self.methods, error)) from error
-        if not isinstance(overlays, Mapping) or not overlays:
-            what = "empty" if overlays is None else f"a {type(overlays).__name__}"
-            raise ValueError(
-                f"{self.methods} is {what}: write a line NAME: OVERLAY for each method, "
-                "pointwise: reranker/pointwise for one."
-            )
+        overlays = read_mapping(comparison_path(self.methods))
         return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
         self, method: str, seed: int, folder: Path, overlay: Any, options: Sequence[str]
     ) -> Run:
-        configs = [config_path(config) for config in self.configs]
-        texts = [Path(config).read_text() for config in configs]
+        configs = [part for config in self.configs for part in config_parts(config)]
         untrained: list[str] = []
         for part in overlay if isinstance(overlay, list) else [overlay]:
             if isinstance(part, str):
-                configs.append(config_path(part))
-                _require_file(configs[-1])
-                texts.append(Path(configs[-1]).read_text())
+                configs += config_parts(part)
             elif isinstance(part, Mapping):
-                texts.append(yaml.safe_dump(dict(part), sort_keys=False))
-                configs.append(texts[-1])  # The parser takes YAML in place of a path.
+                configs.append(yaml.safe_dump(dict(part), sort_keys=False))
                 trainer = part.get("trainer")
                 if isinstance(trainer, Mapping) and "max_epochs" in trainer:
                     unfitted = trainer["max_epochs"] == 0
@@ -208,6 +191,7 @@ class Comparison:
                     f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
                 )
         overrides = [*self.overrides, *untrained, *options]
+        texts = [text_of(config) for config in configs]
         digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
@@ -234,15 +218,6 @@ class MethodsError(ValueError):
             who = "" if len(problems) == methods else f"{shown}: "
             lines = [f"{who}{problem} Nothing was run."]
         super().__init__("\n".join(lines))
-
-
-def _require_file(path: str, option: str = "--config") -> None:
-    """
-    Raises:
-        FileNotFoundError: a path, and no YAML in place of one, that is no file.
-    """
-    if "\n" not in path and "{" not in path and not Path(path).is_file():
-        raise FileNotFoundError(f"{option} {path}: there is no such file.{meant_file(path)}")
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:

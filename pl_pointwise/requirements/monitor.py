@@ -30,9 +30,9 @@ from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 from scipy import stats
 
-from pl_pointwise.checkpoint_options import foreign_names
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.foreign_names import foreign_names
 from pl_pointwise.module import PointwiseModule
 
 from .p_values import Losses, p_value, upper_bound

@@ -36,7 +36,7 @@ from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.compare.command import fraction
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
-from pl_pointwise.configs import overview, with_config_paths
+from pl_pointwise.configs import overview
 from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
@@ -145,7 +145,7 @@ def main(args: Sequence[str]) -> None:
     words += [*options, "--trainer.logger", "false", "--trainer.callbacks", "null"]
     words += ["--trainer.default_root_dir", str(known.output)]
     try:
-        cli = PointwiseCLI(with_config_paths(words), run=False)
+        cli = PointwiseCLI(words, run=False)
     except (argparse.ArgumentError, FileNotFoundError) as error:
         parser.error(str(error))
     samples, notes = measure(cli, known.ckpt_path)

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from benchmarks.evidence import recipes, recipes_frozen
 from benchmarks.evidence.grids import read_grid
-from pl_pointwise.configs import config_path
+from pl_pointwise.configs import packaged_configs
 from pl_pointwise.tasks import RerankerModule
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 
@@ -95,4 +95,4 @@ def test_every_recipe_of_the_whole_model_names_packaged_methods() -> None:
     assert "pointwise" in [entry.name for entry in entries]
     for entry in entries:
         for part in entry.overlay:
-            assert not isinstance(part, str) or Path(config_path(part)).is_file()
+            assert not isinstance(part, str) or part in packaged_configs()

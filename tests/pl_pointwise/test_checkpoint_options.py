@@ -1,19 +1,15 @@
-"""What a checkpoint says of the module, and what the command line says, over it."""
+"""The configuration says what a module is; a checkpoint of other settings is refused."""
 
 from __future__ import annotations
 
 import doctest
-import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch import Trainer
-from torch.utils.data import DataLoader
 
-from pl_pointwise import Pointwise, checkpoint_options, configs
+from pl_pointwise import Pointwise, checkpoint_options
 from pl_pointwise.checkpoint_options import differences
 from pl_pointwise.cli import PointwiseCLI, main
 from tests.pl_pointwise.line_task import LineData, LineModule
@@ -22,166 +18,100 @@ NAME = "tests.pl_pointwise.line_task"
 TASK = ["--model", f"{NAME}.LineModule", "--data", f"{NAME}.LineData"]
 TRAINER = ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
 TRAINER += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
-TOLERANCE = "--model.init_args.tolerance"
-
-
-def train(folder: Path, *options: str) -> Path:
-    """A checkpoint of the command line with tolerance 0.3 and α = 2."""
-    root = ["--trainer.default_root_dir", str(folder)]
-    alpha = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2"]
-    main(["fit", *TASK, *TRAINER, *root, *alpha, TOLERANCE, "0.3", *options])
-    (path,) = folder.rglob("*.ckpt")
-    return path
+SETTINGS = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2"]
+SETTINGS += ["--model.init_args.tolerance", "0.3"]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("run"))
+    """Of the command line with tolerance 0.3 and α = 2, its config.yaml beside it."""
+    folder = tmp_path_factory.mktemp("run")
+    main(["fit", *TASK, *TRAINER, *SETTINGS, "--trainer.default_root_dir", str(folder)])
+    (path,) = folder.rglob("*.ckpt")
+    return path
 
 
 @pytest.fixture
-def seen(monkeypatch, tmp_path):
-    """(arguments of the command) → the module it made, what it warned of, its config.yaml."""
-    made = []
+def made(monkeypatch, tmp_path):
+    """(arguments of the command) → the module it made."""
+    modules = []
     before = PointwiseCLI.after_instantiate_classes
 
     def note(self):
-        made.append(self.model)
+        modules.append(self.model)
         before(self)
 
     monkeypatch.setattr(PointwiseCLI, "after_instantiate_classes", note)
 
-    def run(*args: str) -> tuple[LineModule, list[str], str]:
+    def run(command: str, *args: str) -> LineModule:
         root = ["--trainer.default_root_dir", str(tmp_path / "out")]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            main([args[0], *TRAINER, *root, *args[1:]])
-        told = [str(each.message) for each in caught if "ckpt" in str(each.message)]
-        return made[-1], told, (tmp_path / "out/config.yaml").read_text()
+        main([command, *TRAINER, *root, *args])
+        return modules[-1]
 
     return run
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
-def test_an_option_wins_over_the_checkpoint(command, checkpoint, seen) -> None:
-    path = ["--ckpt_path", str(checkpoint)]
-    module, told, config = seen(command, *TASK, TOLERANCE, "0.7", *path)
-    assert module.constraints["fit"].at_most == 0.7
-    assert module.formulations["fit"] == Pointwise(alpha=2.0)  # asked of nobody: the checkpoint's
-    (warning,) = [each for each in told if "command line" in each]
-    assert "model.init_args.tolerance 0.7 (its 0.3)" in warning
-    assert "alpha" not in warning
-    head = [line for line in config.splitlines() if line.startswith("#")]
-    assert any(str(checkpoint) in line for line in head)
-    assert [line for line in head if "but" in line] == [
-        "#   but model.init_args.tolerance: 0.7, in place of its 0.3"
-    ]
-    assert yaml.safe_load(config)["model"]["init_args"]["tolerance"] == 0.7
-
-
-def test_nothing_asked_for_is_the_checkpoints(checkpoint, seen) -> None:
-    module, told, config = seen("test", *TASK, "--ckpt_path", str(checkpoint))
+def test_the_configuration_beside_the_checkpoint_goes_with_it(checkpoint, made) -> None:
+    config = checkpoint.parents[1] / "config.yaml"
+    module = made("test", "--config", str(config), "--ckpt_path", str(checkpoint))
     assert module.constraints["fit"].at_most == 0.3
-    assert not [each for each in told if "command line" in each]
-    assert "but" not in config.partition("seed_everything")[0]
+    stored = torch.load(checkpoint, weights_only=True)["state_dict"]["weight"]
+    assert torch.equal(module.weight, stored)
 
 
-def test_a_nested_option_leaves_its_neighbours(checkpoint, seen) -> None:
-    nested = ["--model.formulation", "Pointwise", "--model.formulation.dual_lr", "9"]
-    module, _, _ = seen("test", *TASK, *nested, "--ckpt_path", str(checkpoint))
-    assert module.formulations["fit"] == Pointwise(alpha=2.0, dual_lr=9.0)
-
-
-@pytest.mark.parametrize("where", ["before", "behind"])
-def test_a_file_wins_over_the_checkpoint_and_a_base_does_not(
-    where, checkpoint, seen, tmp_path, monkeypatch
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_other_settings_are_refused_by_name_with_the_configuration(
+    command, checkpoint, made, capsys
 ) -> None:
-    """``--config TASK`` says what a task starts with; another file is asked for."""
-    base = tmp_path / "base.yaml"
-    init = {"tolerance": 0.9, "formulation": {"class_path": "Pointwise", "init_args": {"alpha": 7}}}
-    model = {"class_path": f"{NAME}.LineModule", "init_args": init}
-    base.write_text(yaml.safe_dump({"model": model, "data": f"{NAME}.LineData"}))
-    packaged = {"line": base}
-    for place in (configs, checkpoint_options):
-        monkeypatch.setattr(place, "packaged_configs", lambda: packaged)
-    path = ["--ckpt_path", str(checkpoint)]
-    module, _, _ = seen("test", "--config", "line", *path)
-    assert module.constraints["fit"].at_most == 0.3
-    assert module.formulations["fit"] == Pointwise(alpha=2.0)
-
-    own = tmp_path / "own.yaml"
-    own.write_text(yaml.safe_dump({"model": {"init_args": {"tolerance": 0.8}}}))
-    files = ["--config", "line", f"--config={own}"]
-    module, told, _ = seen("test", *(files + path if where == "behind" else path + files))
-    assert module.constraints["fit"].at_most == 0.8
-    assert module.formulations["fit"] == Pointwise(alpha=2.0)
-    assert "model.init_args.tolerance 0.8 (its 0.3)" in told[0]
+    args = [*TASK, *SETTINGS, "--model.tolerance", "0.7", "--model.formulation.alpha", "3"]
+    with pytest.raises(SystemExit):
+        made(command, *args, "--ckpt_path", str(checkpoint))
+    said = capsys.readouterr().err.splitlines()[-1]
+    config = checkpoint.parents[1] / "config.yaml"
+    for named in (checkpoint, "tolerance 0.3, now 0.7", "alpha 2.0, now 3.0", config):
+        assert str(named) in said
+    assert "dual_lr" not in said
 
 
-def test_the_checkpoints_path_may_be_in_a_file(checkpoint, seen, tmp_path) -> None:
-    config = tmp_path / "where.yaml"
-    config.write_text(yaml.safe_dump({"ckpt_path": str(checkpoint)}))
-    module, _, _ = seen("test", "--config", str(config), *TASK)
-    assert module.constraints["fit"].at_most == 0.3
-
-
-def test_predict_takes_an_option_too(checkpoint, seen, monkeypatch) -> None:
-    loader = partial(DataLoader, batch_size=5)
-    monkeypatch.setattr(
-        LineData, "predict_dataloader", lambda self: loader(self.datasets["val"]), raising=False
+def test_other_settings_can_be_accepted(checkpoint, made, caplog) -> None:
+    args = [*TASK, "--model.tolerance", "0.7", "--ckpt_path", str(checkpoint)]
+    module = made("test", *args, "--accept_differences")
+    assert module.constraints["fit"].at_most == 0.7
+    assert torch.equal(
+        module.weight, torch.load(checkpoint, weights_only=True)["state_dict"]["weight"]
     )
-    module, _, _ = seen("predict", *TASK, TOLERANCE, "0.7", "--ckpt_path", str(checkpoint))
-    assert module.constraints["fit"].at_most == 0.7
+    made("fit", *args, *SETTINGS[:4], "--accept_differences", "--trainer.max_epochs", "3")
+    assert "tolerance (0.3, now 0.7)" in caplog.text
 
 
-def test_a_resumed_fit_says_once_what_differs(checkpoint, seen, caplog) -> None:
-    more = ["--trainer.max_epochs", "3", "--ckpt_path", str(checkpoint)]
-    module, told, config = seen("fit", *TASK, *more, TOLERANCE, "0.7")
-    assert module.constraints["fit"].at_most == 0.7
-    assert module.formulations["fit"] == Pointwise(alpha=2.0)
-    assert not [each for each in told if "command line" in each]
-    (warning,) = [r.getMessage() for r in caplog.records if "other settings" in r.getMessage()]
-    assert "tolerance (0.3, now 0.7)" in warning
-    assert "in place of its 0.3" in config
-
-
-def test_a_checkpoint_of_a_notebook_goes_on_the_command_line(seen, tmp_path) -> None:
-    """Lightning put its arguments where a class had to be, and ended in a parser's error."""
+def test_a_checkpoint_of_a_notebook_goes_on_the_command_line(made, tmp_path) -> None:
     module = LineModule(Pointwise(alpha=2.0), tolerance=0.3)
     trainer = Trainer(max_epochs=1, logger=False, accelerator="cpu", enable_progress_bar=False,
                       default_root_dir=tmp_path, enable_model_summary=False)  # fmt: skip
     trainer.fit(module, LineData(batch_size=5))
     path = tmp_path / "notebook.ckpt"
     trainer.save_checkpoint(path)
-    found, _, _ = seen("test", *TASK, "--ckpt_path", str(path))
-    assert found.constraints["fit"].at_most == 0.3
+    found = made("test", *TASK, *SETTINGS, "--ckpt_path", str(path))
     assert torch.equal(found.weight, module.weight)
 
 
-def test_a_checkpoint_of_another_class_is_refused(checkpoint, tmp_path, capsys) -> None:
+def test_a_checkpoint_of_another_class_is_refused(checkpoint, capsys) -> None:
     other = ["--model", "tests.pl_pointwise.toy.Toy", *TASK[2:]]
     with pytest.raises(SystemExit):
         main(["test", *other, *TRAINER, "--ckpt_path", str(checkpoint)])
-    assert "is of a LineModule, and the command line asks for a Toy" in capsys.readouterr().err
+    assert "is of a LineModule, and the configuration asks for a Toy" in capsys.readouterr().err
 
 
-def test_an_option_that_is_gone_is_named(checkpoint, seen, tmp_path) -> None:
-    content = torch.load(checkpoint, weights_only=True)
-    content["hyper_parameters"] |= {"gone": 1, "tolerance": 0.4}
-    older = tmp_path / "older.ckpt"
-    torch.save(content, older)
-    module, told, _ = seen("test", *TASK, "--ckpt_path", str(older))
-    assert module.constraints["fit"].at_most == 0.4
-    assert any("gone (no option of LineModule now)" in each for each in told)
-
-
-def test_an_option_newer_than_the_checkpoint_is_told_apart(checkpoint, seen, tmp_path) -> None:
+def test_arguments_that_only_one_of_the_two_has_are_no_difference(
+    checkpoint, made, tmp_path
+) -> None:
+    """Those of an older or a newer version."""
     content = torch.load(checkpoint, weights_only=True)
     del content["hyper_parameters"]["fail"]
+    content["hyper_parameters"]["gone"] = 1
     older = tmp_path / "older.ckpt"
     torch.save(content, older)
-    _, _, config = seen("test", *TASK, "--ckpt_path", str(older))
-    assert "#   but model.init_args.fail, which it does not hold\n" in config
+    made("test", *TASK, *SETTINGS, "--ckpt_path", str(older))
 
 
 def test_load_from_checkpoint_names_an_argument_nobody_has(checkpoint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,12 @@ import yaml
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise, configs
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.configs import config_path, packaged_configs, with_config_paths
+from pl_pointwise.configs import (
+    comparison_path,
+    config_parts,
+    packaged_configs,
+    with_config_parts,
+)
 from tests.pl_pointwise.line_task import LineModule
 
 TASK = ["--model", "tests.pl_pointwise.line_task.LineModule"]
@@ -27,36 +33,46 @@ POINTWISE = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2
 
 
 @pytest.fixture
-def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two tasks with configurations of every kind, in place of the packaged ones."""
     for name in (
         "one/configs/base.yaml",
         "one/configs/demo.yaml",
-        "one/configs/methods/pointwise.yaml",
-        "one/configs/methods/average.yaml",
+        "one/configs/methods.yaml",
         "one/configs/compare/demo.yaml",
         "two/configs/base.yaml",
+        "common/configs/methods/average.yaml",
+        "common/configs/methods/pointwise.yaml",
     ):
         path = tmp_path / "tasks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
+        path.write_text("{average: {a: 1}, own: {b: 2}}" if path.name == "methods.yaml" else "{}")
     module = SimpleNamespace(__path__=[str(tmp_path / "tasks")])
     monkeypatch.setattr(configs.importlib, "import_module", lambda name: module)
-    return tmp_path / "tasks/one/configs"
+    packaged_configs.cache_clear()
+    yield tmp_path / "tasks"
+    packaged_configs.cache_clear()
 
 
-def test_names_are_short_and_a_comparison_looks_among_comparisons_first(packaged) -> None:
-    assert list(packaged_configs()) == [
-        "one",
-        "one/demo",
-        "two",
-        "one/average",
-        "one/pointwise",
+def test_a_name_stands_for_a_file_and_a_method_for_the_shared_one_and_the_tasks_numbers(
+    packaged,
+) -> None:
+    own, shared = packaged / "one/configs", packaged / "common/configs/methods"
+    average, pointwise = str(shared / "average.yaml"), str(shared / "pointwise.yaml")
+    assert packaged_configs() == {
+        "one": [str(own / "base.yaml")],
+        "two": [str(packaged / "two/configs/base.yaml")],
+        "one/demo": [str(own / "demo.yaml")],
+        "one/average": [average, "a: 1\n"],
+        "one/pointwise": [pointwise],
+        "one/own": ["b: 2\n"],
+        "two/average": [average],
+        "two/pointwise": [pointwise],
+    }
+    assert comparison_path("one/demo") == str(own / "compare/demo.yaml")
+    assert with_config_parts(["fit", "--config=one", "-c", "one/average", "--config"]) == [
+        *("fit", "--config", str(own / "base.yaml"), "-c", average, "-c", "a: 1\n", "--config")
     ]
-    for name, path in (("one", "base"), ("one/demo", "demo"), ("one/average", "methods/average")):
-        assert config_path(name) == str(packaged / f"{path}.yaml")
-    assert config_path("one/demo", comparison=True) == str(packaged / "compare/demo.yaml")
-    assert config_path("one/average", comparison=True) == str(packaged / "methods/average.yaml")
 
 
 def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
@@ -66,7 +82,8 @@ def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
         ["variants", "(--config", "TASK/NAME):"],
         ["one:", "demo"],
         ["methods", "(--config", "TASK/NAME):"],
-        ["one:", "average,", "pointwise"],
+        ["one:", "average,", "pointwise,", "own"],
+        ["two:", "average,", "pointwise"],
         ["comparisons", "(compare", "--methods", "TASK/NAME):"],
         ["one:", "demo"],
     ]
@@ -148,7 +165,7 @@ def test_checkpoint_of_a_command_line_run_holds_plain_hyperparameters(
     )
     assert module.formulations == {"fit": Pointwise(alpha=2.0)}
     assert module.multipliers["fit"].shape == (5, 1)
-    main(["test", *TASK, *SMALL, "--ckpt_path", str(path)])
+    main(["test", *TASK, *SMALL, *POINTWISE, "--ckpt_path", str(path)])
     lines = capsys.readouterr().out.splitlines()
     assert ["test", "train"] in [line.split() for line in lines]
     (cvar,) = [line.split() for line in lines if line.startswith("fit/cvar95")]
@@ -167,7 +184,7 @@ def test_checkpoints_are_loaded_as_data_unless_told_otherwise(
     path = tmp_path / "evil.ckpt"
     torch.save({"state_dict": Evil()}, path)
     with pytest.raises(SystemExit):
-        main(["test", *TASK, *SMALL, "--ckpt_path", str(path)])
+        main(["test", *TASK, *SMALL, *POINTWISE, "--ckpt_path", str(path)])
     assert "more than tensors and plain values" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
@@ -176,18 +193,9 @@ def test_a_file_of_the_working_directory_comes_before_a_packaged_name(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert config_path("reranker").endswith("reranker/configs/base.yaml")
-    (tmp_path / "reranker").write_text("{}")
-    assert config_path("reranker") == "reranker"
-
-
-def test_config_names_are_resolved_in_every_spelling() -> None:
-    base = config_path("reranker")
-    assert with_config_paths(["--config=reranker", "-c", "reranker"]) == [
-        f"--config={base}",
-        "-c",
-        base,
-    ]
+    assert config_parts("reranker")[0].endswith("reranker/configs/base.yaml")
+    (tmp_path / "reranker").write_text("trainer: {}")
+    assert config_parts("reranker") == ["reranker"]
 
 
 class Unset(LineModule):

@@ -117,7 +117,7 @@ def test_a_configuration_of_another_class_is_refused(
 ) -> None:
     other = reclassified(run, "mine.AnotherModule", tmp_path)
     error = refusal(capsys, "--ckpt_path", str(other), "--config", "digits")
-    assert "is of a AnotherModule, and --config names a DigitsModule" in error
+    assert "is of a AnotherModule, and the configuration asks for a DigitsModule" in error
 
 
 def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any) -> None:

@@ -74,7 +74,7 @@ def test_the_multipliers_are_summed_up(tmp_path) -> None:
     assert "`Pointwise(alpha=2.0, dual_lr=1.0" in text
     assert "- epochs: 3\n" in text
     assert "- training samples: 5\n" in text
-    assert "schedule='constant'" in text
+    assert "- optimizer: AdamW, learning rate" in text
 
 
 def test_one_multiplier_for_all_is_given_as_it_is(tmp_path) -> None:
@@ -98,9 +98,6 @@ def test_held_out_violations_come_with_their_certificate_and_the_training_ones_d
     assert certify(held_out).statement() in text
     assert "### test" in text
     assert "### train" not in text
-    results = {each.metric_name: each for each in card(module, tmp_path).data.eval_results}
-    assert results["fit/cvar95"].metric_value == pytest.approx(float(held_out.max()))
-    assert {each.dataset_type for each in results.values()} <= {"val", "test"}
     assert "Of the same pass: objective" in text
 
 
@@ -116,14 +113,6 @@ def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
     module = fitted(tmp_path)
     module.evaluated["val"]["fit"].violation[0] = torch.nan
     assert "No certificate: 1 of 5 violations are NaN" in card(module, tmp_path).text
-
-
-def test_an_optimizer_of_ones_own_is_not_described_by_settings_it_does_not_have(tmp_path) -> None:
-    class Own(LineModule):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    assert "schedule=" not in card(Own(None), tmp_path).text
 
 
 def test_an_interval_shows_both_bounds(tmp_path) -> None:

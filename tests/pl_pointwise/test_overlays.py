@@ -1,6 +1,6 @@
-"""An overlay states every argument of the formulation it sets.
+"""A file that sets a formulation states every argument of it.
 
-LightningCLI merges ``init_args`` of one class: an α or η that the overlay leaves out stays the base
+LightningCLI merges ``init_args`` of one class: an α or η that an overlay leaves out stays the base
 file's, in silence.
 """
 
@@ -16,9 +16,11 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 import pl_pointwise
-from pl_pointwise import Formulation, Pointwise
+from pl_pointwise import Formulation, Pointwise, tasks
 from pl_pointwise.checkpoints import formulation_from
-from pl_pointwise.configs import config_path, packaged_comparisons, packaged_configs
+from pl_pointwise.configs import packaged_configs, text_of
+
+SHIPPED = sorted(Path(tasks.__path__[0]).glob("*/configs/**/*.yaml"))
 
 
 def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
@@ -35,30 +37,31 @@ def formulations_in(value: Any) -> Iterator[dict[str, Any]]:
             yield from formulations_in(entry)
 
 
-PACKAGED = [*packaged_configs().values(), *packaged_comparisons().values()]
+def test_formulation_of_a_packaged_configuration_states_every_argument() -> None:
+    found = set()
+    for path in SHIPPED:
+        for config in formulations_in(yaml.safe_load(path.read_text())):
+            kind = type(formulation_from(config))
+            assert set(config["init_args"]) == set(inspect.signature(kind).parameters), path
+            found.add(kind.__name__)
+    assert found == {"Penalty", "Average", "Tilted", "CVaR", "Pointwise", "Relaxed"}
 
 
-@pytest.mark.parametrize("path", PACKAGED, ids=lambda path: "/".join(path.parts[-4:]))
-def test_formulation_of_a_packaged_configuration_states_every_argument(path: Path) -> None:
-    for config in formulations_in(yaml.safe_load(path.read_text())):
-        formulation = formulation_from(config)
-        stated = set(config.get("init_args", {}))
-        assert stated == set(inspect.signature(type(formulation)).parameters), config
-
-
-def test_some_packaged_configurations_set_a_formulation() -> None:
-    found = [
-        config["class_path"].rpartition(".")[2]
-        for path in PACKAGED
-        for config in formulations_in(yaml.safe_load(path.read_text()))
-    ]
-    assert {"Penalty", "Average", "Tilted", "CVaR", "Pointwise", "Relaxed"} <= set(found)
+@pytest.mark.parametrize("task", ["conversation", "digits", "reranker", "safety", "when2call"])
+def test_a_tasks_numbers_are_those_of_the_shared_formulation(task: str) -> None:
+    """Each is a number of an argument that the shared file states."""
+    for name, parts in packaged_configs().items():
+        if name.startswith(f"{task}/") and len(parts) == 2:
+            read = [yaml.safe_load(text_of(part))["model"]["init_args"] for part in parts]
+            shared, own = (each["formulation"] for each in read)
+            assert set(own) == {"init_args"}
+            assert set(own["init_args"]) <= set(shared["init_args"])
 
 
 @pytest.mark.parametrize("task", ["reranker", "safety", "when2call"])
 def test_alpha_and_eta_are_the_fits_except_in_the_papers_methods(task: str) -> None:
     def formulation_of(method: str) -> Any:
-        config = yaml.safe_load(Path(config_path(f"{task}/{method}")).read_text())
+        config = yaml.safe_load(text_of(packaged_configs()[f"{task}/{method}"][0]))
         return formulation_from(config["model"]["init_args"]["formulation"])
 
     for method in ("pointwise", "relaxed", "relaxed_linear"):

@@ -108,7 +108,7 @@ def test_any_loaders_are_fitted_tested_and_compared(
     (checkpoint,) = (tmp_path / "run").rglob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)
     assert state["pl_pointwise"]["multipliers"]["fit"].shape == (10, 1)
-    main(["test", *task, *SMALL, *root, "--ckpt_path", str(checkpoint)])
+    main(["test", *task, *POINTWISE, *SMALL, *root, "--ckpt_path", str(checkpoint)])
     assert "fit/cvar95" in capsys.readouterr().out
 
     kind, *data = [word for word in task if not word.startswith("--")]
@@ -121,14 +121,6 @@ def test_any_loaders_are_fitted_tested_and_compared(
     assert line["error"] == ""
     assert float(line["test/fit/max"]) >= float(line["test/fit/cvar95"])
     assert (tmp_path / "out/cdf.png").is_file()
-
-
-def test_a_command_line_without_data_says_what_to_give(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", *LINE, *SMALL])
-    error = capsys.readouterr().err
-    assert "there are no data: give --data CLASS" in error
-    assert "define train_dataloader() in LineModule" in error
 
 
 # Rows -------------------------------------------------------------------------------------------

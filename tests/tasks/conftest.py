@@ -29,8 +29,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from pl_pointwise import Training, tasks
+from pl_pointwise import Training
 from pl_pointwise.compare import command
+from pl_pointwise.configs import packaged_configs
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -130,11 +131,8 @@ def adapt(model: PreTrainedModel, seed: int = 1, **options: Any) -> PeftModel:
 
 
 def overlays(task: str) -> list[str]:
-    """The names of a task's packaged configurations over its base, without what `--rows` takes."""
-    (root,) = tasks.__path__
-    files = sorted((Path(root) / task / "configs").rglob("*.yaml"))
-    stems = [path.stem for path in files if path.parent.name != "compare"]
-    return [f"{task}/{stem}" for stem in stems if stem != "base"]
+    """The names of a task's packaged configurations over its base."""
+    return [name for name in packaged_configs() if name.startswith(f"{task}/")]
 
 
 def slow_tables(names: list[str]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,21 @@ import torch
 import yaml
 from lightning.pytorch import seed_everything
 
-import pl_pointwise
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import digits
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, old_model
+from tests.tasks.conftest import overlays
 
 FOLDER = Path(digits.__file__).parent / "configs"
-METHODS = sorted(path.stem for path in FOLDER.glob("methods/*.yaml"))
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SHORT = [*QUIET, "--trainer.max_epochs", "1"]
 
 
-@pytest.mark.parametrize("name", [None, *METHODS])
-def test_packaged_config_trains(name: str | None, tmp_path: Path) -> None:
-    overlay = [] if name is None else ["--config", f"digits/{name}"]
+@pytest.mark.parametrize("name", ["digits", *overlays("digits")])
+def test_packaged_config_trains(name: str, tmp_path: Path) -> None:
+    overlay = [] if name == "digits" else ["--config", name]
     root = ["--trainer.default_root_dir", str(tmp_path)]
     main(["fit", "--config", "digits", *overlay, *SHORT, *root])
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_overlay_states_every_argument_of_its_formulation(name: str) -> None:
-    """LightningCLI merges init_args, so an argument left out would keep the base's value."""
-    init = yaml.safe_load((FOLDER / f"methods/{name}.yaml").read_text())["model"]["init_args"]
-    kind = getattr(pl_pointwise, init["formulation"]["class_path"].rpartition(".")[2])
-    assert set(init["formulation"]["init_args"]) == set(signature(kind).parameters)
 
 
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:

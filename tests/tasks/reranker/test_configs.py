@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import csv
 import json
-from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-import pl_pointwise
 from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import reranker
-from tests.tasks.conftest import slow_tables
+from tests.tasks.conftest import overlays, slow_tables
 
 FOLDER = Path(reranker.__file__).parent / "configs"
-METHODS = sorted(path.stem for path in FOLDER.glob("methods/*.yaml"))
-VARIANTS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "base")
 COMPARISONS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
 
 
@@ -42,9 +38,9 @@ def tiny(tiny_cross_encoder_dir, make_rows, write_jsonl, tmp_path) -> list[str]:
     return [word for key, value in init.items() for word in (f"--{key}", value)]
 
 
-@pytest.mark.parametrize("name", [None, *VARIANTS, *METHODS])
+@pytest.mark.parametrize("name", ["reranker", *overlays("reranker")])
 def test_packaged_config_trains(name, tiny, tmp_path) -> None:
-    overlay = [] if name is None else ["--config", f"reranker/{name}"]
+    overlay = [] if name == "reranker" else ["--config", name]
     root = ["--trainer.default_root_dir", str(tmp_path / "run")]
     main(["fit", "--config", "reranker", *overlay, *tiny, *root])
 
@@ -83,15 +79,6 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> Non
     assert "| pointwise" in (output / "comparison.md").read_text()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_overlay_states_every_argument_of_its_formulation(name) -> None:
-    """LightningCLI merges init_args, so an argument left out would keep another method's value."""
-    init = yaml.safe_load((FOLDER / f"methods/{name}.yaml").read_text())["model"]["init_args"]
-    if init["formulation"] is not None:
-        kind = getattr(pl_pointwise, init["formulation"]["class_path"].rpartition(".")[2])
-        assert set(init["formulation"]["init_args"]) == set(signature(kind).parameters)
-
-
 def test_the_models_name_is_given_once(tiny_cross_encoder_dir) -> None:
     """The data take the tokenizer of the module, whatever file or option names the model."""
     for path in FOLDER.rglob("*.yaml"):
@@ -100,8 +87,8 @@ def test_the_models_name_is_given_once(tiny_cross_encoder_dir) -> None:
 
 def test_every_method_is_measured_against_the_same_tolerance(tiny) -> None:
     bounds = set()
-    for name in METHODS:
-        args = ["--config", "reranker", "--config", f"reranker/{name}", *tiny]
+    for name in overlays("reranker"):
+        args = ["--config", "reranker", "--config", name, *tiny]
         bounds.add(PointwiseCLI(args, run=False).model.evaluation_constraints["relevance"].at_least)
     assert bounds == {3.0}
 

@@ -146,6 +146,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     writer += ["--trainer.callbacks.path", str(found)]
     asked_for = ["--data.init_args.predict_file", str(questions), "--ckpt_path", str(checkpoint)]
     asked_for += ["--model.init_args.policy.generation.max_new_tokens", "5"]
+    asked_for += ["--accept_differences"]
     main(["predict", *base, *asked_for, *writer])
     chosen, generated = [json.loads(line) for line in found.read_text().splitlines()]
     assert set(chosen["scores"]) == {"direct", "tool_call", "request_for_info", "cannot_answer"}
