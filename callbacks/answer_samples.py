@@ -105,7 +105,7 @@ class AnswerSamples(Callback):
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.state}
+        return {"folder": self.folder.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.folder.restore(state_dict["folder"])

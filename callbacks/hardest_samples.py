@@ -146,7 +146,7 @@ class HardestSamples(Callback):
             "mean": self._mean.tables,
             "visits": self._mean.visits,
             "epoch": self._epoch,
-            "folder": self.folder.state,
+            "folder": self.folder.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

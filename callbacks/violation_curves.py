@@ -148,7 +148,7 @@ class ViolationCurves(Callback):
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last.tables, "folder": self.folder.state}
+        return {"last": self._last.tables, "folder": self.folder.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables = state_dict["last"]
