@@ -257,7 +257,8 @@ def prepare(
         refer(records, taught, target)
         learned = [upper.layers.state_dict() for upper in (taught, target)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([list(records), *learned], path)
+        torch.save([list(records), *learned], path.with_suffix(".unfinished"))
+        path.with_suffix(".unfinished").replace(path)
     rows, *learned = torch.load(path, weights_only=True)
     taught.layers.load_state_dict(learned[0])
     target.layers.load_state_dict(learned[1])
@@ -453,9 +454,10 @@ def study(
             family = "reference" if trained else METHODS[name].family
             trained = trained or run(taught, records, METHODS[name], seed, scale)
             seconds = round(time.perf_counter() - started, 1)
-            row = {"seed": seed, "method": name, "family": family} | measure(trained, records)
-            append(output, row | {"seconds": seconds})
-            print(*row.values(), f"{seconds} s", flush=True)
+            measured = {k: float(f"{v:.5g}") for k, v in measure(trained, records).items()}
+            row = {"seed": seed, "method": name, "family": family, **measured, "seconds": seconds}
+            append(output, row)
+            print(*row.values(), flush=True)
 
 
 def main() -> None:
