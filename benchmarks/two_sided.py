@@ -454,7 +454,7 @@ def study(
             family = "reference" if trained else METHODS[name].family
             trained = trained or run(taught, records, METHODS[name], seed, scale)
             seconds = round(time.perf_counter() - started, 1)
-            measured = {k: float(f"{v:.5g}") for k, v in measure(trained, records).items()}
+            measured = {k: f"{v:.5g}" for k, v in measure(trained, records).items()}
             row = {"seed": seed, "method": name, "family": family, **measured, "seconds": seconds}
             append(output, row)
             print(*row.values(), flush=True)
