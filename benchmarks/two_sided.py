@@ -436,15 +436,15 @@ def study(
     data: Path,
     output: Path,
     seeds: Sequence[int],
-    methods: Sequence[str],
+    methods: Sequence[str] | None,
     scale: Scale,
 ) -> None:
-    """Runs what the CSV lacks: on the tuning seed every method, on others the chosen ones."""
+    """Runs what the CSV lacks of ``methods``: None is all on the tuning seed, else the chosen."""
     for seed in seeds:
-        names = methods if seed == TUNING_SEED else choose(read(output))
         table = read(output)
+        names = methods or (METHODS if seed == TUNING_SEED else choose(table))
         done = set(table["method"][table["seed"] == seed])
-        due = [name for name in names if name in methods and name not in done]
+        due = [name for name in names if name not in done]
         if not due:
             continue
         records, taught, target = prepare(model, tokenizer, data, output, seed, scale)
@@ -467,7 +467,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[TUNING_SEED, 0, 1, 2, 3, 4])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--output", type=Path, default=Path("results/two_sided.csv"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -78,13 +78,15 @@ def test_a_study_tunes_chooses_and_goes_on_where_it_stopped(
     rest = model, tokenizer, data, output
     two_sided.study(*rest, [two_sided.TUNING_SEED], methods, scale)
     before = output.read_text()
-    two_sided.study(*rest, [two_sided.TUNING_SEED, 0], methods, scale)
+    two_sided.study(*rest, [two_sided.TUNING_SEED], methods, scale)
+    assert output.read_text() == before
+    two_sided.study(*rest, [0], None, scale)
     assert output.read_text().startswith(before)
     table = two_sided.read(output).set_index(["seed", "method"])
     assert table.index.is_unique
     judged = list(table.loc[0].index)
-    assert judged[:3] == ["taught", "target", "Pointwise()"]
-    assert len(judged) == 3 + 2  # One of the two hinges.
+    assert judged[:4] == ["taught", "target", "Pointwise()", "Relaxed(price=10)"]
+    assert [name[:5] for name in judged[4:]] == ["hinge", "NPO 0"]
     taught = table.loc[(two_sided.TUNING_SEED, "taught")]
     assert taught["kl"] == 0
     assert taught["keep: lost"] == 0
