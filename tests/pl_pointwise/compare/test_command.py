@@ -222,7 +222,7 @@ def test_methods_that_are_no_mapping_are_refused(files, tmp_path, capsys) -> Non
     (tmp_path / "methods.yaml").write_text("[a, b]")
     with pytest.raises(SystemExit):
         run(files, tmp_path / "out")
-    assert "methods.yaml is a list: write a line NAME: OVERLAY" in capsys.readouterr().err
+    assert "methods.yaml is a list, and has to map names to values" in capsys.readouterr().err
 
 
 # The report -------------------------------------------------------------------------------------
@@ -397,10 +397,10 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
                 "Did you mean 'reranker/pointwise'?",
                 "Did you mean 'Pointwise'?",
                 "alpha must be a finite number > 0",
-                "Did you mean --trainer.max_epochs?",
-                "there is no module 'nowhere'",
+                "Did you mean 'trainer.max_epochs'?",
+                "No module named 'nowhere'",
                 "3 is no overlay",
-                "./nofile.yaml: there is no such file",
+                "No configuration './nofile.yaml'",
                 "data.train_file: there is no file ./nothere.csv.",
             ),
             strict=True,
@@ -416,7 +416,7 @@ def test_a_job_array_does_not_look_for_files_of_the_machines_it_is_for(tmp_path,
     assert "sbatch" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["compare", *files, "--output", str(tmp_path / "out"), "--slurm-array", "--fti", "1"])
-    assert "--fti: there is no such option." in capsys.readouterr().err
+    assert "unrecognized arguments: --fti 1" in capsys.readouterr().err
 
 
 def test_what_is_finished_is_not_checked_again(files, tmp_path, monkeypatch, unpainted) -> None:
