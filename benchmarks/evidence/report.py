@@ -1,4 +1,4 @@
-"""Tables, plots and raw results of one task, and their places in docs/evidence.md."""
+"""Tables, plots and raw results of one task, and their places in TABLES.md."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .statistics import Estimate, estimate, paired_difference
 from .study import HERE, STATISTICS, Metrics, Planned, Study, Value
 
 DOCS = HERE.parents[1] / "docs"
+TABLES = HERE / "TABLES.md"
 
 BySeed = dict[int, Metrics]
 
@@ -78,11 +79,11 @@ def write_report(judged: Judged) -> list[Path]:
     plot = docs / f"evidence_{study.name}.png"
     if draw(judged, [] if study.settings_of else tuned(study), plot):
         written.append(plot)
-        text = f"![Objective against violations, {study.title}]({plot.name})\n\n{text}"
-    page = DOCS / "evidence.md"
-    if not study.quick and page.is_file():
-        page.write_text(inserted(page.read_text(encoding="utf-8"), study.name, text), "utf-8")
-        written.append(page)
+        text = f"![Objective against violations, {study.title}](../../docs/{plot.name})\n\n{text}"
+    if not study.quick and TABLES.is_file():
+        page = inserted(TABLES.read_text(encoding="utf-8"), study.name, text)
+        TABLES.write_text(page, encoding="utf-8")
+        written.append(TABLES)
     return written
 
 

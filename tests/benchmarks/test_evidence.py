@@ -388,7 +388,7 @@ def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
         "benchmarks.evidence.__main__.run_all",
         lambda runs, *rest: ran.extend(run.title for run in runs) or True,
     )
-    for module in ("report.RESULTS", "report.DOCS"):
+    for module in ("report.RESULTS", "report.DOCS", "report.TABLES"):
         monkeypatch.setattr(f"benchmarks.evidence.{module}", tmp_path / "written")
     published = read_results(CORPUS)
     seeds = sorted({seed for stage, _, seed in published if stage == "judge"})
