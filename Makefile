@@ -1,8 +1,8 @@
 # make demo          the comparison of all formulations on the embedded corpus -> results/demo
 # make demo QUICK=1  the same in a minute or two, too short for its numbers to mean anything
 # make test          lint, types, tests
-# make evidence      docs/evidence.md anew: every method tuned, chosen, judged; hours, goes on where it
-#                    stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
+# make evidence      benchmarks/evidence/results anew: every method tuned, chosen, judged; hours,
+#                    goes on where it stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
 # make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea safety"
 # make bench-check   the cheap benchmarks: what fell by more than a fifth; ten minutes, an idle machine
 # make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out

@@ -1,9 +1,8 @@
-"""Tables, plots and raw results of one task, and their places in docs/evidence.md."""
+"""Tables, plots and raw results of one task."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +14,7 @@ from .plots import draw
 from .results import RESULTS, Result, write_results
 from .stages import to_judge, tune_runs, tuned
 from .statistics import Estimate, estimate, paired_difference
-from .study import HERE, STATISTICS, Metrics, Planned, Study, Value
-
-DOCS = HERE.parents[1] / "docs"
+from .study import STATISTICS, Metrics, Planned, Study, Value
 
 BySeed = dict[int, Metrics]
 
@@ -63,26 +60,19 @@ class Judged:
 
 
 def write_report(judged: Judged) -> list[Path]:
-    """Writes everything there is for a task, and returns the files.
-
-    The tables of a quick run go beside its runs and not into the pages.
-    """
+    """Writes tables, plot and raw results, of a quick run beside its runs; returns the files."""
     study = judged.study
-    folder, docs = (study.output, study.output) if study.quick else (RESULTS, DOCS)
+    folder = study.output if study.quick else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     text = fragment(judged)
     written = [folder / f"{study.name}.md", folder / f"{study.name}.csv"]
-    written[0].write_text(text, encoding="utf-8")
     tuning = [] if study.settings_of else tune_runs(study)
     write_results([*_lines("tune", tuning), *_lines("judge", judged.runs)], written[1])
-    plot = docs / f"evidence_{study.name}.png"
+    plot = folder / f"{study.name}.png"
     if draw(judged, [] if study.settings_of else tuned(study), plot):
         written.append(plot)
         text = f"![Objective against violations, {study.title}]({plot.name})\n\n{text}"
-    page = DOCS / "evidence.md"
-    if not study.quick and page.is_file():
-        page.write_text(inserted(page.read_text(encoding="utf-8"), study.name, text), "utf-8")
-        written.append(page)
+    written[0].write_text(text, encoding="utf-8")
     return written
 
 
@@ -213,14 +203,3 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
         )
         + "\n"
     )
-
-
-def inserted(page: str, name: str, text: str) -> str:
-    """Returns the page with ``text`` between the marks of a task, as it was where it has none.
-
-    >>> inserted("<!-- results: a -->old<!-- end: a -->", "a", "new")
-    '<!-- results: a -->\\n\\nnew\\n<!-- end: a -->'
-    """
-    start, end = f"<!-- results: {name} -->", f"<!-- end: {name} -->"
-    pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
-    return pattern.sub(lambda _: f"{start}\n\n{text}\n{end}", page)

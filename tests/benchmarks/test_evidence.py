@@ -18,7 +18,7 @@ from benchmarks.evidence.__main__ import main as evidence
 from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
-from benchmarks.evidence.report import Judged, fragment, inserted, write_report
+from benchmarks.evidence.report import Judged, fragment, write_report
 from benchmarks.evidence.results import RESULTS, read_results, write_results
 from benchmarks.evidence.splits import Sizes, split, write_splits
 from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write_choices
@@ -388,8 +388,7 @@ def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
         "benchmarks.evidence.__main__.run_all",
         lambda runs, *rest: ran.extend(run.title for run in runs) or True,
     )
-    for module in ("report.RESULTS", "report.DOCS"):
-        monkeypatch.setattr(f"benchmarks.evidence.{module}", tmp_path / "written")
+    monkeypatch.setattr("benchmarks.evidence.report.RESULTS", tmp_path / "written")
     published = read_results(CORPUS)
     seeds = sorted({seed for stage, _, seed in published if stage == "judge"})
     words = ["--task", "reranker-corpus", "--models", str(tmp_path / "models"), "--published"]
@@ -436,13 +435,6 @@ def test_constraints_weigh_alike_in_what_was_measured(tmp_path: Path) -> None:
     assert measured(of_two, Planned(entry, each)) is None
     Stub()(each)
     assert measured(of_two, Planned(entry, each)) == Measured(entry, 0, 2.0, 2.0, 2.0)
-
-
-def test_a_page_keeps_what_stands_outside_the_marks() -> None:
-    page = "before <!-- results: a -->\nold\n<!-- end: a --> between <!-- results: b -->"
-    found = inserted(inserted(page, "a", r"new \1"), "none", "x")
-    assert found.startswith("before <!-- results: a -->\n\nnew \\1\n<!-- end: a --> between")
-    assert inserted(found, "a", r"new \1") == found
 
 
 def test_examples_in_the_docstrings_hold() -> None:
