@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import seed_everything
-from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pl_pointwise import Optimization, Penalty, Pointwise
@@ -407,14 +406,6 @@ def test_a_half_precision_base_is_exported_in_its_own_precision(
     torch.testing.assert_close(weights.q_proj.weight.double(), exact, atol=0, rtol=2**-8)
 
 
-def test_without_merging_the_adapter_is_exported(language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder)
-    loaded = AutoPeftModelForCausalLM.from_pretrained(module.export(tmp_path))
-    ids = torch.arange(3, 43)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, module.model(ids).logits)
-
-
 # Answers ------------------------------------------------------------------------------------------
 
 
@@ -486,37 +477,6 @@ def test_answers_are_counted_judged_and_written(
         outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
         assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
-
-
-def test_only_the_first_prompts_of_each_kind_are_answered(
-    spoken, language_model_folder, safety_files, tmp_path
-) -> None:
-    module = made(
-        language_model_folder,
-        evaluation=SafetyEvaluation(answer_in=["train"], answers_at_most=2),
-    )
-    run = quiet_trainer(tmp_path)
-    run.test(module, data_of(safety_files), verbose=False)
-    rows = [json.loads(x) for x in (tmp_path / "answers/train.jsonl").read_text().splitlines()]
-    assert [row["index"] for row in rows] == [0, 1, 10, 11]
-    assert run.callback_metrics["train/refusal_rate"] == pytest.approx(1 / 2)
-    assert not (tmp_path / "answers/test.jsonl").exists()
-
-
-def test_answers_that_reach_the_limit_are_counted(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    """The tiny model's random answers do not end within five tokens, as a rule."""
-    module = made(
-        language_model_folder, moved=False, evaluation=SafetyEvaluation(answer_in=["test"])
-    )
-    run = quiet_trainer(tmp_path)
-    run.test(module, data_of(safety_files), verbose=False)
-    rows = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
-    assert len(rows) == 6
-    share = sum(row["cut"] for row in rows) / 6
-    assert run.callback_metrics["test/cut"] == pytest.approx(share)
-    assert share > 0
 
 
 def test_prompts_to_predict_for_are_answered(language_model_folder, tmp_path) -> None:

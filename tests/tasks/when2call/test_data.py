@@ -188,12 +188,6 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     assert sizes == {"train": 6, "val": 2, "test": 2, "mcq": 3}
 
 
-def test_an_unknown_hub_dataset_says_what_to_check(language_model_folder, tmp_path) -> None:
-    data = When2CallDataModule(str(language_model_folder), hub_path=str(tmp_path / "none"))
-    with pytest.raises(DataError, match="cannot be loaded"):
-        data.setup("fit")
-
-
 def test_plain_pairs_are_read(language_model_folder, tmp_path) -> None:
     row = {"system": "Be brief.", "input": "1 + 2?", "chosen": "3", "rejected": "4"}
     record = parse_pair(row, "here")
