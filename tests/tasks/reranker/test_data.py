@@ -139,13 +139,6 @@ def test_batch_holds_the_pairs_tokens_padded_on_the_right(
             assert (batch["input_ids"][i, j, length:] == tokenizer.pad_token_id).all()
 
 
-def test_token_types_only_where_the_tokenizer_makes_them(
-    fitted: Make, make_rows: Make, tiny_tokenizer_without_types_dir: Path
-) -> None:
-    data_module = fitted(make_rows(4), model_name=tiny_tokenizer_without_types_dir)
-    assert "token_type_ids" not in collated(data_module)
-
-
 def test_passage_lengths_are_of_the_whole_passage_alone(fitted: Make, make_row: Make) -> None:
     """No special tokens, and the part that truncation takes away counts."""
     row = make_row("where is the sea", "the sea", ["salt " * 500, "ice", "snow and ice"])
@@ -214,8 +207,6 @@ def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
     [
         "",
         "{passage} {query}",
-        "{query} {passage} relevant?",
-        "{query.__class__} {passage}",
         "{query} {passage",
     ],
 )
@@ -243,7 +234,7 @@ def test_selection_keeps_the_largest_in_their_order(values: list[float], count: 
     assert largest(values, None) == list(range(len(values)))
 
 
-@pytest.mark.parametrize("limit", [1, 3, 7, None])
+@pytest.mark.parametrize("limit", [3, None])
 def test_training_queries_are_those_whose_negatives_lengths_vary_most(
     limit: int, fitted: Make, make_rows: Make, tokenizer: Any
 ) -> None:
@@ -481,9 +472,7 @@ def labels(*selected: Any) -> dict[str, Any]:
 
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no query": (changed(GOOD, query=...), r'field "query" is missing .*Add it'),
-    "row is a list": ([GOOD], "the record is a list. Give one object"),
     "query is a number": (changed(GOOD, query=3), 'field "query" is a number. Give a text'),
-    "query is empty": (changed(GOOD, query=" \n"), 'field "query" is empty. Fill it in'),
     "texts are a text": (
         changed(GOOD, passages=changed(PASSAGES, passage_text="sea")),
         '"passages.passage_text" is a text. Give a list',
@@ -492,7 +481,6 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no positive": (labels(0, 0, 0, 0), "marks no passages. Mark exactly one"),
     "two positives": (labels(0, 1, 1, 0), "marks 2 passages. Mark exactly one"),
     "labels of other length": (labels(0, 1), "has 2 entries for 4 passages"),
-    "labels are grades": (labels(0, 3, 0, 0), "is not a list of 0 and 1"),
     "too few negatives": (
         changed(GOOD, passages={"is_selected": [1, 0, 0], "passage_text": ["sea", "b", "c"]}),
         "has 2 passages besides the marked one, and 3 are needed. Add some, or lower min_negatives",
@@ -515,15 +503,6 @@ def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_pat
     line = json.dumps(GOOD).encode()
     path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
     assert [r.where[-6:] for r in read_records(str(path), parse)] == ["line 1", "line 4"]
-
-
-def test_choice_of_skipping_is_offered_where_there_is_one(module: Make, make_rows: Make) -> None:
-    rows = make_rows(5)
-    del rows[3]["query"]
-    with pytest.raises(DataError, match=r"line 4: .*invalid: skip leaves such records out"):
-        module(rows).setup("fit")
-    with pytest.warns(UserWarning, match='left out 1 of 5 .*line 4: field "query" is missing'):
-        module(rows, invalid="skip").setup("fit")
 
 
 def test_file_without_records_or_without_a_file(tmp_path: Path) -> None:
@@ -599,14 +578,9 @@ def test_cut_pairs_are_counted_and_said_once(
     [
         ({"model_name": None}, "^model_name: the data need a tokenizer"),
         ({"negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
-        ({"negatives": 3, "min_negatives": 4}, "1 ≤ min_negatives ≤ negatives"),
-        ({"min_negatives": 0}, "1 ≤ min_negatives ≤ negatives"),
         ({"val_fraction": 1.0}, "from 0 to below 1"),
-        ({"val_fraction": -0.1}, "from 0 to below 1"),
         ({"max_queries": 0}, "max_queries=0: give at least 1, or null"),
-        ({"val_queries": -1}, "val_queries=-1"),
         ({"source": "disk"}, "choose one of embedded, hub, files"),
-        ({"invalid": "drop"}, "choose one of error, skip, null"),
         ({"train_file": "a.jsonl"}, "source=embedded: it takes no files"),
         ({"source": "files"}, "needs train_file, val_file or test_file"),
     ],

@@ -166,19 +166,6 @@ def test_the_hubs_validation_split_is_divided_by_query_and_type(
     assert set(data.shared_units().values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"test_fraction": 1.0}, "test_fraction=1.0: give a number"),
-        ({"val_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
-        ({"test_queries": 0}, "test_queries=0: give at least 1, or null"),
-    ],
-)
-def test_a_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        RerankerDataModule("unused", **options)
-
-
 def test_a_query_type_that_is_no_text_is_refused(make_row: Make) -> None:
     row = make_row("how", "sea", ["ice"]) | {"query_type": 3}
     with pytest.raises(DataError, match=r'f, line 1: field "query_type" is a number'):

@@ -221,13 +221,6 @@ def test_batches_have_both_kinds_in_proportion_and_every_sample_once(
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_several_refusals_are_all_taken(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, refusals=["I cannot.", "I'm sorry, no."])
-    data.setup("fit")
-    texts = {dict(said(each))[REFUSAL] for each in data.datasets["train"].records}
-    assert texts == {"I cannot.", "I'm sorry, no."}
-
-
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
     data = module(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
@@ -275,32 +268,20 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     assert given.chat_template == ALPACA_TEMPLATE
 
 
-def test_the_chat_template_can_be_set(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, chat_template=ALPACA_TEMPLATE)
-    data.setup("fit")
-    tokenizer = AutoTokenizer.from_pretrained(language_model_folder)
-    assert "### Instruction:" in tokenizer.decode(data.datasets["train"][0]["prompt"])
-
-
 # Refused ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "cloud"}, "source='cloud'"),
         ({"source": "files"}, "needs benign_file and unsafe_file"),
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
-        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
-        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
         ({"selection": {"benign_count": 0}}, "benign_count=0"),
         ({"selection": {"categories": []}}, "categories is empty"),
-        ({"refusals": []}, "refusals"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )

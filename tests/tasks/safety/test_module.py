@@ -477,12 +477,3 @@ def test_answers_are_counted_judged_and_written(
         outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
         assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
-
-
-def test_prompts_to_predict_for_are_answered(language_model_folder, tmp_path) -> None:
-    rows = [{"prompt": "Name a tree."}, {"instruction": "Sing."}]
-    data = data_of({"predict_file": write_rows(tmp_path / "p.jsonl", rows)})
-    found = quiet_trainer(tmp_path).predict(made(language_model_folder), data)
-    answers = [row for batch in found or [] for row in batch]
-    assert [(row["index"], row["prompt"]) for row in answers] == [(0, "Name a tree."), (1, "Sing.")]
-    assert all(isinstance(row["answer"], str) and isinstance(row["cut"], bool) for row in answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -394,45 +393,12 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
         ({"objective": "ppo"}, "objective='ppo'"),
         ({"constrain": "x"}, "constrain='x'"),
         ({"evaluation": {"choose_by": "x"}}, "choose_by='x'"),
-        ({"scoring_method": "x"}, "method must be"),
-        ({"lora": Lora(target_modules=["none"])}, "lora: .*none"),
-        ({"lora": None, "quantize_4bit": True}, "policy.lora=null"),
         ({"quantize_4bit": True, "merge_on_export": True}, "cannot be merged into weights of 4"),
     ],
 )
 def test_bad_option_is_refused_before_training(options, message, language_model_folder) -> None:
     with pytest.raises(ValueError, match=message):
         made(language_model_folder, **options)
-
-
-def without_template(tokenizer: Any) -> None:
-    tokenizer.chat_template = None
-
-
-def without_tools(tokenizer: Any) -> None:
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-
-
-def without_end(tokenizer: Any) -> None:
-    tokenizer.eos_token = None
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (without_template, "no chat template"),
-        (without_tools, "ignores the tools"),
-        (without_end, "no end token"),
-    ],
-)
-def test_a_tokenizer_that_will_not_do_is_refused_before_training(
-    change, message, tiny_tokenizer, when2call_files, tmp_path
-) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    change(tokenizer)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        make_data(When2CallDataModule, tmp_path, when2call_files).setup("fit")
 
 
 def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> None:
