@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
 from transformers import (
@@ -37,6 +37,7 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
 from pl_pointwise.tasks.reranker.module import RerankerModule, binary_cross_entropy
 from pl_pointwise.tasks.reranker.scoring import ScoringMethod, like_length_groups
+from tests.tasks.conftest import quiet_trainer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
@@ -433,18 +434,6 @@ def data(
     )
 
 
-def trainer(tmp_path: Path, **options: Any) -> Trainer:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": tmp_path,
-    }
-    return Trainer(**{**defaults, **options})
-
-
 FAST = Training(Optimization(learning_rate=2e-3))
 
 
@@ -458,9 +447,9 @@ def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
     module = module_of(tiny_cross_encoder_dir, Pointwise(alpha=1.0, dual_lr=0.1), tolerance=1.0)
-    before = trainer(tmp_path).test(module, data, verbose=False)
-    trainer(tmp_path, max_epochs=20).fit(module, data)
-    after = trainer(tmp_path).test(module, data, verbose=False)
+    before = quiet_trainer(tmp_path).test(module, data, verbose=False)
+    quiet_trainer(tmp_path, max_epochs=20).fit(module, data)
+    after = quiet_trainer(tmp_path).test(module, data, verbose=False)
     key = "train/relevance/cvar95"  # not the share: where length pulls, violations end close to 0
     assert merged(before)[key] > 3
     assert merged(after)[key] < 0.5
@@ -477,7 +466,7 @@ def test_runs_of_both_units_are_measured_alike(
     margin = module_of(tiny_cross_encoder_dir, tolerance=2.0)
     probability = module_of(tiny_cross_encoder_dir, tolerance=0.9, constrain="probability")
     one, other = (
-        merged(trainer(tmp_path).test(module, data, verbose=False))
+        merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
         for module in (margin, probability)
     )
     for stage in ("test", "train"):
@@ -499,7 +488,7 @@ def test_dropout_is_on_while_training_and_off_while_evaluating(
     module.model.register_forward_pre_hook(
         lambda model, _: modes[module.trainer.training].add(model.training)
     )
-    trainer(tmp_path, max_epochs=2).fit(module, data)
+    quiet_trainer(tmp_path, max_epochs=2).fit(module, data)
     assert modes == {True: {True}, False: {False}}
 
 
@@ -507,9 +496,9 @@ def test_the_length_objective_alone_brings_short_passages_up(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:
     module = module_of(tiny_cross_encoder_dir)
-    before = merged(trainer(tmp_path).test(module, data, verbose=False))
-    trainer(tmp_path, max_epochs=12).fit(module, data)
-    after = merged(trainer(tmp_path).test(module, data, verbose=False))
+    before = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
+    quiet_trainer(tmp_path, max_epochs=12).fit(module, data)
+    after = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
     assert after["train/objective"] < 0.5 * before["train/objective"]
     assert after["train/lenrank@10"] < before["train/lenrank@10"]
     assert after["train/avglength@3"] < before["train/avglength@3"]
@@ -527,9 +516,9 @@ def test_an_untrained_reranker_is_evaluated_at_the_evaluation_tolerance(
     """Off the shelf: `test` and no fit. Violations are shifted by the tolerances' difference."""
     options: dict[str, Any] = {"tolerance": 50.0}
     module = module_of(tiny_cross_encoder_dir, evaluation_tolerance=1.0, **options)
-    measured_alike = merged(trainer(tmp_path).test(module, data, verbose=False))
+    measured_alike = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
     own = module_of(tiny_cross_encoder_dir, **options)
-    measured_at_its_own = merged(trainer(tmp_path).test(own, data, verbose=False))
+    measured_at_its_own = merged(quiet_trainer(tmp_path).test(own, data, verbose=False))
     key = "test/relevance/mean"
     assert measured_at_its_own[key] - measured_alike[key] == pytest.approx(49.0, abs=1e-4)
     for name in ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "length_objective", "objective"):
@@ -546,7 +535,7 @@ def test_micro_batches_take_the_same_step(
             tiny_cross_encoder_dir, Pointwise(), training=replace(FAST, micro_batch_size=size)
         ).double()
         start = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
-        trainer(tmp_path, max_steps=2).fit(module, data)
+        quiet_trainer(tmp_path, max_steps=2).fit(module, data)
         weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
         assert not torch.equal(start, weights[-1])
     torch.testing.assert_close(weights[0], weights[1], atol=1e-9, rtol=0)
@@ -558,7 +547,7 @@ def test_a_checkpoint_gives_the_same_scores(
     module = module_of(
         tiny_cross_encoder_dir, Pointwise(alpha=2.0), objective_candidates="negatives"
     )
-    run = trainer(tmp_path, max_epochs=1)
+    run = quiet_trainer(tmp_path, max_epochs=1)
     run.fit(module, data)
     run.save_checkpoint(tmp_path / "last.ckpt")
     loaded = RerankerModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
@@ -576,14 +565,14 @@ def test_the_data_take_the_input_format_from_the_module(
     """Also anew, when they are used with a module of another format; else what is there stays."""
     for longest in (32, 9):
         module = module_of(tiny_cross_encoder_dir, max_length=longest)
-        trainer(tmp_path, max_steps=1).fit(module, data)
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
         batches = list(data.train_dataloader())
         assert max(int(batch["lengths"].max()) for batch in batches) <= longest
     kept = data.datasets["train"]
-    trainer(tmp_path, max_steps=1).fit(module, data)
+    quiet_trainer(tmp_path, max_steps=1).fit(module, data)
     assert data.datasets["train"] is kept
     module = module_of(tiny_cross_encoder_dir, max_length=9, template="snow {query} {passage}")
-    trainer(tmp_path).validate(module, data, verbose=False)
+    quiet_trainer(tmp_path).validate(module, data, verbose=False)
     tokenizer = AutoTokenizer.from_pretrained(tiny_cross_encoder_dir)
     text = tokenizer.decode(data.datasets["val"][0]["input_ids"][0])
     assert text.startswith("[CLS] snow what is")
@@ -601,7 +590,7 @@ def test_data_of_another_input_format_are_refused(
     files = {f"{name}_file": data.files[name] for name in ("train", "val")}
     other = RerankerDataModule(**{option: own}, source="files", negatives=3, **files)
     with pytest.raises(DataError, match=f"^{option}: .* Give it to the module alone"):
-        trainer(tmp_path, max_steps=1).fit(module, other)
+        quiet_trainer(tmp_path, max_steps=1).fit(module, other)
 
 
 def test_predictions_order_the_candidates_given_and_skip_rows_that_fill_the_batch(

@@ -26,7 +26,6 @@ from tests.tasks.conftest import (
     quiet_trainer,
     random_batch,
     response_by_hand,
-    step_against_gradient,
 )
 from tests.tasks.safety.conftest import pair_rows, write_rows
 
@@ -147,17 +146,6 @@ def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(language_model_f
         expected = safe_dpo_by_hand(*pair, unsafe, 2.0)
         assert found[row].item() == pytest.approx(expected, rel=1e-4)
     assert found[3] == 0
-
-
-def test_a_step_against_safe_dpos_gradient_favours_the_preferred_response(
-    language_model_folder,
-) -> None:
-    """A flipped sign passes any test that only asks whether weights moved."""
-    module, batch = made(language_model_folder, moved=False, objective="safe_dpo"), batch_of()
-    before, after, loss, later = step_against_gradient(module, batch)
-    moved = (after.log_likelihood - before.log_likelihood)[:3]
-    assert (moved[:, 0] - moved[:, 1]).mean() > 0
-    assert later < loss
 
 
 @pytest.mark.parametrize("objective", ["kl", "cross_entropy", "safe_dpo"])
