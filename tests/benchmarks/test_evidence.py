@@ -20,7 +20,7 @@ from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
 from benchmarks.evidence.report import Judged, fragment, write_report
 from benchmarks.evidence.results import RESULTS, read_results, write_results
-from benchmarks.evidence.splits import Sizes, split, write_splits
+from benchmarks.evidence.splits import Sizes, split
 from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, paired_difference
 from benchmarks.evidence.study import STUDIES, Planned, Study, load, measured
@@ -67,11 +67,6 @@ def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
     assert [c.validation.entry.name for c in found] == ["pointwise, a=2", "penalty, w=1"]
 
 
-def test_a_method_without_a_setting_within_the_budget_is_not_chosen() -> None:
-    runs = [run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 9.0, 0.0)]
-    assert [c.validation.entry.method for c in choose(runs, [0.5])] == ["pointwise"]
-
-
 def test_a_diverged_setting_is_never_chosen_over_one_that_is_a_number() -> None:
     runs = [run("a", "x", 1.0, NAN), run("a", "y", 1.0, 9.0), run("a", "z", NAN, 0.0)]
     (found,) = choose(runs, [0.5])
@@ -98,15 +93,6 @@ def test_the_best_rival_is_found_on_validation_data_among_rivals() -> None:
     assert best is not None
     assert best.validation.entry.method == "c"
     assert best_of(found, "reference") is None
-
-
-def test_choices_are_read_as_they_were_written(tmp_path: Path) -> None:
-    of_none = Study("x", {}, None, None, tmp_path)
-    with pytest.raises(FileNotFoundError, match="tune and choose first"):
-        read_choices(of_none)
-    found = choose([run("pointwise", "a=1", 1.0, 5.0), run("penalty", "w=1", 1.0, 0.0)], [0.5])
-    write_choices(of_none, found)
-    assert read_choices(of_none) == found
 
 
 def test_a_task_that_takes_settings_over_is_run_after_the_one_that_chooses_them() -> None:
@@ -212,17 +198,6 @@ def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed()
 def test_a_part_that_would_be_empty_is_refused() -> None:
     with pytest.raises(ValueError, match="none for train"):
         split(records_of(2, 3), Sizes(train=3, validation=3, test=3), 0)
-
-
-def test_other_records_go_to_another_folder_and_equal_ones_to_the_same(tmp_path: Path) -> None:
-    sizes = Sizes(train=3, validation=3, test=3)
-    first = write_splits({"queries": (records_of(9, 1), sizes)}, tmp_path, 0)
-    again = write_splits({"queries": (records_of(9, 1), sizes)}, tmp_path, 0)
-    other = write_splits({"queries": (records_of(10, 1), sizes)}, tmp_path, 0)
-    assert first == again
-    assert first["train"]["queries"] != other["train"]["queries"]
-    rows = [json.loads(line) for line in first["train"]["queries"].read_text().splitlines()]
-    assert rows == split(records_of(9, 1), sizes, 0)["train"]
 
 
 # Grids and tasks ----------------------------------------------------------------------------------

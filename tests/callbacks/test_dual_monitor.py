@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor
@@ -213,24 +211,3 @@ def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
     checkpoint = tmp_path / "mid.ckpt"
     uninterrupted = run(save=checkpoint)
     assert run(checkpoint) == uninterrupted[1:]
-
-
-def test_csv_and_tensorboard_receive_the_figures(tmp_path: Path) -> None:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "tb")]
-    reported = Reported()
-    fit(
-        Toy(Pointwise()),
-        ROWS,
-        logger=loggers,
-        default_root_dir=tmp_path,
-        callbacks=[DualMonitor(), reported],
-    )
-    (path,) = tmp_path.rglob("metrics.csv")
-    lines = [line for line in csv.DictReader(path.open()) if line["dual/fit/step"]]
-    events = reader.EventAccumulator(loggers[1].log_dir)
-    events.Reload()
-    for key in reported.epochs[0]:
-        values = [epoch[key] for epoch in reported.epochs]
-        assert [float(line[key]) for line in lines] == pytest.approx(values)
-        assert [event.value for event in events.Scalars(key)] == pytest.approx(values)

@@ -15,6 +15,7 @@ from pl_pointwise.callbacks import FeasibleCheckpoint, ModelExport, export
 from pl_pointwise.errors import TrainingError
 from pl_pointwise.model_card import write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
+from tests.tasks.conftest import quiet_trainer
 
 
 class Exporting(LineModule):
@@ -52,16 +53,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> type[Hub]:
 
 
 def run(module: LineModule, root: Path, callback: ModelExport, test: bool = False) -> None:
-    trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=root,
-        callbacks=[callback],
-    )
+    trainer = quiet_trainer(root, max_epochs=1, callbacks=[callback])
     trainer.fit(module, LineData())
     if test:
         trainer.test(module, LineData(), verbose=False)
@@ -94,15 +86,7 @@ def run_with_choice(root: Path, after: Any) -> tuple[Exporting, FeasibleCheckpoi
     chooser = FeasibleCheckpoint("mean", at_most=100.0, dirpath=str(root))
     callbacks: list[Callback] = [ModelExport("model", after=after), chooser]
     module = Exporting(Pointwise())
-    trainer = Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=root,
-        callbacks=callbacks,
-    )
+    trainer = quiet_trainer(root, max_epochs=3, enable_checkpointing=True, callbacks=callbacks)
     trainer.fit(module, LineData())
     return module, chooser, trainer
 

@@ -205,13 +205,6 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert lists[0]
 
 
-def test_a_second_run_leaves_the_first_ones_list_alone(tmp_path: Path) -> None:
-    for _ in range(2):
-        fit_line(tmp_path, Mislabelled(batch_size=2), count=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hardest", "hardest-1"]
-    assert all((folder / "samples.jsonl").exists() for folder in tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("options", [{"count": 0}, {"every_n_epochs": 0}])
 def test_useless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
@@ -226,14 +219,6 @@ def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
     order, columns = hardest(means, multipliers, relaxed, 10)
     assert order.tolist() == [1, 5, 0, 7, 3, 2]  # Those without a visit last; 4 and 6 resist not.
     assert columns.tolist() == [0] * 6
-
-
-def test_the_column_is_that_of_the_largest_mean() -> None:
-    means = torch.tensor([[0.1, 0.4, -1.0], [float("nan")] * 3])
-    multipliers = torch.tensor([[0.9, 0.0, 0.0], [0.1, -0.4, 0.2]])
-    order, columns = hardest(means, multipliers, None, 10)
-    assert order.tolist() == [0, 1]
-    assert columns.tolist() == [1, 1]
 
 
 class Halves(LineModule):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,18 @@ def make_data(kind: Any, folder: Path | None, files: dict[str, Any], **options: 
     preparation = Preparation(**_taken(Preparation, options))
     name = None if folder is None else str(folder)
     return kind(name, source="files", preparation=preparation, **files, **options)
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """One JSON line a row; a text is written as it is."""
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
+    return write_rows
 
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:

@@ -45,7 +45,6 @@ from tests.tasks.conversation.conftest import conversation_rows
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
 
-MEGABYTE = "a b" * 333_334
 LONGEST_MESSAGE = 1200
 
 PREFERENCES = preference_rows(3)
@@ -406,16 +405,6 @@ def test_code_in_a_model_folder_is_not_run(
     raised = load_everything(folder)
     assert len(raised) >= 2
     assert not crater.exists()
-
-
-@pytest.mark.parametrize("content", ["", '{"model_type": 5}'])
-def test_broken_configuration_of_a_model_is_an_error_that_names_it(
-    content: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(models["language"], folder)
-    (folder / "config.json").write_text(content)
-    assert any("model" in str(error) for error in load_everything(folder))
 
 
 def test_damaged_files_of_a_model_are_refused_by_its_name(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.tasks.conftest import write_rows
 
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1}}
@@ -32,11 +31,6 @@ def conversation_rows(each: int) -> list[dict[str, Any]]:
             row = {"messages": [system, ask], "responses": given, "category": kind}
             rows.append(row | ({"tools": [TOOL]} if kind == "call" else {}))
     return rows
-
-
-def write_rows(path: Path, rows: Iterable[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="session")

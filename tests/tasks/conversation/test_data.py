@@ -109,13 +109,6 @@ def test_tools_need_a_template_that_shows_them(
     module(language_model_folder, without, **options).setup("fit")
 
 
-def test_answer_that_is_both_avoided_and_wanted_is_refused(language_model_folder, tmp_path):
-    both = [{"role": role, "content": "Yes."} for role in ("reference", "avoid")]
-    path = write_rows(tmp_path / "r.jsonl", [{"prompt": "Hi", "responses": both}])
-    with pytest.raises(DataError, match=r"r.jsonl, line 1.*two responses alike"):
-        module(language_model_folder, str(path), val_fraction=0.0).setup("fit")
-
-
 def test_fingerprint_knows_roles_and_bounds(language_model_folder, tmp_path) -> None:
     def fingerprint(**response: Any) -> str:
         row = {"prompt": "Hi", "responses": [{"role": "prefer", "content": "Yes."} | response]}

@@ -281,12 +281,6 @@ def test_prediction_answers_prompts_with_and_without_responses(
     assert all(isinstance(answer["answer"], str) for answer in answers)
 
 
-def test_export_holds_the_adapters(language_model_folder, tmp_path) -> None:
-    folder = made(language_model_folder).export(tmp_path / "model")
-    assert (folder / "adapter_model.safetensors").is_file()
-    assert torch.is_tensor(next(made(language_model_folder).parameters()))
-
-
 def test_when2calls_records_and_terms_are_a_case_of_it(language_model_folder, tmp_path) -> None:
     """Objective over all responses, prefer for chosen, avoid for rejected: the same numbers."""
     file = str(write_rows(tmp_path / "pref.jsonl", preference_rows(4)))

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
+from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
     add_lora,
@@ -126,12 +126,6 @@ def test_a_target_that_is_lost_among_others_is_named() -> None:
         add_lora(tiny("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
     with pytest.raises(ValueError, match=r"modules_to_save: no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
-
-
-def test_the_safety_tasks_adapters_fit_other_architectures() -> None:
-    model = add_lora(tiny("phi3"), SafetyModule.default_lora)
-    names = {n.rpartition(".")[2] for n in model.base_model.targeted_module_names}
-    assert names == {"qkv_proj", "o_proj"}
 
 
 # PEFT's options -----------------------------------------------------------------------------------

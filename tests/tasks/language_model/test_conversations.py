@@ -78,13 +78,6 @@ def test_what_follows_the_end_token_is_no_part_of_the_response() -> None:
     assert (prompt[-10:], response) == ("assistant\n", "Ho<|end|>")
 
 
-def test_a_tool_call_takes_the_templates_form() -> None:
-    assert ENCODER.calls_by_template
-    _, response, _ = encoded(ENCODER, "Hi", [CALL], [TOOL])
-    assert response.startswith("<tool_call>{")
-    assert response.endswith("}</tool_call><|end|>")
-
-
 def test_a_template_without_a_form_for_calls_gets_one_text_and_says_so(caplog) -> None:
     template = (
         "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -144,33 +137,11 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
         encoder.prompt([{"role": "tool", "content": "3"}], [], "line 7")
 
 
-def test_characters_leave_out_what_ends_the_turn() -> None:
-    _, response, _ = encoded(ENCODER, "Hi", "Hä?")
-    assert ENCODER.characters(response) == 3
-
-
 def test_a_tokenizer_is_not_changed_by_encoding() -> None:
     tokenizer = build_tokenizer()
     before = copy.deepcopy(tokenizer.init_kwargs)
     encoded(ConversationEncoder(tokenizer), "Hi", "Ho")
     assert tokenizer.init_kwargs == before
-
-
-def test_a_template_that_takes_one_call_at_a_time_refuses_two_by_name() -> None:
-    """Llama 3.2's does."""
-    template = (
-        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-        "<|start|>{{ m.role }}\n{% if 'tool_calls' in m %}{% if m.tool_calls | length > 1 %}"
-        "{{ raise_exception('one call only') }}{% endif %}{{ m.tool_calls[0].function | tojson }}"
-        "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-    )
-    encoder = ConversationEncoder(with_template(template), tools=True)
-    assert encoder.calls_by_template
-    _, response, _ = encoded(encoder, "Hi", [CALL], [TOOL])
-    assert response.endswith('"b": "two"}}<|end|>')
-    with pytest.raises(DataError, match=r"here: .*one call only"):
-        encoded(encoder, "Hi", [CALL, CALL], [TOOL])
 
 
 def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> None:

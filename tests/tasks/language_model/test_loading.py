@@ -58,16 +58,6 @@ def test_gradient_checkpointing_keeps_the_gradient(language_model_folder: Path) 
         torch.testing.assert_close(grads[1][name], gradient)
 
 
-def test_weights_other_than_safetensors_are_refused(
-    tmp_path: Path, make_model: Callable[..., PreTrainedModel]
-) -> None:
-    model = make_model("llama")
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
-        load_language_model(str(tmp_path))
-
-
 def test_a_missing_target_is_named_with_what_there_is(
     make_model: Callable[..., PreTrainedModel],
 ) -> None:

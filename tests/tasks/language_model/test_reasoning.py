@@ -21,16 +21,12 @@ ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     ("text", "answer"),
     [
         ("It is 3.", "It is 3."),
-        ("  It is\n3. ", "  It is\n3. "),
         ("<think>\n\n</think>\n\nIt is 3.", "It is 3."),
         ("<think>Hm.</think>It is 3.", "It is 3."),
         ("Hm.\n</think>\n\nIt is 3.", "It is 3."),  # the prompt had begun the thought
-        ("<think>a</think>b<think>c</think>It is 3.", "It is 3."),
         ("<think>Hm. It is 3.", ""),
-        ("<think>a</think>\n<think>It is 3.", ""),
         ("", ""),
         ("[THINK]Hm.[/THINK]It is 3.", "It is 3."),
-        ("<seed:think>Hm.</seed:think>It is 3.", "It is 3."),
         ("<|channel|>final<|message|>It is 3.", "It is 3."),
         (f"{ANALYSIS}<|channel|>final<|message|>It is 3.<|return|>", "It is 3."),
         ("<|channel|>analysis<|message|>It is 3.", ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -160,15 +159,3 @@ def make_row() -> Callable[..., dict[str, Any]]:
 def make_rows() -> Callable[..., list[dict[str, Any]]]:
     """The function `ms_marco_rows(count, negatives=3)`."""
     return ms_marco_rows
-
-
-@pytest.fixture(scope="session")
-def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
-    """A function (path, rows) -> path that writes one JSON line per row."""
-
-    def write(path: Path, rows: Iterable[Any]) -> Path:
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        path.write_text("".join(lines), encoding="utf-8")
-        return path
-
-    return write

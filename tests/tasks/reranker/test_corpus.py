@@ -61,19 +61,6 @@ def test_negatives_are_other_bodies_of_the_same_module(
         assert {*record["passages"]["passage_text"]} <= bodies[module]
 
 
-def test_texts_are_clean_and_neither_too_short_nor_too_long(
-    records: list[tuple[str, dict[str, Any]]],
-) -> None:
-    for _, record in records:
-        assert 4 <= len(plain(record["query"]).split()) <= 30
-        for text in (record["query"], *record["passages"]["passage_text"]):
-            assert text == " ".join(text.split())
-            assert not re.search("`|>>>|(?i:deprecated)", text)
-        for text in record["passages"]["passage_text"]:
-            assert len(plain(text).split()) >= 8
-            assert len(text.split()) <= 100
-
-
 def test_seed_changes_the_negatives_alone(records: list[tuple[str, dict[str, Any]]]) -> None:
     assert docstring_records(negatives=4) == records
     other = docstring_records(negatives=4, seed=1)

@@ -83,24 +83,6 @@ def test_equal_loops_over_sorted_lists(batch: Batch) -> None:
             assert values[name][row].item() == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
-def test_a_positive_with_a_negative_logit_still_counts() -> None:
-    """torchmetrics' reciprocal rank gives 0 here: it drops a positive scored at or below 0."""
-    scores = torch.tensor([[-1.0, -4.0, -2.0]])
-    assert reciprocal_rank(scores, NO_LENGTHS, torch.ones(1, 3, dtype=torch.bool)).item() == 1.0
-
-
-def test_a_model_that_scores_everything_alike_ranks_the_positive_last() -> None:
-    scores, present = torch.zeros(1, 10), torch.ones(1, 10, dtype=torch.bool)
-    assert reciprocal_rank(scores, NO_LENGTHS, present).item() == pytest.approx(0.1)
-    assert hit(scores, NO_LENGTHS, present).item() == 0.0
-    assert ranked_order(scores, present)[0].tolist() == [*range(1, 10), 0]
-
-
-def test_a_rank_beyond_ten_counts_nothing_in_mrr() -> None:
-    scores = torch.arange(11.0)[None]
-    assert reciprocal_rank(scores, NO_LENGTHS, torch.ones(1, 11, dtype=torch.bool)).item() == 0.0
-
-
 def test_nan_and_absent_candidates_rank_below_everything() -> None:
     scores = torch.tensor([[math.nan, -math.inf, 5.0, 9.0]])
     present = torch.tensor([[True, True, True, False]])

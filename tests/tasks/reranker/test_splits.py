@@ -10,7 +10,6 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.errors import DataError
@@ -18,6 +17,7 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.metrics import reciprocal_rank
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.reranker.records import parse_candidates
+from tests.tasks.conftest import quiet_trainer
 
 Rows = list[dict[str, Any]]
 Make = Callable[..., Any]
@@ -166,19 +166,6 @@ def test_the_hubs_validation_split_is_divided_by_query_and_type(
     assert set(data.shared_units().values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"test_fraction": 1.0}, "test_fraction=1.0: give a number"),
-        ({"val_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
-        ({"test_queries": 0}, "test_queries=0: give at least 1, or null"),
-    ],
-)
-def test_a_bad_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        RerankerDataModule("unused", **options)
-
-
 def test_a_query_type_that_is_no_text_is_refused(make_row: Make) -> None:
     row = make_row("how", "sea", ["ice"]) | {"query_type": 3}
     with pytest.raises(DataError, match=r'f, line 1: field "query_type" is a number'):
@@ -192,14 +179,7 @@ def test_ranking_metrics_are_kept_query_by_query(
     parts = {"train": make_rows(9), "val": make_rows(14)[9:]}
     data = module(parts, model_name=tiny_cross_encoder_dir)
     model = RerankerModule(str(tiny_cross_encoder_dir), max_length=48)
-    run = Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    run = quiet_trainer(tmp_path)
     run.validate(model, data, verbose=False)
     values = model.evaluated_metrics["val"]
     assert {"mrr@10", "hit@3", "lenrank@10"} <= set(values)

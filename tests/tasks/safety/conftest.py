@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.safety.records import CATEGORIES, PAPER_CATEGORIES, Record
+from tests.tasks import conftest
 from tests.tasks.conftest import make_data
 
 VIOLENCE = "violence,aiding_and_abetting,incitement"
@@ -96,9 +96,7 @@ def said(found: Record) -> list[tuple[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> str:
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return str(path)
+    return str(conftest.write_rows(path, rows))
 
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:

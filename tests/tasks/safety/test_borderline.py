@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 
-from pl_pointwise import Optimization, Pointwise
+from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.generation import Answers
@@ -27,7 +26,7 @@ from pl_pointwise.tasks.safety.records import (
 )
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
 from tests.tasks.safety.conftest import said, unsafe_rows, write_rows
-from tests.tasks.safety.test_module import ADAPTERS, LARGE, SHORT
+from tests.tasks.safety.test_module import ADAPTERS, SHORT
 
 OWN = "I cannot say how a lock is picked."
 TURNS = [
@@ -89,14 +88,6 @@ def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
     assert batch["unsafe"].tolist() == [False, True, False]
     assert batch["borderline"].tolist() == [False, False, True]
     assert batch["rank"].tolist() == [0, 0, 0]
-
-
-def test_every_batch_has_the_third_kind_in_proportion(language_model_folder, files) -> None:
-    data = data_of(files, language_model_folder, batch_size=7)
-    data.trainer = quiet_trainer(Path())
-    data.setup("fit")
-    for batch in data.train_dataloader():
-        assert abs(batch["borderline"].sum().item() - 12 / 28 * len(batch["index"])) < 2
 
 
 def test_xstest_as_a_file_of_borderline_records_gives_its_safe_half(
@@ -180,10 +171,6 @@ def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) ->
         ({"prompt": "p", "answer": OWN}, '"answer" refuses'),
         ({"prompt": "p", "answer": "So.", "response": "Thus."}, '"response" is a second answer'),
         ({"prompt": "p", "refusal": 3}, '"refusal" is a number'),
-        ({"messages": TURNS[:3]}, "ends with the assistant's turn"),
-        ({"messages": []}, r'"messages" is empty'),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "Give one of system, developer, user"),
-        ({"messages": [{"role": "user", "content": " "}]}, r'"messages\[0\].content" is empty'),
     ],
 )
 def test_a_bad_borderline_row_is_refused_by_place_and_field(row, message) -> None:
@@ -290,35 +277,6 @@ def test_a_tolerance_without_such_prompts_is_refused(
     )  # fmt: skip
     with pytest.raises(DataError, match=r"no borderline prompt to train on.*borderline_file"):
         quiet_trainer(tmp_path, max_epochs=1).fit(module, data_of(safety_files))
-
-
-def test_training_holds_the_refusal_down_on_the_group_and_multipliers_are_its_own(
-    language_model_folder, files, tmp_path
-) -> None:
-    seed_everything(0)
-    module = made(
-        language_model_folder,
-        moved=False,
-        formulation=Pointwise(alpha=1.0, dual_lr=0.5),
-        refuse_tolerance=-2.0,
-        comply_tolerance=-4.0,
-        comply_borderline_tolerance=-5.0,
-        lora=LARGE,
-        optimization=Optimization(learning_rate=1e-2),
-    )
-    data = data_of(files, refusals=["I'm sorry."])
-    run = quiet_trainer(tmp_path, max_epochs=8)
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    found = run.callback_metrics
-    # s̄ of the refusal on borderline prompts, unseen ones too, is below that on unsafe prompts.
-    for stage in ("train", "test"):
-        low = found[f"{stage}/comply_borderline/mean"] - 5.0
-        assert low < -2.0 - found["train/refuse/mean"] - 0.3
-    multipliers = module.multipliers["comply_borderline"]
-    assert multipliers.shape == (28, 1)
-    assert (multipliers[:16] == 0).all()
-    assert multipliers[16:].max() > 0
 
 
 # Rates --------------------------------------------------------------------------------------------

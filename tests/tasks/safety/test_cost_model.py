@@ -241,11 +241,8 @@ def as_language_model(config: dict[str, Any], weights: dict[str, Tensor]) -> Non
     ("change", "message"),
     [
         (as_language_model, r"missing score_head.*not expected lm_head\.weight"),
-        (set_in_config(bias=False), r"not expected score_head\.bias"),
         (without("model.norm.weight"), r"missing model\.norm\.weight"),
-        (set_in_config(score_type="reward"), "score_type='reward'"),
         (set_in_config(do_normalize=True), "do_normalize=True"),
-        (set_in_config(score_dim=2), "score_dim=2"),
         (set_in_config(model_type="qwen2"), "model_type='qwen2'"),
     ],
 )

@@ -6,8 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.json
-import pyarrow.parquet
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -30,7 +28,6 @@ from tests.tasks.conftest import build_tokenizer
 from tests.tasks.safety.conftest import (
     benign_rows,
     hub_folder,
-    judgement_rows,
     module,
     pair_rows,
     record,
@@ -122,42 +119,12 @@ def test_a_part_of_the_prompts_of_each_file_is_held_out(language_model_folder, t
     assert not {r.text for r in sides["train"]} & {r.text for r in sides["val"]}
 
 
-def test_the_longest_answers_are_trained_on_and_others_held_out(
-    language_model_folder, tmp_path
-) -> None:
-    files = {
-        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(4)),
-    }
-    data = module(language_model_folder, files, val_fraction=0, selection=Selection(benign_count=6))
-    data.setup("fit")
-    taken = [r for r in data.datasets["train"].records if not r.unsafe]
-    rows = benign_rows(20)
-    ranked = sorted(range(20), key=lambda i: (-len(rows[i]["output"]), i))[:6]
-    assert [r.answers[0] for r in taken] == [rows[i]["output"] for i in sorted(ranked)]
-
-
 def test_benign_records_alone_make_a_warm_start(language_model_folder, safety_files) -> None:
     files = {name: path for name, path in safety_files.items() if name.startswith("benign")}
     data = module(language_model_folder, files, unsafe_schema=None)
     data.setup("fit")
     assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10
     assert not any(record.unsafe for record in data.datasets["train"].records)
-
-
-def test_parquet_gives_the_same_data(language_model_folder, tmp_path) -> None:
-    found = []
-    for kind, rows in (("benign", benign_rows(6)), ("unsafe", unsafe_rows(4))):
-        path = write_rows(tmp_path / f"{kind}.jsonl", rows)
-        pyarrow.parquet.write_table(pyarrow.json.read_json(path), tmp_path / f"{kind}.parquet")
-    for ending in ("jsonl", "parquet"):
-        files = {
-            f"{kind}_file": str(tmp_path / f"{kind}.{ending}") for kind in ("benign", "unsafe")
-        }
-        data = module(language_model_folder, files, val_fraction=0, unsafe_answers="take")
-        data.setup("fit")
-        found.append(data.datasets["train"].fingerprint)
-    assert found[0] == found[1]
 
 
 def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
@@ -254,13 +221,6 @@ def test_batches_have_both_kinds_in_proportion_and_every_sample_once(
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_several_refusals_are_all_taken(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, refusals=["I cannot.", "I'm sorry, no."])
-    data.setup("fit")
-    texts = {dict(said(each))[REFUSAL] for each in data.datasets["train"].records}
-    assert texts == {"I cannot.", "I'm sorry, no."}
-
-
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
     data = module(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
@@ -308,32 +268,20 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     assert given.chat_template == ALPACA_TEMPLATE
 
 
-def test_the_chat_template_can_be_set(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, chat_template=ALPACA_TEMPLATE)
-    data.setup("fit")
-    tokenizer = AutoTokenizer.from_pretrained(language_model_folder)
-    assert "### Instruction:" in tokenizer.decode(data.datasets["train"][0]["prompt"])
-
-
 # Refused ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "cloud"}, "source='cloud'"),
         ({"source": "files"}, "needs benign_file and unsafe_file"),
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"preparation": {"invalid": "x"}}, "invalid='x'"),
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
-        ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
-        ({"preparation": {"max_prompt_length": 2048}}, "max_prompt_length=2048"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
         ({"selection": {"benign_count": 0}}, "benign_count=0"),
         ({"selection": {"categories": []}}, "categories is empty"),
-        ({"refusals": []}, "refusals"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
@@ -353,50 +301,6 @@ def test_no_sample_of_a_kind_is_refused(kind, language_model_folder, safety_file
     files = {name: path for name, path in safety_files.items() if not name.startswith(kind)}
     with pytest.raises(DataError, match=f"no {kind} record to train on.*Set {kind}_file"):
         module(language_model_folder, files).setup("fit")
-
-
-def test_beavertails_without_an_answer_that_counts_is_refused(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    rows = judgement_rows("p", "r", [["self_harm"]] * 3)
-    files = safety_files | {"unsafe_file": write_rows(tmp_path / "b.jsonl", rows)}
-    del files["unsafe_val_file"]
-    data = module(language_model_folder, files, unsafe_schema="beavertails")
-    with (
-        pytest.warns(UserWarning, match="fewer than per_category"),
-        pytest.raises(DataError, match="no unsafe record to train on"),
-    ):
-        data.setup("fit")
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("benign_file", {"instruction": "x", "output": ""}),
-        ("unsafe_file", {"prompt": 3}),
-        ("unsafe_file", "{"),
-    ],
-)
-def test_a_bad_record_is_refused_by_file_and_line_or_skipped_and_counted(
-    name, row, language_model_folder, safety_files, tmp_path
-) -> None:
-    good = benign_rows(2) if name == "benign_file" else unsafe_rows(2)
-    files = safety_files | {name: write_rows(tmp_path / "bad.jsonl", [good[0], row, good[1]])}
-    with pytest.raises(DataError, match=r"bad.jsonl, line 2: .*\(invalid: skip"):
-        module(language_model_folder, files).setup("fit")
-    data = module(language_model_folder, files, invalid="skip")
-    with pytest.warns(UserWarning, match="left out 1 of 3 records"):
-        data.setup("fit")
-
-
-def test_a_response_that_does_not_fit_is_refused_by_name(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    long = {"instruction": "Count.", "output": "1 " * 200}
-    files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [long])}
-    limits = {"max_prompt_length": 100, "max_length": 300}
-    with pytest.raises(DataError, match=r"b.jsonl, line 1: a response of .* never cut"):
-        module(language_model_folder, files, **limits).setup("fit")
 
 
 def test_an_answer_that_is_the_refusal_is_refused(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import seed_everything
-from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pl_pointwise import Optimization, Penalty, Pointwise
@@ -27,7 +26,6 @@ from tests.tasks.conftest import (
     quiet_trainer,
     random_batch,
     response_by_hand,
-    step_against_gradient,
 )
 from tests.tasks.safety.conftest import pair_rows, write_rows
 
@@ -148,17 +146,6 @@ def test_safe_dpo_is_its_formula_on_every_pair_and_no_other_row(language_model_f
         expected = safe_dpo_by_hand(*pair, unsafe, 2.0)
         assert found[row].item() == pytest.approx(expected, rel=1e-4)
     assert found[3] == 0
-
-
-def test_a_step_against_safe_dpos_gradient_favours_the_preferred_response(
-    language_model_folder,
-) -> None:
-    """A flipped sign passes any test that only asks whether weights moved."""
-    module, batch = made(language_model_folder, moved=False, objective="safe_dpo"), batch_of()
-    before, after, loss, later = step_against_gradient(module, batch)
-    moved = (after.log_likelihood - before.log_likelihood)[:3]
-    assert (moved[:, 0] - moved[:, 1]).mean() > 0
-    assert later < loss
 
 
 @pytest.mark.parametrize("objective", ["kl", "cross_entropy", "safe_dpo"])
@@ -407,14 +394,6 @@ def test_a_half_precision_base_is_exported_in_its_own_precision(
     torch.testing.assert_close(weights.q_proj.weight.double(), exact, atol=0, rtol=2**-8)
 
 
-def test_without_merging_the_adapter_is_exported(language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder)
-    loaded = AutoPeftModelForCausalLM.from_pretrained(module.export(tmp_path))
-    ids = torch.arange(3, 43)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, module.model(ids).logits)
-
-
 # Answers ------------------------------------------------------------------------------------------
 
 
@@ -486,43 +465,3 @@ def test_answers_are_counted_judged_and_written(
         outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
         assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
-
-
-def test_only_the_first_prompts_of_each_kind_are_answered(
-    spoken, language_model_folder, safety_files, tmp_path
-) -> None:
-    module = made(
-        language_model_folder,
-        evaluation=SafetyEvaluation(answer_in=["train"], answers_at_most=2),
-    )
-    run = quiet_trainer(tmp_path)
-    run.test(module, data_of(safety_files), verbose=False)
-    rows = [json.loads(x) for x in (tmp_path / "answers/train.jsonl").read_text().splitlines()]
-    assert [row["index"] for row in rows] == [0, 1, 10, 11]
-    assert run.callback_metrics["train/refusal_rate"] == pytest.approx(1 / 2)
-    assert not (tmp_path / "answers/test.jsonl").exists()
-
-
-def test_answers_that_reach_the_limit_are_counted(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    """The tiny model's random answers do not end within five tokens, as a rule."""
-    module = made(
-        language_model_folder, moved=False, evaluation=SafetyEvaluation(answer_in=["test"])
-    )
-    run = quiet_trainer(tmp_path)
-    run.test(module, data_of(safety_files), verbose=False)
-    rows = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
-    assert len(rows) == 6
-    share = sum(row["cut"] for row in rows) / 6
-    assert run.callback_metrics["test/cut"] == pytest.approx(share)
-    assert share > 0
-
-
-def test_prompts_to_predict_for_are_answered(language_model_folder, tmp_path) -> None:
-    rows = [{"prompt": "Name a tree."}, {"instruction": "Sing."}]
-    data = data_of({"predict_file": write_rows(tmp_path / "p.jsonl", rows)})
-    found = quiet_trainer(tmp_path).predict(made(language_model_folder), data)
-    answers = [row for batch in found or [] for row in batch]
-    assert [(row["index"], row["prompt"]) for row in answers] == [(0, "Name a tree."), (1, "Sing.")]
-    assert all(isinstance(row["answer"], str) and isinstance(row["cut"], bool) for row in answers)

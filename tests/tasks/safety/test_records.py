@@ -225,20 +225,13 @@ PAIR = pair_row("p", (False, True))
     [
         (parse_instruction, [], "record is a list"),
         (parse_instruction, {"instruction": "x"}, 'field "output" is missing'),
-        (parse_instruction, ROW | {"output": " "}, '"output" is empty'),
-        (parse_instruction, ROW | {"input": 3}, '"input" is a number'),
         (parse_labelled, {"text": "x"}, '"prompt" is missing'),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
-        (parse_labelled, {"prompt": "x", "response": "y", "is_safe": "no"}, '"is_safe" is a text'),
-        (parse_judgement, JUDGED | {"category": []}, '"category" is a list'),
         (parse_judgement, JUDGED | {"category": {"theft": True}}, "theft.*animal_abuse; child"),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
-        (parse_judgement, JUDGED | {"is_safe": None}, '"is_safe" is null'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
-        (parse_pair, PAIR | {"safer_response_id": True}, '"safer_response_id" is True'),
         (parse_pair, PAIR | {"response_1": "Answer A."}, "equals response_0"),
         (parse_pair, PAIR | {"is_response_1_safe": 0}, '"is_response_1_safe" is a number'),
-        (parse_prompt, {"text": "x"}, '"prompt" is missing'),
     ],
 )
 def test_a_bad_row_is_refused_by_place_and_field(parse, row, message) -> None:

@@ -20,7 +20,6 @@ from tests.tasks.safety.conftest import (
     hub_folder,
     judgement_rows,
     module,
-    pair_rows,
     unsafe_rows,
     write_rows,
 )
@@ -142,15 +141,6 @@ def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tm
     assert sizes(data)["val"] == {False: 4, True: 2}
     assert sizes(data)["test"] == {False: 2, True: 5}
     assert categories_of(data.datasets["test"]) == ["benign"] * 2 + [VIOLENCE] * 5
-
-
-def test_pairs_of_pku_are_split_in_three(language_model_folder, safety_files, tmp_path) -> None:
-    files = {name: path for name, path in safety_files.items() if name == "benign_file"}
-    files["unsafe_file"] = write_rows(tmp_path / "p.jsonl", pair_rows(40))
-    fractions = {"val_fraction": 0.2, "test_fraction": 0.2}
-    data = module(language_model_folder, files, unsafe_schema="pku", **fractions)
-    data.setup(None)
-    assert [sum(found.values()) for found in sizes(data).values()] == [24, 8, 8]
 
 
 # What is answered ---------------------------------------------------------------------------------

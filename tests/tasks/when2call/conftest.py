@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.tasks.conftest import write_rows
 
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CALL = {"name": "add", "arguments": {"a": 1}}
@@ -69,28 +70,10 @@ def choice_rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def write_rows(path: Path, rows: Iterable[Any]) -> Path:
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
-def when2call_rows() -> Callable[[int], list[dict[str, Any]]]:
-    """prompts → rows of the preference split, two a prompt."""
-    return preference_rows
-
-
 @pytest.fixture(scope="session")
 def when2call_choices() -> Callable[[int], list[dict[str, Any]]]:
     """count → rows of the multiple-choice split."""
     return choice_rows
-
-
-@pytest.fixture(scope="session")
-def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
-    """(path, rows) → path, one JSON line a row; a text is written as it is."""
-    return write_rows
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 
 from pl_pointwise.errors import DataError
@@ -20,10 +18,8 @@ from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.messages import tool_calls
-from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
-    Record,
     grouped,
     parse_choice,
     parse_pair,
@@ -66,15 +62,6 @@ def test_training_and_evaluation_render_a_tool_call_to_the_same_tokens() -> None
     assert judged["record"].choices[0] == CATEGORIES.index("tool_call")
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3))
-def test_marked_bare_listed_and_encoded_calls_are_read_alike(arguments) -> None:
-    call = {"name": "add", "arguments": arguments}
-    text = json.dumps(call)
-    forms = [text, f"[{text}]", f" <TOOLCALL>[{text}]</TOOLCALL>\n", f"<TOOLCALL>{text}</TOOLCALL>"]
-    forms.append(json.dumps({"name": "add", "arguments": json.dumps(arguments)}))
-    assert all(tool_calls(form) == [call] for form in forms)
-
-
 @pytest.mark.parametrize("text", ["It is 3.", "{not json}", '{"a": 1}', "[1, 2]", "[]"])
 def test_a_text_that_is_no_call_stays_a_text(text) -> None:
     assert tool_calls(text) is None
@@ -89,35 +76,20 @@ def without(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
-    ("[]", "the record is a list"),
     ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"tools": "x"}, 'field "tools" is a text'),
     (ROW | {"tools": ['{"name": ']}, r'line 2: field "tools\[0\]" is not readable JSON'),
-    (ROW | {"tools": ["[]"]}, r'"tools\[0\]" is a list'),
-    (ROW | {"tools": ["{}"]}, r'"tools\[0\]" has no name'),
     (ROW | {"messages": []}, '"messages" is empty'),
-    (ROW | {"messages": ["hi"]}, r'"messages\[0\]" is a text'),
-    (ROW | {"messages": [{"role": "god", "content": "x"}]}, "is 'god'"),
-    (ROW | {"messages": [{"role": "user", "content": " "}]}, r"content\" is empty"),
     (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
     (without(ROW, "chosen_response"), '"chosen_response" is missing'),
-    (ROW | {"chosen_response": 5}, '"chosen_response" is a number'),
-    (ROW | {"chosen_response": {"content": ""}}, '"chosen_response.content" is empty'),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
-    (ROW | {"chosen_response": {"content": "<TOOLCALL>[]</TOOLCALL>"}}, "no call in it"),
-    (ROW | {"chosen_response": {"content": "<TOOLCALL>[{}]"}}, "does not end in </TOOLCALL>"),
-    (ROW | {"chosen_response": {"content": "Sure: <TOOLCALL>[]</TOOLCALL>"}}, "mixes text"),
     (ROW | {"category": "joke"}, "\"category\" names 'joke'"),
 ]
 BAD_CHOICES = [
     (without(QUESTION, "correct_answer"), '"correct_answer" is missing'),
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
-    (QUESTION | {"correct_answer": None}, "is None"),
     (without(QUESTION, "answers"), "lacks direct, tool_call"),
-    (QUESTION | {"answers": ["x"]}, '"answers" is a list'),
-    (QUESTION | {"answers": {"joke": "x"}}, "names 'joke'"),
     (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
     (QUESTION | {"question": ""}, '"question" is empty'),
 ]
@@ -188,12 +160,6 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     assert sizes == {"train": 6, "val": 2, "test": 2, "mcq": 3}
 
 
-def test_an_unknown_hub_dataset_says_what_to_check(language_model_folder, tmp_path) -> None:
-    data = When2CallDataModule(str(language_model_folder), hub_path=str(tmp_path / "none"))
-    with pytest.raises(DataError, match="cannot be loaded"):
-        data.setup("fit")
-
-
 def test_plain_pairs_are_read(language_model_folder, tmp_path) -> None:
     row = {"system": "Be brief.", "input": "1 + 2?", "chosen": "3", "rejected": "4"}
     record = parse_pair(row, "here")
@@ -223,18 +189,6 @@ def test_a_training_sample_is_described_by_its_texts(language_model_folder, tmp_
         "chosen (cannot_answer)": TEXTS["cannot_answer"],
         "rejected 1 (direct)": TEXTS["direct"],
     }
-
-
-def test_no_prompt_stands_on_both_sides(language_model_folder, tmp_path) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(20))
-    data = module(language_model_folder, {"train_file": str(path)}, val_fraction=0.2)
-    data.setup("fit")
-    sides = [
-        {data.datasets[name].records[i].prompt for i in range(len(data.datasets[name]))}
-        for name in ("train", "val")
-    ]
-    assert not sides[0] & sides[1]
-    assert (len(data.datasets["train"]), len(data.datasets["val"])) == (32, 8)
 
 
 def test_other_tools_make_another_prompt() -> None:
@@ -270,22 +224,6 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
 # Lengths ------------------------------------------------------------------------------------------
 
 
-def test_a_long_prompt_keeps_its_tools_and_is_counted() -> None:
-    whole = dataset(ROW)[0]
-    limit = len(whole["prompt"]) - 3
-    with pytest.warns(UserWarning, match="1 of 1 prompts are longer"):
-        short = dataset(ROW, max_prompt_length=limit, too_long="cut")
-    assert short.truncation == {"cut": 1, "skipped": 0}
-    text, before = (ENCODER.tokenizer.decode(row["prompt"]) for row in (short[0], whole))
-    question = ROW["messages"][0]["content"]
-    assert text == before.replace(question, question[3:])
-    for cut, kept in zip(short[0]["responses"], whole["responses"], strict=True):
-        assert cut.tolist() == kept.tolist()
-    assert dataset(ROW, max_prompt_length=limit + 3).truncation == {"cut": 0, "skipped": 0}
-    with pytest.raises(DataError, match=r"t.jsonl, line 3: the prompt has .* Raise max_prompt"):
-        dataset(ROW, max_prompt_length=limit)
-
-
 def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
     fits = len(dataset(ROW)[0]["prompt"]) + max(map(len, dataset(ROW)[0]["responses"]))
     dataset(ROW, max_length=fits)
@@ -296,30 +234,6 @@ def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
         pytest.raises(DataError, match="no us"),
     ):
         dataset(ROW, max_length=fits - 1, skip_invalid=True)
-
-
-@given(
-    question=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
-    limit=st.integers(20, 400),
-)
-def test_limits_hold_whatever_the_text(question, limit) -> None:
-    def record(text: str) -> Record:
-        responses = Response("prefer", "yes"), Response("avoid", [CALL])
-        return Record([{"role": "user", "content": text}], [TOOL], responses, "x")
-
-    limits: dict[str, Any] = {"max_prompt_length": limit, "max_length": limit + 100}
-    texts = [record(question), record(question[-1])]  # as it is, and as much as can be cut
-    whole = EncodedResponses(texts, ENCODER, max_prompt_length=1000, max_length=1000)
-    if min(len(row["prompt"]) for row in whole) > limit:
-        with pytest.raises(DataError, match="never cut"):
-            EncodedResponses([record(question)], ENCODER, too_long="cut", **limits)
-        return
-    row = EncodedResponses([record(question)], ENCODER, too_long="cut", **limits)[0]
-    assert len(row["prompt"]) <= limit
-    decoded = [ENCODER.tokenizer.decode(ids) for ids in row["responses"]]
-    assert decoded[0] == "yes<|end|>"
-    assert json.loads(decoded[1].removeprefix("<tool_call>").partition("</tool_call>")[0]) == CALL
-    assert ENCODER.tokenizer.decode(row["prompt"]).endswith("<|start|>assistant\n")
 
 
 def test_rows_with_calls_results_and_texts_beside_calls_keep_them(

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.data import categories_of, units_of
-from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
-from pl_pointwise.tasks.language_model.data import Preparation
 from tests.tasks.conftest import make_data
 from tests.tasks.when2call.conftest import choice_rows, preference_rows, write_rows
 
@@ -36,22 +34,6 @@ def test_three_splits_have_each_behaviour_in_proportion(
         expected = ("tool_call", "request_for_info", "cannot_answer")
         assert found == dict.fromkeys(expected, prompts * each)
         assert len(set(units_of(data.datasets[name]) or [])) == 3 * prompts
-
-
-def test_without_a_test_fraction_the_val_part_is_the_same_and_serves_as_test(
-    language_model_folder, tmp_path
-) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(20))
-    found = []
-    for test_fraction in (0.0, 0.2):
-        data = module(language_model_folder, {"train_file": str(path)}, test_fraction=test_fraction)
-        data.setup(None)
-        found.append(data)
-    plain, divided = found
-    assert plain.datasets["test"] is plain.datasets["val"]
-    assert not plain.certification_is_separate
-    assert divided.certification_is_separate
-    assert plain.datasets["val"].fingerprint == divided.datasets["val"].fingerprint
 
 
 def test_a_file_certifies_and_is_compared_with_both_others(language_model_folder, tmp_path) -> None:
@@ -92,10 +74,3 @@ def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
     data = module(language_model_folder, files, schema="pairs", val_fraction=0.0)
     data.setup("fit")
     assert categories_of(data.datasets["train"]) is None
-
-
-def test_a_test_file_is_no_option_of_the_hub_and_fractions_leave_something() -> None:
-    with pytest.raises(DataError, match="it takes no files"):
-        When2CallDataModule("no-such-model", test_file="t.jsonl")
-    with pytest.raises(DataError, match="leave nothing to train on"):
-        Preparation(val_fraction=0.6, test_fraction=0.4)
