@@ -267,21 +267,6 @@ def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
         )
 
 
-class Predicting(Toy):
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return torch.stack([batch["index"].double(), self(batch)], 1)
-
-
-def test_prediction_runs_over_the_data_modules_loader() -> None:
-    rows = ToyRows(5, seed=3)
-    module = Predicting(None)
-    predictions = trainer().predict(module, ToyData(ToyRows(7), rows, batch_size=2))
-    assert predictions is not None
-    found = torch.cat(predictions)  # type: ignore[arg-type]
-    assert found[:, 0].tolist() == list(range(5))
-    torch.testing.assert_close(found[:, 1], module({"x": rows.x}).detach())
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -176,13 +176,6 @@ def test_a_sweep_is_a_method_per_value_and_goes_on_where_it_stopped(
     assert rows[0]["train/fit/mean"] == first[0]["train/fit/mean"] != rows[1]["train/fit/mean"]
 
 
-def test_a_setting_that_does_not_fit_runs_nothing_and_says_so(files, tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        run(files, tmp_path / "out", "--set", "model.tolerence=1")
-    assert "tolerence" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_failed_run_is_a_line_that_says_why(files, tmp_path, unpainted) -> None:
     broken = METHODS + "broken: {model: {init_args: {fail: true}}}\n"
     (tmp_path / "methods.yaml").write_text(broken)
