@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from pl_pointwise import (
 from pl_pointwise.checks import check_sampler
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from pl_pointwise.errors import DataError, TrainingError
-from tests.pl_pointwise.toy import ToyData, ToyRows, trainer
+from tests.pl_pointwise.toy import ToyData, trainer
 
 
 class Line(PointwiseModule):
@@ -91,13 +92,6 @@ def fit(module: Any, train: Any = None, **options: Any) -> Any:
 # Index ------------------------------------------------------------------------------------------
 
 
-class Numbered(Rows):
-    """With an "index" of its own, as a column of a table may be called."""
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        return {**super().__getitem__(position), "index": position}
-
-
 class Constant(Rows):
     def __getitem__(self, position: int) -> dict[str, Any]:
         return {**super().__getitem__(position), "index": 0}
@@ -107,11 +101,10 @@ class Constant(Rows):
     "dataset",
     [
         ConcatDataset([IndexedDataset(Rows(4)), IndexedDataset(Rows(4, seed=1))]),
-        ConcatDataset([Numbered(4), Numbered(4)]),
         Constant(8),
         Subset(IndexedDataset(Rows(12)), range(3, 11)),
     ],
-    ids=["two indexed", "two tables", "constant", "subset"],
+    ids=["two indexed", "constant", "subset"],
 )
 def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
@@ -146,12 +139,6 @@ def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
     with pytest.raises(TrainingError, match="index 0 came twice in epoch 0"):
         fit(module, loader(Rows(), collate_fn=collate_counting_from_zero))
     assert module.global_step == 1
-
-    def constant(rows: list[Any]) -> dict[str, Tensor]:
-        return {**collate_counting_from_zero(rows), "index": torch.zeros(len(rows)).long()}
-
-    with pytest.raises(TrainingError, match="index 0 came twice"):
-        fit(Line(), loader(Rows(), collate_fn=constant))
 
 
 def test_a_sampler_with_replacement_may_repeat_samples() -> None:
@@ -338,11 +325,8 @@ def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
     [
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"warmup_ratio": 10}, "at least 0 and at most 1"),
-        ({"warmup_ratio": -0.1}, "at least 0"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"learning_rate": "1e-4"}, "must be a number"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
     ],
 )
 def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
@@ -356,10 +340,8 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
     ("settings", "match"),
     [
         ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
-        ({"gradient_clip_val": -1.0}, "above 0"),
         ({"micro_batch_size": 2.5}, "whole number"),
         ({"micro_batch_size": 0}, "at least 1"),
-        ({"primal_steps": True}, "whole number"),
         ({"order": "dual-first"}, "Did you mean 'dual_first'"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
         ({"multiplier_folder": 3}, "give a path"),
@@ -380,7 +362,6 @@ def test_training_of_another_type_is_refused() -> None:
     ("formulation", "match"),
     [
         ("pointwise", r"'pointwise'. Give an object such as Pointwise\(\)"),
-        ("relaxd", r"such as Relaxed\(\)"),
         (Pointwise, r"such as Pointwise\(\)"),
         (3, "Not a formulation: 3"),
         ({"fit": "average"}, r"such as Average\(\)"),
@@ -463,7 +444,6 @@ def resumable(count: int = 8) -> ResumableDataLoader:
     [
         (loader(batch_size=2), {"every_n_train_steps": 3}, True),
         (loader(batch_size=2), {"every_n_train_steps": 4}, False),
-        (loader(batch_size=2), {}, False),
         (resumable(), {"every_n_train_steps": 3}, False),
     ],
 )
@@ -511,7 +491,6 @@ def test_estimated_stepping_batches_is_warned_of_and_number_of_steps_is_not(
         ({"max_epochs": 3, "limit_train_batches": 3}, 9),
         ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
         ({"max_epochs": 3, "max_steps": 5}, 5),
-        ({"max_epochs": -1, "max_steps": 5}, 5),
         ({"fast_dev_run": 2}, 2),
     ],
 )
@@ -671,9 +650,6 @@ def test_a_touched_file_is_the_same_data(tmp_path: Path) -> None:
         return datasets.Dataset.from_json(str(path), cache_dir=str(tmp_path))
 
     first = read()
-    path.touch()
-    import os
-
     os.utime(path, (1, 1))
     assert fingerprint(read()) == fingerprint(first)
 
@@ -686,4 +662,3 @@ def test_checks_draw_nothing_from_the_random_state() -> None:
     state = torch.get_rng_state()
     fingerprint(Augmented())
     assert torch.equal(torch.get_rng_state(), state)
-    assert len(ToyRows(3)) == 3

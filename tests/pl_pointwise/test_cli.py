@@ -96,22 +96,6 @@ def test_help_lists_packaged_configs_and_compare() -> None:
     assert configs.overview() in text
 
 
-@pytest.mark.parametrize(
-    ("command", "meant"),
-    [
-        (["compar", "--config", "reranker"], "'compare'"),
-        (["fti"], "'fit'"),
-        (["fit", "--config", "reranker/pointwize"], "'reranker/pointwise'"),
-        (["compare", "--config", "rerankr", "--output", "out"], "'reranker'"),
-    ],
-)
-def test_a_typo_is_answered_by_the_nearest_name(command, meant, capsys) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 2
-    assert f"Did you mean {meant}?" in capsys.readouterr().err
-
-
 def test_version_is_the_packages(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

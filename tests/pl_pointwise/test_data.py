@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from pl_pointwise.data import (
     PADDING,
@@ -400,12 +399,6 @@ def test_fingerprint_of_much_data_reads_a_sample_of_it() -> None:
     assert fingerprint(Counting(100_000)) != fingerprint(Counting(99_999))
 
 
-def test_batches_of_tensors_stay_tensors() -> None:
-    (batch,) = list(loader(3, 3, shuffle=False))
-    assert isinstance(batch["index"], Tensor)
-    assert batch["value"].tolist() == [0, 10, 20]
-
-
 # Strata -------------------------------------------------------------------------------------------
 
 
@@ -448,12 +441,6 @@ def test_two_ranks_share_the_batches_of_one_with_strata_too() -> None:
     together = [i for pair in zip(*ranks, strict=True) for i in pair]
     assert together[:23] == alone
     assert together[23:] == [-1 - alone[0]]
-
-
-def test_one_kind_alone_and_no_strata_leave_every_sample_in() -> None:
-    assert sorted(PointwiseSampler(range(7), strata=[3] * 7).order().tolist()) == list(range(7))
-    plain = PointwiseSampler(range(7), strata=[0, 1] * 3 + [0], shuffle=False)
-    assert plain.order().tolist() == list(range(7))
 
 
 def test_orders_of_seeds_have_nothing_in_common() -> None:

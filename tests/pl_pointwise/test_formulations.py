@@ -163,55 +163,6 @@ def test_standard_relaxed_is_the_minimum_of_its_lagrangian(v: float, m: float, b
     assert close(relaxed.lagrangian(scalar(v), scalar(m)), value, scale)
 
 
-@given(v=violations, m=multipliers, alpha=magnitudes)
-def test_relaxing_at_an_infinite_price_is_pointwise(v: float, m: float, alpha: float) -> None:
-    pointwise = Pointwise(alpha=alpha)
-    scale = alpha * v**2 + m**2 / alpha + m * abs(v)
-    for cost in ("quadratic", "linear"):
-        relaxed = Relaxed(alpha=alpha, beta=1e12, cost=cost)
-        for method, size in (("lagrangian", scale), ("dual_direction", abs(v) + m / alpha)):
-            found = getattr(relaxed, method)(scalar(v), scalar(m))
-            expected = getattr(pointwise, method)(scalar(v), scalar(m))
-            assert abs(float(found - expected)) <= 1e-6 * max(1.0, size)
-        assert float(relaxed.relaxation(scalar(v), scalar(m))) <= 1e-6 * max(1.0, scale)
-
-
-@given(v=violations, m=magnitudes, beta=magnitudes)
-def test_vanishing_augmentation_is_the_standard_lagrangian(v: float, m: float, beta: float) -> None:
-    pairs = [
-        (Average(alpha=1e-9), Average()),
-        (Tilted(tilt=beta, alpha=1e-9), Tilted(tilt=beta)),
-        (CVaR(alpha=1e-9), CVaR()),
-        (Pointwise(alpha=1e-9), Pointwise(alpha=None)),
-        (Relaxed(alpha=1e-9, beta=beta), Relaxed(alpha=None, beta=beta)),
-    ]
-    scale = m * abs(v) + m**2 / beta + v**2
-    for augmented, standard in pairs:
-        found = augmented.lagrangian(scalar(v), scalar(m))
-        assert abs(float(found - standard.lagrangian(scalar(v), scalar(m)))) <= 1e-5 * scale
-        found = augmented.dual_direction(scalar(v), scalar(m))
-        expected = standard.dual_direction(scalar(v), scalar(m))
-        assert abs(float(found - expected)) <= 1e-5 * (abs(v) + m / beta + m + 1)
-
-
-@given(violations, violations, multipliers, multipliers, magnitudes, magnitudes, st.floats(0, 1))
-def test_lagrangian_is_convex_in_violation_and_concave_in_multiplier(
-    v: float, other_v: float, m: float, other_m: float, alpha: float, beta: float, share: float
-) -> None:
-    for formulation in all_formulations(alpha, beta):
-
-        def psi(violation: float, multiplier: float, f: Formulation = formulation) -> float:
-            return float(f.lagrangian(scalar(violation), scalar(multiplier)))
-
-        def mix(a: float, b: float) -> float:
-            return share * a + (1 - share) * b
-
-        largest = max(abs(psi(a, b)) for a in (v, other_v) for b in (m, other_m))
-        slack = 1e-9 * max(1.0, largest, alpha * max(v**2, other_v**2))
-        assert psi(mix(v, other_v), m) <= mix(psi(v, m), psi(other_v, m)) + slack
-        assert psi(v, mix(m, other_m)) >= mix(psi(v, m), psi(v, other_m)) - slack
-
-
 @pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1.0, 1e3])
 def test_float32_keeps_its_digits_at_small_alpha(alpha: float) -> None:
     """The printed square loses 6 % at α = 1e-6, λ = 1, v = 0.1 in float32: λ²/4α cancels."""
@@ -226,19 +177,6 @@ def test_float32_keeps_its_digits_at_small_alpha(alpha: float) -> None:
             assert abs(float(rounded - exact)) <= 1e-5 * (abs(float(exact)) + 0.01), formulation
 
 
-@given(m=magnitudes, alpha=magnitudes, share=st.floats(0.01, 3))
-def test_multiplier_stays_nonnegative_by_itself_iff_the_step_is_at_most_two_alpha(
-    m: float, alpha: float, share: float
-) -> None:
-    assume(abs(share - 1) > 1e-6)
-    step = 2 * alpha * share
-    pointwise = Pointwise(alpha=alpha, dual_lr=step)
-    far = scalar(-1e6 * (1 + m / alpha))  # deeply satisfied: the steepest descent of λ
-    unprojected = m + step * float(pointwise.dual_direction(far, scalar(m)))
-    assert (unprojected >= 0) == (share <= 1)
-    assert float(pointwise.ascend(far, scalar(m))) == pytest.approx(max(0.0, unprojected))
-
-
 @given(violations, multipliers, magnitudes, magnitudes, magnitudes)
 def test_ascent_is_the_projected_step(
     v: float, m: float, alpha: float, beta: float, step: float
@@ -247,13 +185,6 @@ def test_ascent_is_the_projected_step(
         formulation.dual_lr = step
         expected = m + step * float(formulation.dual_direction(scalar(v), scalar(m)))
         assert float(formulation.ascend(scalar(v), scalar(m))) == max(0.0, expected)
-
-
-def test_step_of_two_alpha_is_the_classical_multiplier_step() -> None:
-    pointwise = Pointwise(alpha=3.0, dual_lr=6.0)
-    v = torch.linspace(-2, 2, 9, dtype=torch.float64)
-    m = torch.full_like(v, 1.5)
-    torch.testing.assert_close(pointwise.ascend(v, m), (m + 6 * v).clamp(min=0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -310,24 +241,6 @@ def test_tilted_mean_is_the_log_sum_exp(
     assert abs(float(found) - exact / tilt) <= 20 * epsilon * (1 / tilt + max(map(abs, numbers)))
 
 
-@given(samples, magnitudes, magnitudes)
-def test_tilted_mean_lies_between_the_mean_and_the_largest_and_grows_with_the_tilt(
-    numbers: list[float], tilt: float, other: float
-) -> None:
-    v = torch.tensor(numbers, dtype=torch.float64)
-    lower, upper = (figure(Tilted(tilt=t), v, v.max()) for t in sorted((tilt, other)))
-    slack = 1e-12 * (1e4 + 1 / min(tilt, other))
-    assert v.mean() <= lower + slack
-    assert lower <= upper + slack
-    assert upper <= v.max() + slack
-
-
-def test_tilted_mean_goes_from_the_mean_to_the_largest() -> None:
-    v = torch.tensor([-3.0, 1.0, 2.0, 2.5], dtype=torch.float64)
-    assert figure(Tilted(tilt=1e-6), v, v.max()) == pytest.approx(0.625, abs=1e-5)
-    assert figure(Tilted(tilt=1e6), v, v.max()) == pytest.approx(2.5, abs=1e-5)
-
-
 @given(samples, magnitudes)
 def test_share_of_the_tilted_price_is_the_softmax(numbers: list[float], tilt: float) -> None:
     """And the anchor is none of the samples' business: it has no derivative."""
@@ -359,13 +272,6 @@ def test_threshold_descends_towards_the_quantile(
     assert float(slope) == pytest.approx(1 - above / (1 - level), abs=1e-9)
 
 
-def test_tail_at_level_zero_is_the_mean_and_close_to_one_the_largest() -> None:
-    v = torch.tensor([-3.0, 1.0, 2.0, 2.5], dtype=torch.float64)
-    for threshold in (-3.0, -10.0):  # at or below every violation
-        assert figure(CVaR(level=0.0), v, scalar(threshold)) == pytest.approx(0.625)
-    assert min(figure(CVaR(level=0.999), v, t) for t in v) == pytest.approx(2.5)
-
-
 @given(samples, magnitudes)
 def test_average_is_the_mean_whatever_the_anchor(numbers: list[float], at: float) -> None:
     v = torch.tensor(numbers, dtype=torch.float64)
@@ -373,18 +279,16 @@ def test_average_is_the_mean_whatever_the_anchor(numbers: list[float], at: float
 
 
 INVALID = [
-    *itertools.product([Tilted], ["tilt"], [0, -1.0, math.nan, math.inf, None, "1", True]),
-    *itertools.product([CVaR], ["level"], [1, 95, -0.1, math.nan, None]),
-    *itertools.product([CVaR], ["threshold_lr"], [-0.1, math.inf, None]),
-    *itertools.product([Tilted, CVaR], ["alpha"], [0, math.nan]),
-    *itertools.product([Pointwise, Average], ["alpha"], [0, -1.0, math.nan, math.inf, "1", True]),
+    *itertools.product([Tilted], ["tilt"], [0, math.nan, math.inf, "1", True]),
+    *itertools.product([CVaR], ["level"], [1, -0.1, math.nan, None]),
+    *itertools.product([CVaR], ["threshold_lr"], [-0.1]),
+    *itertools.product([Tilted, CVaR, Pointwise, Average, Relaxed], ["alpha"], [0, math.nan]),
     *itertools.product([Pointwise, Average, Relaxed], ["dual_lr"], [-0.1, math.nan]),
     *itertools.product([Pointwise, Relaxed], ["dual_lr"], [0.1]),  # Without an alpha.
-    *itertools.product([Pointwise, Relaxed, Average], ["alpha"], ["auto", "adaptiv"]),
-    *itertools.product([Relaxed], ["price"], [1.0, -1.0]),  # Beside beta.
-    *itertools.product([Relaxed], ["beta"], [0, -2.0, math.nan, math.inf, None]),
-    *itertools.product([Relaxed], ["alpha"], [0, -1.0, math.nan]),
-    *itertools.product([Penalty], ["weight"], [-1e-9, math.nan, -math.inf, None]),
+    *itertools.product([Pointwise, Relaxed, Average], ["alpha"], ["adaptiv"]),
+    *itertools.product([Relaxed], ["price"], [1.0]),  # Beside beta.
+    *itertools.product([Relaxed], ["beta"], [0, math.nan, None]),
+    *itertools.product([Penalty], ["weight"], [-1e-9, math.nan]),
 ]
 
 
@@ -473,7 +377,6 @@ def test_own_subclass_is_understood_once_imported() -> None:
         "Pointwise",
         "",
         "pl_pointwise.Constraint",
-        "pl_pointwise.module.PointwiseModule",
         "pl_pointwise.nowhere.Thing",
         "pl_pointwise.formulations.Missing",
     ],
@@ -515,11 +418,6 @@ def test_upper_bound_is_violated_above_and_lower_bound_below() -> None:
     assert upper.sides == lower.sides == 1
 
 
-def test_one_sided_violation_keeps_the_shape() -> None:
-    assert Constraint(at_most=0).violation(values_1d).shape == (4,)
-    assert Constraint(at_least=0).violation(values_2d).shape == (3, 2)
-
-
 def test_interval_has_the_upper_columns_first_then_the_lower() -> None:
     interval = Constraint(at_least=-0.5, at_most=1.0)
     assert interval.sides == 2
@@ -550,8 +448,7 @@ def test_constraint_needs_a_bound() -> None:
         Constraint()
 
 
-@pytest.mark.parametrize("bound", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["at_most", "at_least"])
+@pytest.mark.parametrize(("name", "bound"), [("at_most", math.nan), ("at_least", math.inf)])
 def test_bound_must_be_finite(name: str, bound: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         Constraint(**{name: bound})

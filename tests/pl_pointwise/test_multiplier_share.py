@@ -18,7 +18,6 @@ from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 
 ROWS = ToyRows(12)
 OUT_OF_REACH = {"fit": Constraint(at_most=-3.0)}
-IN_REACH = {"fit": Constraint(at_most=100.0)}
 
 
 def figures(formulation: Formulation, violation: Any, multiplier: Any) -> dict[str, float]:
@@ -123,11 +122,11 @@ def test_a_fit_that_meets_its_constraints_or_has_no_multipliers_says_nothing(
 # Checkpoints ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batches", [3, 5, 6, 12], ids=str)
+@pytest.mark.parametrize("batches", [3, 5], ids=str)
 def test_a_resumed_fit_says_what_the_uninterrupted_one_says(
     batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Three batches an epoch: saved at the end of an epoch, within one, and at the end."""
+    """Three batches an epoch: saved at the end of an epoch, and within one."""
     found: list[Any] = []
     for path in (None, tmp_path / "stopped.ckpt"):
         save = At(batches, lambda trainer: trainer.save_checkpoint(tmp_path / "stopped.ckpt"))

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, Relaxed, Tilted
-from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.by_hand import Rule, run
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
@@ -199,18 +198,17 @@ def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
 # Nothing to do ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 3])
 @pytest.mark.parametrize(
     "name", [name for name in FORMULATIONS if name not in ("none", "penalty", "by name")]
 )
 def test_batch_in_which_nothing_is_active_is_plain_training(
-    name: str, micro_batch_size: int | None
+    name: str,
 ) -> None:
     """Satisfied with room to spare, at λ = 0: no formulation with multipliers pushes further."""
     met = {"fit": Constraint(at_most=1e3), "pair": Constraint(at_least=-1e3)}
     rows = ToyRows(7, seed=5)
     plain = fit(Toy(None, met), rows)
-    module = fit(Toy(FORMULATIONS[name], met, micro_batch_size=micro_batch_size), rows)
+    module = fit(Toy(FORMULATIONS[name], met, micro_batch_size=3), rows)
     torch.testing.assert_close(weights_of(module), weights_of(plain), rtol=0, atol=1e-12)
     assert not any(table.any() for table in module.multipliers.values())
     assert module.skipped_steps == module.left_out == 0
@@ -224,11 +222,10 @@ class Flat(Toy):
         return 0.0 * super().forward(batch)
 
 
-@pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
-def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any, clip: float | None) -> None:
+def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
     """Clipping divides by its norm. λ moves as ever: the violations are there."""
-    module = Flat(formulation, gradient_clip_val=clip)
+    module = Flat(formulation, gradient_clip_val=0.3)
     start = weights_of(module)
     fit(module, ToyRows(7, seed=5), epochs=2)
     assert torch.equal(weights_of(module), start)
@@ -236,18 +233,6 @@ def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any, clip: fl
     assert module.trainer.callback_metrics["running/gradient_norm"] == 0
     for table in module.multipliers.values():
         assert (table > 0).all()
-
-
-def test_all_terms_broken_on_every_sample_ends_the_run() -> None:
-    class Broken(Toy):
-        def forward(self, batch: Any) -> Tensor:
-            return super().forward(batch) / 0.0 * 0.0
-
-    module = Broken(Pointwise())
-    start = weights_of(module)
-    with pytest.raises(TrainingError, match="All 2 steps of epoch 0 were skipped"):
-        fit(module, ToyRows(8, seed=5))
-    assert torch.equal(weights_of(module), start)
 
 
 def test_left_out_samples_take_part_again_once_they_are_finite() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Pointwise
-from tests.pl_pointwise.toy import Toy, ToyRows, assert_same_run, fit
+from tests.pl_pointwise.toy import Toy, ToyRows, fit
 
 
 class Normed(Toy):
@@ -105,10 +105,3 @@ class _Repeated(ToyRows):
     def __init__(self, rows: ToyRows) -> None:
         super().__init__(6)
         self.x[:4], self.x[4] = rows.x, rows.x[1]
-
-
-def test_a_module_without_defects_trains_as_before() -> None:
-    one = fit(Normed(Pointwise()), ToyRows(8), batch_size=8)
-    pair = fit(Normed(Pointwise()), ToyRows(8), batch_size=8)
-    assert_same_run(one, pair, atol=0)
-    assert one.norm.num_batches_tracked == 3

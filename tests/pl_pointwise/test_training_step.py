@@ -169,9 +169,8 @@ def test_steps_equal_the_algorithm_by_hand(case: Case, bounds: Any, options: Any
     assert_learnt(expected, rules)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_steps_equal_the_algorithm_by_hand_when_everyone_carries_everything(case: Case) -> None:
-    formulation, rules = case
+def test_steps_equal_the_algorithm_by_hand_when_everyone_carries_everything() -> None:
+    formulation, rules = CASES["tail by name"]
     rows = ToyRows(11, seed=6)
     module, batches = train(formulation, ONE_SIDED, rows)
     assert_same(module, run(rows, batches, rules, ONE_SIDED, learning_rate=LEARNING_RATE))

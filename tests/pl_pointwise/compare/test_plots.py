@@ -145,26 +145,6 @@ def test_a_family_shares_a_colour_and_bars_are_of_the_seeds(tmp_path, monkeypatc
     assert "± standard deviation over 2 seeds" in legend.get_title().get_text()
 
 
-def test_a_model_far_off_does_not_squash_the_others(tmp_path, monkeypatch) -> None:
-    values = {f"penalty {n}": (1 + n / 1000, 2 - n / 1000) for n in range(7)}
-    values |= {"penalty 9": (2.0, 1.0), "old model": (400.0, 0.5)}
-    done = frame(*(outcome(name, 0, {"a": a, "b": b}) for name, (a, b) in values.items()))
-    axes = (Axis("a"), Axis("b"))
-    arguments = (done, axes, styles_of(values))
-    (panel,) = panels(plots.pareto, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
-    assert panel.get_xlim()[1] < 3
-    (legend,) = panel.figure.legends
-    assert "Outside: old model (400, 0.5)" in legend.get_title().get_text()
-
-
-def test_curves_of_one_colour_differ_in_shade_and_line(tmp_path, monkeypatch) -> None:
-    values = {f"penalty {n}": np.array([0.0, n]) for n in range(1, 5)}
-    arguments = ({"val/fit": values}, styles_of(values))
-    (panel,) = panels(plots.violation_cdfs, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
-    looks = {(line.get_color(), line.get_linestyle()) for line in panel.lines[:-1]}
-    assert len(looks) == 4
-
-
 def test_the_band_of_a_method_is_as_wide_as_its_samples_say(tmp_path, monkeypatch) -> None:
     generator = np.random.default_rng(0)
     worst = {

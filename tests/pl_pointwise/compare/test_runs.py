@@ -78,7 +78,6 @@ def test_settings_give_every_combination_at_every_method_and_seed(config) -> Non
     "path",
     [
         "model.init_args.formulation.init_args.alpha",
-        "model.formulation.init_args.alpha",
         "model.formulation.alpha",
     ],
 )
@@ -95,13 +94,11 @@ def test_a_path_may_leave_init_args_out(config, path) -> None:
     ("settings", "reason"),
     [
         ("model.formulation.init_args.alhpa=1", "alhpa"),
-        ("modle.tolerance=1", "modle"),
         ("model.tolerance=wide", "wide"),
         (
             "model.formulation.init_args.beta=1",
             "pointwise, beta=1",
         ),  # Only the other method has it.
-        ("tolerance=1", "dotted path"),
         ("model.tolerance", "dotted path"),
         ("model.tolerance=1,,2", "a value is missing"),
         ("model.tolerance=1 model.tolerance=2", "given twice"),

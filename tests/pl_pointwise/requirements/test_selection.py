@@ -48,11 +48,6 @@ def test_holm_is_the_closed_test_of_bonferroni(p_values: list[float]) -> None:
     assert holm(p_values, delta) == expected
 
 
-def test_holm_of_an_example_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]
-    assert holm([0.01, 0.02, 0.02, 0.005], 0.05) == [True, True, True, True]
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8))
 def test_pareto_order_leaves_out_what_another_beats(pairs: list[tuple[int, int]]) -> None:
     """By its definition: no worse in both and better in one; of equal ones the first stays."""

@@ -100,16 +100,6 @@ def test_each_share_of_the_samples_meets_its_tolerance_and_no_stricter_one(split
             assert met_by(tolerance + stricter).mean() < share
 
 
-def test_quantiles_are_numpys_of_the_worst_element(measured) -> None:
-    found, _ = measured
-    worst = np.sort(values("train", "upper").max(1))
-    line = found.loc["train", "upper", ""]
-    for share, place in zip(SHARES, (20, 30, 36, 38, 40), strict=True):  # Of 40, counted from 1.
-        expected = np.quantile(worst, share, method="inverted_cdf")
-        assert expected == worst[place - 1]
-        assert line[f"{100 * share:g}%"] == pytest.approx(expected)
-
-
 def test_the_certification_split_is_counted_and_never_seen_by_the_model(measured) -> None:
     """Its forward pass raises on such a row."""
     found, folder = measured
@@ -329,21 +319,3 @@ def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeyp
     assert height(lower.get_lines()[0], -2.0) == pytest.approx(0.75)
     assert upper.get_xlim()[1] < 3
     assert lower.get_xlim()[0] > -3
-
-
-def test_a_configured_tolerance_far_away_does_not_flatten_the_curves(tmp_path, monkeypatch) -> None:
-    """Seen: scores of an untrained head, all near 0, and a margin of 3."""
-    met = np.linspace(-0.05, 0.05, 20)
-    for configured, drawn in ((3.0, False), (0.3, True)):
-        bounds = {"lower": Constraint(at_least=configured)}
-        curves: Any = {"lower": {"training": {None: met, "_private": met}}}
-        (panel,) = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
-        assert (panel.get_xlim()[1] > configured) == drawn
-        assert ("configured: 3, outside" in panel.get_xlabel()) == (not drawn)
-        names = [text.get_text().strip() for text in panel.figure.legends[0].get_texts()]
-        assert names == ["all samples", "_private"]
-
-
-def test_the_plot_of_a_whole_run(measured) -> None:
-    image = matplotlib.image.imread(measured[1] / "tolerances.png")
-    assert image.shape[0] > image.shape[1]  # Four constraints by two data sets.
