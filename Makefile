@@ -19,6 +19,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 DEMO_COMMAND = compare --config reranker --config reranker/demo --methods reranker/demo
+# In float32: a CPU without bf16 instructions takes minutes for a step in bf16.
+DEMO_PRECISION ?= 32-true
 DEMO_ARGS    ?= --output results/demo
 ifdef QUICK
 DEMO_ARGS    := --trainer.max_steps 5 --trainer.limit_test_batches 5 --output results/demo-quick
@@ -36,7 +38,7 @@ LOWEST_PYTHON ?= python3.10
 	test-minimal clean
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/pl-pointwise $(DEMO_COMMAND) $(DEMO_ARGS)
+	$(BIN)/pl-pointwise $(DEMO_COMMAND) --trainer.precision $(DEMO_PRECISION) $(DEMO_ARGS)
 
 # A worker has one thread: two runs beside each other are faster than one with two threads.
 evidence: $(VENV)/.installed-demo
