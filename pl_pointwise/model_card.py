@@ -165,11 +165,11 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     trainer = module._trainer
     facts = {
         "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
-        "primal steps per dual step": str(module._primal_steps),
-        "order of the updates": module._order,
+        "primal steps per dual step": str(module._duals.primal_steps),
+        "order of the updates": module._duals.order,
     }
     if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
-        facts["steps"] = str(module.steps_of_checkpoint or "")
+        facts["steps"] = str(module._run.steps_of_checkpoint or "")
     else:
         optimizers = [
             f"{type(each).__name__}, learning rate {each.defaults['lr']:g}"

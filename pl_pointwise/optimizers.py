@@ -199,7 +199,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loop: Any = getattr(module._trainer, "fit_loop", None)
         unread = loop is not None and loop._combined_loader is None
         result = configure(module)
-        module._loaders_set_up_early = unread and loop._combined_loader is not None
+        module._run.loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Mapping):
                 scheduler = part if "scheduler" in part else part.get("lr_scheduler")

@@ -219,7 +219,8 @@ def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
 class Shared(Line):
     """Reads a table that all samples of the batch share, of as many rows as a batch has."""
 
-    shared_keys = ("table",)
+    def select(self, batch: Any, rows: Tensor) -> Any:
+        return {**super().select(batch, rows), "table": batch["table"]}
 
     def forward(self, batch: Any) -> Tensor:
         assert len(batch["table"]) == 4
