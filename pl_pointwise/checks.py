@@ -27,9 +27,6 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
-from .optimizers import Optimization
 from .random_state import preserve_random_state
 from .step import OBJECTIVE, Measured, Terms
 from .task import Task, warn
@@ -84,7 +81,10 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
     (
         lambda task: (
             isinstance(task.trainer.strategy, DeepSpeedStrategy)
-            and (task.gradient_clip_val is not None or task.micro_batch_size is not None)
+            and (
+                task.training_settings.gradient_clip_val is not None
+                or task.training_settings.micro_batch_size is not None
+            )
         ),
         "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own configuration, "
         "and leave gradient_clip_val and micro_batch_size out.",
@@ -101,22 +101,6 @@ NEVER_CALLED = {
     "in on_before_optimizer_step.",
 }
 """Hooks that Lightning calls under automatic optimization only, with what to do instead."""
-
-OWN_ATTRIBUTES: dict[str, Any] = {
-    "constraints": dict,
-    "evaluation_constraints": dict,
-    "formulations": dict,
-    "multipliers": Multipliers,
-    "thresholds": dict,
-    "optimization": Optimization,
-    "pull_shares": PullShares,
-    "violations": dict,
-    "evaluated": dict,
-    "evaluated_metrics": dict,
-    "left_out": int,
-    "skipped_steps": int,
-}
-"""Public attributes of the module, which a subclass must not use for something else."""
 
 
 def check_settings(task: Task) -> None:
@@ -151,18 +135,8 @@ def check_launcher(task: Task) -> None:
 def check_module(task: Task) -> None:
     """
     Raises:
-        TrainingError: names of the base class used for something else, no weight or optimizer to
-            train, or shards whose gradients nothing adds up.
+        TrainingError: no weight or optimizer to train, or shards whose gradients nothing adds up.
     """
-    for name, kind in OWN_ATTRIBUTES.items():
-        value = getattr(task, name)
-        if not isinstance(value, kind) or (
-            name == "thresholds" and not set(value) <= set(task.formulations)
-        ):
-            raise TrainingError(
-                f"self.{name} of {type(task).__name__} is a {type(value).__name__}, and "
-                f"PointwiseModule keeps its own under that name. Give yours another name."
-            )
     check_trained(task)
     optimizers = task.trainer.optimizers
     if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):

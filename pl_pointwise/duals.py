@@ -21,7 +21,6 @@ from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
-from .optimizers import Training
 from .step import DualStep, Measured, Terms, carries, last_visits
 from .task import Task, warn
 
@@ -33,22 +32,19 @@ class Duals:
         multipliers: λ by constraint, float32 in training-set order.
         thresholds: t by constraint of a CVaR, () or (2,).
         units: Λ and r of the formulations that find their own α.
-        pull: how much of each constraint's pull is its multipliers'.
+        pull_shares: how much of each constraint's pull is its multipliers'.
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
-        folder: of files that hold the multipliers, None for memory.
         fingerprint: of the training set that the multipliers belong to.
     """
 
-    def __init__(self, task: Task, training: Training) -> None:
+    def __init__(self, task: Task) -> None:
         self.task = task
-        self.primal_steps, self.order = training.primal_steps, training.order
-        self.dual_first = training.order == "dual_first"
-        self.folder = training.multiplier_folder
+        self.dual_first = task.training_settings.order == "dual_first"
         self.multipliers = Multipliers(0)
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
-        self.pull = PullShares()
+        self.pull_shares = PullShares()
         self.in_force: dict[str, Formulation] = {}
         self.fingerprint: str | None = None
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
@@ -112,8 +108,8 @@ class Duals:
 
         Returns: what was done by constraint; nothing while the window of steps is open.
         """
-        steps: dict[str, DualStep] = {}
-        if len(self._window) < self.primal_steps:
+        steps, settings = dict[str, DualStep](), self.task.training_settings
+        if len(self._window) < settings.primal_steps:
             return steps
         window, self._window = self._window, []
         for name, formulation in self.in_force.items():
@@ -143,9 +139,9 @@ class Duals:
             steps[name] = DualStep(
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
-        if self.folder is not None:  # λ_{t+1} stands where all will read it.
+        if settings.multiplier_folder is not None:  # λ_{t+1} stands where all will read it.
             self.task.trainer.strategy.barrier()
-        self.pull.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
+        self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
         return steps
 
     # At the start of a fit ----------------------------------------------------------------------
@@ -162,10 +158,11 @@ class Duals:
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
-        if self.folder is not None:
-            self._map(Path(self.folder))
+        folder = self.task.training_settings.multiplier_folder
+        if folder is not None:
+            self._map(Path(folder))
         if restored is None:
-            self.pull = PullShares()
+            self.pull_shares = PullShares()
 
     def _keep_or_reset(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
         found = fingerprint(dataset)
@@ -261,7 +258,7 @@ class Duals:
             "gradient_units": self.units.state_dict(),
             "fingerprint": self.fingerprint,
             "window": self._window,
-            "pull": self.pull.state_dict(),
+            "pull": self.pull_shares.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,8 +269,8 @@ class Duals:
             for name, value in state["thresholds"].items()
         }
         self.units.load_state_dict(state["gradient_units"])
-        self.pull = PullShares()
-        self.pull.load_state_dict(state["pull"])
+        self.pull_shares = PullShares()
+        self.pull_shares.load_state_dict(state["pull"])
         self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
         self.fingerprint = state["fingerprint"]
 

@@ -165,8 +165,8 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     trainer = module._trainer
     facts = {
         "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
-        "primal steps per dual step": str(module._duals.primal_steps),
-        "order of the updates": module._duals.order,
+        "primal steps per dual step": str(module.training_settings.primal_steps),
+        "order of the updates": module.training_settings.order,
     }
     if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
         facts["steps"] = str(module._run.steps_of_checkpoint or "")

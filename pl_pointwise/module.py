@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +27,7 @@ from .checkpoints import (
 )
 from .checks import check_trained
 from .duals import Duals
+from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Constraint, Formulation
 from .multiplier_share import PullShares
@@ -46,13 +48,16 @@ _LOADING = frozenset({"map_location", "hparams_file", "strict", "weights_only"})
 
 
 def _held_by(part: str, name: str) -> Any:
-    """An attribute of the module that one of its parts holds."""
+    """An attribute of the module that one of its parts holds; nobody else sets it."""
 
     def get(module: Any) -> Any:
         return getattr(vars(module)[part], name)
 
     def put(module: Any, value: Any) -> None:
-        setattr(vars(module)[part], name, value)
+        raise TrainingError(
+            f"self.{name} of {type(module).__name__}: PointwiseModule keeps its own under that "
+            "name. Give yours another name."
+        )
 
     return property(get, put)
 
@@ -95,6 +100,7 @@ class PointwiseModule(Task):
         training: how it is trained: optimizer, micro-batches, clipping, order of the steps.
 
     Attributes:
+        training_settings: ``training``, a copy.
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
@@ -127,8 +133,7 @@ class PointwiseModule(Task):
 
     multipliers: Multipliers = _held_by("_duals", "multipliers")
     thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
-    pull_shares: PullShares = _held_by("_duals", "pull")
-    multiplier_folder: str | None = _held_by("_duals", "folder")
+    pull_shares: PullShares = _held_by("_duals", "pull_shares")
     measured: Measured | None = _held_by("_stepper", "measured")
     dual_steps: dict[str, DualStep] = _held_by("_stepper", "dual_steps")
     left_out: int = _held_by("_stepper", "left_out")
@@ -160,12 +165,9 @@ class PointwiseModule(Task):
             constraints, evaluation_constraints
         )
         self.formulations = formulations_from(formulation, self.constraints)
-        settings = from_plain(Training, training)
-        self.optimization = settings.optimization
-        self.micro_batch_size = settings.micro_batch_size
-        self.gradient_clip_val = settings.gradient_clip_val
+        self.training_settings = deepcopy(from_plain(Training, training))
 
-        self._duals = Duals(self, settings)
+        self._duals = Duals(self)
         self._stepper = Stepper(self, self._duals)
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._duals, self._stepper, self._evaluator)
@@ -200,7 +202,7 @@ class PointwiseModule(Task):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         check_trained(self)
         trainable = [p for p in self.parameters() if p.requires_grad]
-        settings = self.optimization
+        settings = self.training_settings.optimization
         optimizer = torch.optim.AdamW(
             trainable,
             lr=settings.learning_rate,
@@ -216,11 +218,12 @@ class PointwiseModule(Task):
     @property
     def peak_learning_rate(self) -> float:
         """The default optimizer's; ``Tuner.lr_find`` takes it as ``attr_name``."""
-        return self.optimization.learning_rate
+        return self.training_settings.optimization.learning_rate
 
     @peak_learning_rate.setter
     def peak_learning_rate(self, value: float) -> None:
-        self.optimization = replace(self.optimization, learning_rate=value)
+        settings = self.training_settings
+        settings.optimization = replace(settings.optimization, learning_rate=value)
         with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
             self.hparams["training"]["optimization"]["learning_rate"] = value
 

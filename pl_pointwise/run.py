@@ -122,7 +122,7 @@ class Run:
             min(trainer.log_every_n_steps, trainer.num_training_batches)
         )
         self.total_steps, self._factors = number_of_steps(trainer), None
-        if not task.optimization.is_constant:
+        if not task.training_settings.optimization.is_constant:
             self.number_of_steps()
         dataset = training_set(task)
         self._limit_loader()
@@ -160,7 +160,7 @@ class Run:
         """Of the peak learning rate; before the number of steps is known, step 0's."""
         if self._factors is not None:
             return self._factors(step)
-        optimization = self.task.optimization
+        optimization = self.task.training_settings.optimization
         if optimization.is_constant or self.total_steps is None:
             return 0.0 if optimization.warmup_ratio else 1.0
         self._factors = optimization.factors(self.total_steps)
@@ -260,7 +260,7 @@ class Run:
                 "super().training_step(batch, batch_idx).",
             )
         if not trainer.fast_dev_run:
-            for message in self.duals.pull.warnings(self.task.formulations):
+            for message in self.duals.pull_shares.warnings(self.task.formulations):
                 warn(self.task, message)
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore_random_state(self._restored["random_states"], new_epoch=False)

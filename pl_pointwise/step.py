@@ -142,7 +142,7 @@ def micro_batches_of(task: Task, batch: Any) -> list[MicroBatch]:
     micro_batches = []
     for piece in pieces_of(batch):
         index = index_of(piece)
-        size = task.micro_batch_size or len(index)
+        size = task.training_settings.micro_batch_size or len(index)
         if size >= len(index):
             micro_batches.append(micro_batch_of(task, piece, index))
             continue

@@ -197,11 +197,11 @@ class Stepper:
     def _clip_gradient(self) -> Tensor:
         """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
         norm, scale = self._gradient_norm(), self._gradient_scale()
-        if self.task.gradient_clip_val is not None:
+        largest = self.task.training_settings.gradient_clip_val
+        if largest is not None:
             parameters = [p for p in self.task.parameters() if p.grad is not None]
             # Under float16 the gradients carry the scaler's factor until its step.
-            largest = self.task.gradient_clip_val * scale
-            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest * scale, norm)
         return norm / scale
 
     def _gradient_norm(self) -> Tensor:

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
-from .optimizers import Optimization
+from .optimizers import Training
 from .rows import take_rows
 
 log = logging.getLogger(__name__)
@@ -29,9 +29,7 @@ class Task(LightningModule):
     constraints: dict[str, Constraint]
     evaluation_constraints: dict[str, Constraint]
     formulations: dict[str, Formulation]
-    optimization: Optimization
-    micro_batch_size: int | None
-    gradient_clip_val: float | None
+    training_settings: Training
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""

@@ -159,7 +159,8 @@ class LanguageModelModule(PointwiseModule):
             validation = [validation]
         for loader in (self.trainer.train_dataloader, *validation):
             self.train(loader is self.trainer.train_dataloader)
-            dataset, size = loader.dataset, self.micro_batch_size or loader.batch_size or 1
+            dataset = loader.dataset
+            size = self.training_settings.micro_batch_size or loader.batch_size or 1
             for start in range(rank * size, len(dataset), ranks * size):
                 rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
                 batch = loader.collate_fn(rows)
