@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def part_of(hook: str, after: bool = False) -> Callable[[Method], Method]:
-    """Makes a method a part of a hook, in every call of it."""
+def part_of(*hooks: str, after: bool = False) -> Callable[[Method], Method]:
+    """Makes a method a part of hooks, in every call of them."""
 
     def marked(method: Method) -> Method:
-        method.part_of_hook = hook, after  # type: ignore[attr-defined]
+        method.part_of_hooks = [(hook, after) for hook in hooks]  # type: ignore[attr-defined]
         return method
 
     return marked
@@ -33,8 +33,8 @@ def parts_of(cls: type) -> Iterator[tuple[tuple[str, bool], str]]:
     """Hook, whether after it, and method's name of every part, those of base classes first."""
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
-            if hasattr(value, "part_of_hook"):
-                yield value.part_of_hook, name
+            for part in getattr(value, "part_of_hooks", ()):
+                yield part, name
 
 
 def wrap_hooks(cls: type, run: type) -> None:

@@ -286,20 +286,12 @@ class Run:
         if kept is not None:
             restore_random_state(kept, self.task.device)
 
-    @part_of("on_validation_epoch_start")
-    def start_validation(self) -> None:
+    @part_of("on_validation_epoch_start", "on_test_epoch_start")
+    def start_evaluation(self) -> None:
         self.evaluator.start()
 
-    @part_of("on_validation_epoch_end")
-    def finish_validation(self) -> None:
-        self.evaluator.finish()
-
-    @part_of("on_test_epoch_start")
-    def start_test(self) -> None:
-        self.evaluator.start()
-
-    @part_of("on_test_epoch_end")
-    def finish_test(self) -> None:
+    @part_of("on_validation_epoch_end", "on_test_epoch_end")
+    def finish_evaluation(self) -> None:
         self.evaluator.finish()
 
     # Saving -------------------------------------------------------------------------------------

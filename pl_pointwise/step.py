@@ -250,13 +250,17 @@ def judged_values(
 # What a step measured ----------------------------------------------------------------------------
 
 
+Layout = dict[tuple[str, str], int]
+"""Of packed rows: how many columns a table has, by its kind and its term."""
+
+
 def pack(
     index: Tensor,
     terms: Terms,
-    multipliers: dict[str, Tensor],
+    multipliers: Mapping[str, Tensor],
     lagrangian: Tensor,
     strict: bool,
-) -> Tensor:
+) -> tuple[Tensor, Layout]:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
@@ -265,61 +269,38 @@ def pack(
     strict: whether the multipliers follow others than the weights.
     """
     device = terms.objective.device
-    shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     # The first column is in the widest dtype, and torch converts the others to it.
-    index = index.to(device, widest_dtype(device), non_blocking=True)
-    columns = [index, terms.objective, terms.masks[OBJECTIVE], shares]
-    for name, violation in terms.followed.items():
-        columns += [violation, terms.masks[name]]
-        columns += [terms.judged[name]] if strict else []
-        columns += [multipliers[name]] if name in multipliers else []
+    tables = {("index", OBJECTIVE): index.to(device, widest_dtype(device), non_blocking=True)}
+    tables["objective", OBJECTIVE] = terms.objective
+    tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
+    kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
+    kinds |= {"judged": terms.judged} if strict else {}
+    for kind, by_name in kinds.items():
+        tables |= {(kind, name): table for name, table in by_name.items()}
+    layout = {key: table.shape[1] if table.dim() > 1 else 1 for key, table in tables.items()}
     with torch.no_grad():
-        return torch.column_stack(columns)
+        return torch.column_stack([*tables.values()]), layout
 
 
-def packed_width(columns: Mapping[str, int], per_sample: Container[str], strict: bool) -> int:
-    """How many columns packed rows have; the arguments as in :func:`unpack`."""
-    return 4 + sum((2 + strict + (name in per_sample)) * of for name, of in columns.items())
-
-
-def unpack(
-    rows: Tensor,
-    gradient_norm: Tensor,
-    columns: Mapping[str, int],
-    per_sample: Iterable[str],
-    strict: bool,
-) -> Measured:
-    """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits.
-
-    columns: of the violations, by constraint.
-    per_sample: the constraints whose multipliers were packed too.
-    strict: whether the violations that the multipliers follow were packed too.
-    """
+def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
+    """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
     flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
-    rows, per_sample = flat[:-1].view(rows.shape), set(per_sample)
-    counts_of = {name: 2 + strict + (name in per_sample) for name in columns}
-    widths = [columns[name] for name, count in counts_of.items() for _ in range(count)]
-    index, objective, mask, shares, *parts = rows.split([1, 1, 1, 1, *widths], dim=1)
-    masks, followed = {OBJECTIVE: mask[:, 0].bool()}, dict[str, Tensor]()
-    judged, multipliers = dict[str, Tensor](), dict[str, Tensor]()
-    for name, count in counts_of.items():
-        own, parts = parts[:count], parts[count:]
-        followed[name], masks[name] = own[0], own[1].bool()
-        if strict:
-            judged[name] = own[2]
-        if name in per_sample:
-            multipliers[name] = own[-1]
-    counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
+    rows = flat[:-1].view(rows.shape)
+    tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
+    for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
+        tables.setdefault(kind, {})[name] = table
+    masks = {name: mask.bool() for name, mask in tables["mask"].items()}
+    masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        index[:, 0].long(),
-        objective[:, 0],
-        followed,
-        judged if strict else followed,
+        tables["index"][OBJECTIVE][:, 0].long(),
+        tables["objective"][OBJECTIVE][:, 0],
+        tables["followed"],
+        tables.get("judged", tables["followed"]),
         masks,
-        multipliers,
-        counts,
-        float(shares.sum()),
+        tables["multiplier"],
+        {name: int(carries(mask).sum()) for name, mask in masks.items()},
+        float(tables["share"][OBJECTIVE].sum()),
         float(flat[-1]),
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )

@@ -26,6 +26,7 @@ from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
     DualStep,
+    Layout,
     Measured,
     MicroBatch,
     Terms,
@@ -33,7 +34,6 @@ from .step import (
     micro_batches_of,
     non_finite_values,
     pack,
-    packed_width,
     terms_of,
     unpack,
     weights,
@@ -67,6 +67,7 @@ class Stepper:
         self.first_steps = FirstSteps()
         self.buffers = RunningStatistics()
         self.columns: dict[str, int] = {}
+        self._layout: Layout = {}
 
     def take(self, batch: Any, share: float) -> Measured:
         """One step of the weights and one of the batch's multipliers.
@@ -136,7 +137,8 @@ class Stepper:
                     self.first_steps.require_gradients(task, terms)
                 multipliers = duals.rows(micro.index, terms)
                 loss = self._lagrangian(terms, multipliers, counts)
-                packed.append(pack(micro.index, terms, multipliers, loss, self.strict))
+                packed_rows, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
+                packed.append(packed_rows)
                 if batch_terms is not None:
                     slopes = slopes or batch_terms.slopes([terms], counts, task.device)
                     loss = loss + batch_terms.loss(terms, slopes, counts)
@@ -145,15 +147,13 @@ class Stepper:
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             task.manual_backward(connected_zero(task))
         norm = self._clip_gradient()
-        per_sample = [name for name, f in task.formulations.items() if f.scope == "sample"]
-        layout = self.columns, per_sample, self.strict
         if not packed:
-            wide, device = widest_dtype(task.device), task.device
-            packed = [torch.zeros(rows, packed_width(*layout), dtype=wide, device=device)]
+            width, wide = sum(self._layout.values()), widest_dtype(task.device)
+            packed = [torch.zeros(rows, width, dtype=wide, device=task.device)]
         table = packed[0] if len(packed) == 1 else torch.cat(packed)
         if ranks > 1:
             table = task.all_gather(table).flatten(0, 1)  # type: ignore[union-attr]
-        return unpack(table, norm, *layout)
+        return unpack(table, self._layout, norm)
 
     def _lagrangian(
         self, terms: Terms, multipliers: dict[str, Tensor], counts: dict[str, Tensor]
