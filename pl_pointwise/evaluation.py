@@ -124,10 +124,7 @@ class MeanBySample(Metric):
         if isinstance(self.index, list) and not self.index:  # Never updated.
             return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
         index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
-        order = index.argsort(stable=True)
-        first = torch.ones_like(order, dtype=torch.bool)
-        first[1:] = index[order][1:] != index[order][:-1]
-        kept = order[first]
+        kept = _first_of_each(index)
         return SampleValues(index[kept], value[kept])
 
 
@@ -180,16 +177,21 @@ class ViolationsBySample(Metric):
         value = dim_zero_cat(self.value).cpu().to(dtype)
         width = int(column.max()) // self.sides + 1 if len(column) else 1
         key = index * width * self.sides + column
-        order = key.argsort(stable=True)
-        first = torch.ones_like(order, dtype=torch.bool)
-        first[1:] = key[order][1:] != key[order][:-1]
-        kept = order[first]
+        kept = _first_of_each(key)
         samples, row = index[kept].unique(return_inverse=True)
         place = column[kept] % self.sides * width + column[kept] // self.sides
         violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
         mask = torch.zeros(violation.shape, dtype=torch.bool)
         violation[row, place], mask[row, place] = value[kept], True
         return SampleViolations(samples, violation, mask)
+
+
+def _first_of_each(keys: Tensor) -> Tensor:
+    """Positions of the first occurrence of each key, in the order of the keys."""
+    order = keys.argsort(stable=True)
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = keys[order][1:] != keys[order][:-1]
+    return order[first]
 
 
 class Evaluation:

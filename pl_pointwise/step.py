@@ -236,14 +236,25 @@ def judged_values(
     if not judges_strictly(task):
         return values
     with torch.no_grad(), replayed_random_state(task.device):
-        strict = validate_strict(task.strict_values(outputs, batch), values)
-    for name in strict:
+        given = task.strict_values(outputs, batch)
+    require_mapping("strict_values()", given, values, partial=True)
+    strict = {}
+    for name, value in given.items():
         if name in task.formulations and task.formulations[name].learns_threshold:
             raise ValueError(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
                 "weights follow, and strict values have another. Take Average, Tilted or "
                 "Pointwise, or leave it out."
             )
+        shape = tuple(values[name].shape)
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise DataError(
+                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
+                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+            )
+        value = value.detach().to(values[name].device, non_blocking=True)
+        strict[name] = value if value.dtype == torch.float64 else value.float()
     return {name: strict.get(name, value.detach()) for name, value in values.items()}
 
 
@@ -335,30 +346,6 @@ def validate_values(values: Tensor, name: str, count: int, vector: bool = True) 
             "do not reduce over the batch."
         )
     return values if values.dtype == torch.float64 else values.float()
-
-
-def validate_strict(given: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strict values by constraint in float32 or wider, without a gradient.
-
-    values: the surrogates, whose shapes they must have.
-
-    Raises:
-        ValueError: no mapping, or a name that is no constraint's.
-        DataError: another shape.
-    """
-    require_mapping("strict_values()", given, values, partial=True)
-    found = {}
-    for name, strict in given.items():
-        shape = tuple(values[name].shape)
-        if not isinstance(strict, Tensor) or tuple(strict.shape) != shape:
-            other = tuple(strict.shape) if isinstance(strict, Tensor) else type(strict).__name__
-            raise DataError(
-                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}. Leave a constraint out that has no strict value."
-            )
-        strict = strict.detach().to(values[name].device, non_blocking=True)
-        found[name] = strict if strict.dtype == torch.float64 else strict.float()
-    return found
 
 
 def violations_and_mask(
