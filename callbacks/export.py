@@ -116,7 +116,7 @@ class ModelExport(Callback):
         kind = type(module)
         chosen = kind.load_from_checkpoint(self._chosen, map_location="cpu", weights_only=True)
         chosen.weights_of = Path(self._chosen).name
-        chosen.evaluated = self._of_chosen
+        chosen.evaluated.update(self._of_chosen)
         return chosen
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:

@@ -77,7 +77,7 @@ def test_a_model_name_alone_leaves_the_tasks_defaults(
     module = PointwiseCLI([*arguments, *more], run=False).model
     assert module.lora == Lora(r=4, target_modules="all-linear")
     assert module.training_settings.optimization.warmup_ratio == 0.5
-    assert module.training_settings.optimization.learning_rate == given.optimization.learning_rate
+    assert module.training_settings.optimization.learning_rate == given.training_settings.optimization.learning_rate
 
 
 def test_settings_come_back_from_a_checkpoint_of_plain_values(
