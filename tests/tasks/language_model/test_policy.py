@@ -76,8 +76,8 @@ def test_a_model_name_alone_leaves_the_tasks_defaults(
     more += ["--model.training.optimization.warmup_ratio", "0.5"]
     module = PointwiseCLI([*arguments, *more], run=False).model
     assert module.lora == Lora(r=4, target_modules="all-linear")
-    assert module.training_settings.optimization.warmup_ratio == 0.5
-    assert module.training_settings.optimization.learning_rate == given.training_settings.optimization.learning_rate
+    chosen, usual = module.training_settings.optimization, given.training_settings.optimization
+    assert (chosen.warmup_ratio, chosen.learning_rate) == (0.5, usual.learning_rate)
 
 
 def test_settings_come_back_from_a_checkpoint_of_plain_values(
