@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from .run import Run
 from .step import DualStep, Measured
 from .step_log import EpochSoFar, log_step
 from .stepper import Stepper
-from .task import Task
+from .task import Notes, Task
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -115,21 +114,8 @@ class PointwiseModule(Task):
             the gradient was not finite.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
-        confidential: nobody is to see yet what this evaluation measures, so a task writes no files
-            about it; set by ``compare --require``.
-        certificate: what ``compare --require`` certified of this model, for its card.
-        card_facts: what only the user knows, for its card; see model_card.py.
-        weights_of: the checkpoint that its weights are of, for its card; "" for those of the last
-            step.
-
-    Raises:
-        ValueError: a formulation for a constraint that does not exist, or none for one that does.
+        notes: what others know of the model, for its card among other things.
     """
-
-    confidential: bool = False
-    certificate: str | None = None
-    weights_of: str = ""
-    card_facts: Mapping[str, Any] = MappingProxyType({})
 
     multipliers: Multipliers = _held_by("_duals", "multipliers")
     thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
@@ -167,6 +153,7 @@ class PointwiseModule(Task):
         self.formulations = formulations_from(formulation, self.constraints)
         self.training_settings = deepcopy(from_plain(Training, training))
 
+        self.notes = Notes()
         self._duals = Duals(self)
         self._stepper = Stepper(self, self._duals)
         self._evaluator = Evaluator(self)

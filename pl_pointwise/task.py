@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,20 @@ from .optimizers import Training
 from .rows import take_rows
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Notes:
+    """What others know of a model: for its card, and for what may be written about it."""
+
+    confidential: bool = False
+    """Nobody is to see yet what this evaluation measures, so a task writes no files about it."""
+    certificate: str | None = None
+    """What ``compare --require`` certified."""
+    checkpoint: str = ""
+    """That the weights are of; "" for those of the last step."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What only the user knows; see model_card.py."""
 
 
 class Task(LightningModule):

@@ -257,7 +257,7 @@ def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, f
         cli.trainer.validate(cli.model, cli.datamodule, **read)
         found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
         cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
-        cli.model.confidential = True
+        cli.model.notes.confidential = True
     cli.trainer.test(cli.model, cli.datamodule, **read)
     found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     objective = {

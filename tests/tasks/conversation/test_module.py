@@ -247,7 +247,7 @@ def test_answers_are_counted_and_written(
     answers = [json.loads(line) for line in lines]
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
-    module.confidential = True
+    module.notes.confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
 
