@@ -83,12 +83,12 @@ def _pass(
     """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
     index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
-    strict = judges_strictly(module)
+    columns, strict = dict[str, int](), judges_strictly(module)
     with evaluation_mode(module), torch.no_grad():
         for batch in loader:
             moved = module.transfer_batch_to_device(batch, module.device, 0)
             for micro in micro_batches_of(module, moved):
-                terms = terms_of(module, micro, {}, strict)
+                terms = terms_of(module, micro, columns, strict)
                 index.append(micro.index)
                 for name, (violations, masks) in found.items():
                     violations.append(terms.judged[name].cpu())

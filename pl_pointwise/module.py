@@ -64,6 +64,8 @@ def _held_by(part: str, name: str) -> Any:
 class PointwiseModule(Task):
     """Fine-tuning under constraints; a task is a subclass with three methods.
 
+    What else it may define: :class:`~pl_pointwise.task.Task`.
+
     ::
 
         class MyModule(PointwiseModule):
