@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
-from .checkpoint_options import settings_of
 from .checkpoints import (
     constructor_frame,
     declared_constraints,
@@ -41,9 +40,6 @@ from .task import Notes, Task
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
-
-_LOADING = frozenset({"map_location", "hparams_file", "strict", "weights_only"})
-"""Arguments of ``load_from_checkpoint`` itself."""
 
 
 def _held_by(part: str, name: str) -> Any:
@@ -237,19 +233,6 @@ class PointwiseModule(Task):
         return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
 
     # Checkpoints --------------------------------------------------------------------------------
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Lightning's, which leaves an argument out that the class does not have: here a field of
-        one of its settings is set in the checkpoint's, such as ``model_name`` in ``policy``.
-
-        Raises:
-            TypeError: neither an argument of the class nor such a field.
-        """
-        own = {name: kwargs.pop(name) for name in _LOADING.intersection(kwargs)}
-        arguments = settings_of(cls, checkpoint_path, kwargs)
-        load: Any = super().load_from_checkpoint
-        return load(checkpoint_path, *args, **own, **arguments)
 
     def _set_hparams(self, hp: Any) -> None:
         kept, self._run.arguments_left_out = plain_arguments(hp)

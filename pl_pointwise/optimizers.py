@@ -98,8 +98,6 @@ class Training:
     multiplier_folder: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
-            self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
                 f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
