@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
@@ -158,6 +159,18 @@ class PointwiseModule(Task):
         self._run = Run(self, self._duals, self._stepper, self._evaluator)
         self._epoch_so_far = EpochSoFar()
         self.save_hyperparameters(frame=constructor_frame(self))
+
+    @property
+    def trainer(self) -> Any:
+        return LightningModule.trainer.fget(self)  # type: ignore[attr-defined]
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
+        LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
+        for callback in getattr(trainer, "callbacks", []):
+            if hasattr(callback, "on_module_attached"):
+                callback.on_module_attached(trainer, self)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the weights and one of the batch's multipliers.

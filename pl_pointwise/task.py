@@ -45,22 +45,11 @@ class Task(LightningModule):
     evaluation_constraints: dict[str, Constraint]
     formulations: dict[str, Formulation]
     training_settings: Training
+    trainer: Any
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
     shared_objective: ClassVar[str] = "objective"
-
-    @property
-    def trainer(self) -> Any:
-        return LightningModule.trainer.fget(self)  # type: ignore[attr-defined]
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
-        """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
-        LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
-        for callback in getattr(trainer, "callbacks", []):
-            if hasattr(callback, "on_module_attached"):
-                callback.on_module_attached(trainer, self)
 
     # The terms of each sample -------------------------------------------------------------------
 
