@@ -32,9 +32,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.random_state import random_state, restore_random_state
 
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder

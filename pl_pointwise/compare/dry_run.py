@@ -151,7 +151,7 @@ def measure(run: Run) -> Estimate:
         options = [f"--trainer.default_root_dir={folder}", "--trainer.num_sanity_val_steps=0"]
         options += [f"--trainer.{name}=false" for name in NOT_MEASURED]
         cli = PointwiseCLI([*run.arguments, *options, "--trainer.callbacks=null"], run=False)
-        cli.model.multiplier_folder = None  # Its files are the user's.
+        cli.model.training_settings.multiplier_folder = None  # Its files are the user's.
         stages = ["fit"] if cli.trainer.max_epochs != 0 else []
         stages += ["validate", "test"] if run.certified else ["test"]
         for stage in stages:

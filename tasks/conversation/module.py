@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -27,6 +27,8 @@ from pl_pointwise import Constraint, Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.own_hooks import part_of
+from pl_pointwise.step import judged_values
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
 from pl_pointwise.tasks.language_model.calls import CALL_RATES, call_report, text_of_response
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
@@ -118,7 +120,6 @@ class ConversationModule(AnsweringModule):
         *("relative", "objective", "refusal", "rank"),
         *CONSTRAINED,
     )
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training"}
 
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
     upper_bounds = ("avoid",)
@@ -183,6 +184,7 @@ class ConversationModule(AnsweringModule):
         own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[name])
         return torch.where(shift.isnan(), means, own)
 
+    @part_of("on_train_start")
     def _check_training(self) -> None:
         """Refuses a training set in which nobody carries the objective or any constraint.
 
@@ -255,7 +257,7 @@ class ConversationModule(AnsweringModule):
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
         surrogates = self.constraint_values(outputs, batch)
-        for role, values in self.judged_values(outputs, batch, surrogates).items():
+        for role, values in judged_values(self, outputs, batch, surrogates).items():
             mask = masks[role].to(real.device)
             violated = self.evaluation_constraints[role].violation(values) > 0
             missed |= (violated & mask).any(1)

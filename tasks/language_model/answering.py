@@ -104,7 +104,7 @@ class AnsweringModule(ResponseModule):
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
 
-        Below the trainer's default_root_dir, an object an answer; none while ``confidential``.
+        Below the trainer's default_root_dir, an object an answer; none of a confidential model.
         """
         answered = {name: metrics[name] for name in metrics if name in self._answered()}
         if not answered and not self.trainer.testing:  # A validation within a fit.
@@ -114,7 +114,7 @@ class AnsweringModule(ResponseModule):
             for name, of_it in answered.items()
         }
         self.judge_answers(answered)
-        if self.confidential:
+        if self.notes.confidential:
             return
         self.report_answers({name: self._write(name) for name in answered})
 

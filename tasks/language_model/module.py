@@ -18,9 +18,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise import PointwiseModule
-from pl_pointwise.checkpoints import from_plain, replayed_random_state
+from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PADDING
 from pl_pointwise.model_card import write_card
+from pl_pointwise.own_hooks import part_of
+from pl_pointwise.random_state import replayed_random_state
 from pl_pointwise.step import pieces_of
 
 from .adapters import Lora, merged_weights, saved_adapter
@@ -58,12 +60,6 @@ class LanguageModelModule(PointwiseModule):
 
     host_keys: tuple[str, ...] = ("index", "records", "prompt_lengths", "response_lengths")
     shared_objective = "kl"
-
-    own_hooks: ClassVar[Mapping[str, str]] = {
-        "on_fit_start": "_prepare_fit",
-        "on_train_epoch_end": "_log_reference_cache",
-        "on_train_start": "_fill_cache",
-    }
 
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -108,6 +104,7 @@ class LanguageModelModule(PointwiseModule):
         self._encoder: ConversationEncoder | None = None
         self.register_state_dict_post_hook(_drop_frozen_base)
 
+    @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
         """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
         self.train()
@@ -124,10 +121,12 @@ class LanguageModelModule(PointwiseModule):
             self.model, folder, counts_files=self.trainer.is_global_zero
         )
 
+    @part_of("on_train_epoch_end")
     def _log_reference_cache(self) -> None:
         if self.scorer.cache is not None:
             self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
 
+    @part_of("on_train_start")
     def _fill_cache(self) -> None:
         """Where all weights are trained: the cache in place of a second copy of them."""
         frozen, cache = frozen_reference(self.model), self.scorer.cache
@@ -160,7 +159,8 @@ class LanguageModelModule(PointwiseModule):
             validation = [validation]
         for loader in (self.trainer.train_dataloader, *validation):
             self.train(loader is self.trainer.train_dataloader)
-            dataset, size = loader.dataset, self.micro_batch_size or loader.batch_size or 1
+            dataset = loader.dataset
+            size = self.training_settings.micro_batch_size or loader.batch_size or 1
             for start in range(rank * size, len(dataset), ranks * size):
                 rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
                 batch = loader.collate_fn(rows)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -32,6 +32,7 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.own_hooks import part_of
 from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
@@ -127,7 +128,6 @@ class SafetyModule(AnsweringModule):
     """
 
     host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "rank")
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
 
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
@@ -241,6 +241,7 @@ class SafetyModule(AnsweringModule):
             beta=self.safe_dpo_beta,
         )
 
+    @part_of("on_train_start")
     def _check_training_set(self) -> None:
         """Refuses a training set in which a term has no sample at all."""
         samples = self.training_samples

@@ -250,7 +250,7 @@ class Above(PointwiseModule):
 
 def above(formulation: Formulation, micro_batch_size: int | None = None) -> Above:
     module = Above(formulation)
-    module.micro_batch_size = micro_batch_size
+    module.training_settings.micro_batch_size = micro_batch_size
     quiet = {"enable_model_summary": False, "log_every_n_steps": 10**6}
     trainer(max_epochs=400, **quiet).fit(module, ToyData(Levels(), batch_size=20))
     return module

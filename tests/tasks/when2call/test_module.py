@@ -393,4 +393,4 @@ def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> 
     assert module.constraints["rejected"].at_most == -6.0
     assert module.evaluation_constraints["rejected"].at_most == -5.0
     assert module.evaluation_constraints["chosen"].at_least == -2.0
-    assert math.isclose(module.optimization.learning_rate, 5e-5)
+    assert math.isclose(module.training_settings.optimization.learning_rate, 5e-5)
