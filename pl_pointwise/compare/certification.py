@@ -230,8 +230,8 @@ def draw(found: Answer, path: Path) -> None:
         for position, tested in enumerate(found.selection.tested):
             finding = found.findings[position][number]
             x = tested.candidate.objective
-            passed = "fixed sequence" in tested.certified
-            shade = "#009E73" if passed else "#0072B2" if tested.place is not None else "#BBBBBB"
+            shade = "#0072B2" if tested.place is not None else "#BBBBBB"
+            shade = "#009E73" if tested.certified else shade
             panel.plot([x, x], [finding.share, finding.bound], color=shade, linewidth=1.2)
             marker = "*" if position == found.chosen else "o"
             size = 190 if marker == "*" else 36

@@ -291,7 +291,7 @@ def height(line: Any, x: float) -> float:
 def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -> None:
     bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=2.0)}
     met = np.array([0.0, 1.0, 1.0, 3.0])
-    curves: Any = {name: {"training": {None: met, "a": met[:2]}, "more": {}} for name in bounds}
+    curves: Any = {name: {"training": {"": met, "a": met[:2]}, "more": {}} for name in bounds}
     upper, nothing, lower, _ = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
     assert not nothing.get_visible()
     for panel, configured, shares in (
@@ -313,7 +313,7 @@ def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -
 def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeypatch) -> None:
     bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=1.0)}
     met = np.array([0.0, 0.5, 2.0, math.inf])
-    curves: Any = {"upper": {"training": {None: met}}, "lower": {"training": {None: -met}}}
+    curves: Any = {"upper": {"training": {"": met}}, "lower": {"training": {"": -met}}}
     upper, lower = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
     assert height(upper.get_lines()[0], 2.0) == pytest.approx(0.75)
     assert height(lower.get_lines()[0], -2.0) == pytest.approx(0.75)
