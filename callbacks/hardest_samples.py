@@ -109,20 +109,18 @@ class HardestSamples(Callback):
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
         for name, declared in module.formulations.items():
-            if declared.scope != "sample" or name not in self._last.tables:
+            violations, multipliers = self._last.tables.get(name), module.multipliers.get(name)
+            if declared.scope != "sample" or violations is None or multipliers is None:
                 continue
-            multipliers, violations = module.multipliers.get(name), self._last.tables[name]
-            if multipliers is None:  # Reset since.
-                continue
-            formulation, constraint = module.in_force(name), module.constraints[name]
-            relaxation = getattr(formulation, "relaxation", None)
+            constraint = module.constraints[name]
+            relaxation = getattr(module.in_force(name), "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
             relaxed = None if relaxation is None else relaxation(violations, multipliers)
             means = self._mean.tables.get(name, torch.full_like(violations, math.nan))
             order, columns = hardest(means, multipliers, relaxed, self.count)
             places = zip(order.tolist(), columns.tolist(), strict=True)
             for rank, (index, column) in enumerate(places, start=1):
-                u = None if relaxed is None else _number(relaxed[index, column])
+                at = index, column
                 rows.append(
                     {
                         "constraint": name,
@@ -130,10 +128,10 @@ class HardestSamples(Callback):
                         "index": index,
                         "column": column,
                         "value": _value(column, multipliers.shape[1], constraint.sides),
-                        "mean_violation": _number(means[index, column]),
-                        "multiplier": float(multipliers[index, column]),
-                        "violation": _number(constraint.reported(violations[index, column])),
-                        "relaxation": u,
+                        "mean_violation": _number(means[at]),
+                        "multiplier": float(multipliers[at]),
+                        "violation": _number(constraint.reported(violations[at])),
+                        "relaxation": None if relaxed is None else _number(relaxed[at]),
                         "epoch": self._epoch,
                         "text": texts_of(trainer, index),
                     }
@@ -225,8 +223,8 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
-        value = value.item()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.item() if not value.ndim else value
     if isinstance(value, np.ndarray):
         if value.ndim == 1 and len(value) <= NUMBERS:
             written = "{:.4g}" if value.dtype.kind == "f" else "{}"

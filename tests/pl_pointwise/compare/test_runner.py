@@ -22,7 +22,8 @@ import pytest
 
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
-from pl_pointwise.compare.runner import _share, _stop, alone_in, peak_memory
+from pl_pointwise.compare.processes import _share, _stop
+from pl_pointwise.compare.runner import alone_in, peak_memory
 from pl_pointwise.compare.runs import Comparison
 from tests.pl_pointwise.line_task import LineModule
 
@@ -241,7 +242,7 @@ def test_peak_memory_is_of_this_process_and_of_all_its_time() -> None:
     del array
     assert grown is not None
     assert grown >= size
-    code = "import sys\nfrom pathlib import Path\n" + inspect.getsource(peak_memory)
+    code = "from pathlib import Path\n" + inspect.getsource(peak_memory)
     code += "print(peak_memory())"
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
