@@ -90,8 +90,7 @@ class Answer:
     @property
     def chosen(self) -> int | None:
         """The position of the chosen model; None: none is certified."""
-        found = self.selection.chosen
-        return None if found is None else self.selection.tested.index(found)
+        return self.selection.position
 
     @cached_property
     def findings(self) -> list[list[Finding]]:
@@ -217,9 +216,8 @@ class Answer:
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
-        places = [tested.place for tested in self.selection.tested]
-        last = len(places)  # sorted() keeps the order of those without a place.
-        order = sorted(range(last), key=lambda each: last if places[each] is None else places[each])
+        placed = self.selection.order
+        order = [*placed, *(each for each in range(len(self.models)) if each not in placed)]
         return DataFrame([self._line(position) for position in order])
 
     def _line(self, position: int) -> dict[str, Any]:

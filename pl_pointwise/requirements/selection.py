@@ -50,17 +50,30 @@ class Tested:
 
 @dataclass(frozen=True)
 class Selection:
-    """What came of a selection; ``tested`` is in the order of the candidates."""
+    """What came of a selection.
+
+    Attributes:
+        tested: in the order of the candidates.
+        order: positions among them, of those that stand in the sequence.
+    """
 
     tested: list[Tested]
-    chosen: Tested | None
-    """By fixed sequence; None: no candidate is certified."""
+    order: list[int]
 
     @property
     def sequence(self) -> list[Tested]:
         """Those that stand in the sequence, in its order."""
-        placed = [each for each in self.tested if each.place is not None]
-        return sorted(placed, key=lambda each: each.place or 0)
+        return [self.tested[position] for position in self.order]
+
+    @property
+    def position(self) -> int | None:
+        """Of the chosen one, the last of the sequence that is certified; None: there is none."""
+        certified = [position for position in self.order if self.tested[position].certified]
+        return certified[-1] if certified else None
+
+    @property
+    def chosen(self) -> Tested | None:
+        return None if self.position is None else self.tested[self.position]
 
 
 def select(
@@ -81,8 +94,7 @@ def select(
     ]
     for place, (position, met) in enumerate(zip(sequence, passed, strict=True)):
         tested[position] = replace(tested[position], place=place, certified=met)
-    last = sum(passed) - 1
-    return Selection(tested, tested[sequence[last]] if last >= 0 else None)
+    return Selection(tested, sequence)
 
 
 def zero_one(candidates: Sequence[Candidate]) -> list[bool]:
