@@ -57,9 +57,6 @@ from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
 
-HELD_OUT = {False: "test", True: "val"}
-"""The stage of the held-out results, and where a requirement is to be certified."""
-
 OPEN = ("val", "train")
 """Stages whose results are for all to see; of others the test of a requirement has samples."""
 
@@ -191,7 +188,7 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     """Evaluates, writes the violations, and returns metrics and certificates."""
     metrics, objective = evaluate(cli, run)
-    held_out = cli.model.evaluated.get(HELD_OUT[run.certified], {})
+    held_out = cli.model.evaluated.get("val" if run.certified else "test", {})
     if cli.trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
@@ -202,27 +199,10 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
-        samples = samples_of(cli.model, datasets_of(cli.datamodule))
-        if run.certified:
-            samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
-            write_samples(samples, run.folder / SAMPLES)
-            tested = {
-                stage: {name: asdict(found) for name, found in by_constraint.items()}
-                for stage, by_constraint in cli.model.evaluated.items()
-                if stage not in OPEN
-            }
-            torch.save(tested, run.folder / TESTED)
-        else:
-            tested = samples[samples["split"] == CERTIFICATION]
-            remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
-    shares = {
-        f"{MULTIPLIERS}/{name}/{key}": value
-        for name, figures in cli.model.pull_shares.figures().items()
-        for key, value in figures.items()
-    }
+        _keep_what_certifies(cli, run, objective)
     certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
     return {
-        "metrics": metrics | shares,
+        "metrics": metrics | shares_of(cli.model),
         "higher_is_better": {
             name: metric.higher_is_better
             for name, metric in cli.model.evaluation_metrics().items()
@@ -235,6 +215,32 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "categories": categories_in(datasets_of(cli.datamodule)),
         "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),
+    }
+
+
+def _keep_what_certifies(cli: PointwiseCLI, run: Run, objective: dict[str, float]) -> None:
+    """Writes what a requirement is judged by; of another run, that its test data were shown."""
+    samples = samples_of(cli.model, datasets_of(cli.datamodule))
+    if not run.certified:
+        tested = samples[samples["split"] == CERTIFICATION]
+        remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
+        return
+    samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
+    write_samples(samples, run.folder / SAMPLES)
+    violations = {
+        stage: {name: asdict(found) for name, found in by_constraint.items()}
+        for stage, by_constraint in cli.model.evaluated.items()
+        if stage not in OPEN
+    }
+    torch.save(violations, run.folder / TESTED)
+
+
+def shares_of(module: PointwiseModule) -> dict[str, float]:
+    """λ's share of the pull and its overshoot in the last epoch, as metrics."""
+    return {
+        f"{MULTIPLIERS}/{name}/{key}": value
+        for name, figures in module.pull_shares.figures().items()
+        for key, value in figures.items()
     }
 
 

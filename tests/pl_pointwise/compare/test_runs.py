@@ -94,12 +94,9 @@ def test_a_path_may_leave_init_args_out(config, path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ("model.formulation.init_args.alhpa=1", "alhpa"),
         ("model.tolerance=wide", "wide"),
-        (
-            "model.formulation.init_args.beta=1",
-            "pointwise, beta=1",
-        ),  # Only the other method has it.
+        # Only the other method has it.
+        ("model.formulation.init_args.beta=1", "pointwise, beta=1"),
         ("model.tolerance", "dotted path"),
         ("model.tolerance=1,,2", "a value is missing"),
         ("model.tolerance=1 model.tolerance=2", "given twice"),
