@@ -23,18 +23,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from pl_pointwise.checkpoints import random_state, restore_random_state
-from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.rows import plain_fields, text_of
 
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder
@@ -190,49 +188,12 @@ def _number(value: Tensor) -> float | None:
     return None if value.isnan() else float(value)
 
 
-# What there is to see ---------------------------------------------------------------------------
-
-NUMBERS = 16
-"""A vector that is no longer is written out."""
-
-
 def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
-    """Training sample ``index`` by field, as texts.
-
-    From ``describe(index)`` of the data module, whatever it returns; without one of its own from
-    the sample itself, as the loader's data set gives it.
-    """
+    """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
     data: Any = getattr(trainer, "datamodule", None)
-    if getattr(type(data), "describe", None) not in (None, PointwiseDataModule.describe):
-        found = data.describe(index)
-        return {name: _text(value) or str(value) for name, value in found.items()}
-    if isinstance(data, PointwiseDataModule):
-        found = data.datasets["train"][index]
-    else:
-        found = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
-    if hasattr(found, "_asdict"):
-        found = found._asdict()
-    if not isinstance(found, Mapping):
-        found = dict(enumerate(found)) if isinstance(found, (list, tuple)) else {0: found}
-    texts = {str(name): _text(value) for name, value in found.items()}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _text(value: Any) -> str | None:
-    """A text, a number, a short vector, or what an array is; None of anything else."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.item() if not value.ndim else value
-    if isinstance(value, np.ndarray):
-        if value.ndim == 1 and len(value) <= NUMBERS:
-            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
-            return ", ".join(map(written.format, value.tolist()))
-        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value) if isinstance(value, (str, int)) else None
+    if hasattr(data, "describe"):
+        return {name: text_of(value) or str(value) for name, value in data.describe(index).items()}
+    return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
 
 
 # The page ---------------------------------------------------------------------------------------
