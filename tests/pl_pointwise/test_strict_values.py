@@ -240,7 +240,7 @@ class Proxies(PointwiseModule):
         return {"reach": batch["bound"] - outputs}
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3 * len(self.weight))
+        return torch.optim.SGD(self.parameters(), lr=0.5 * len(self.weight))
 
 
 problems = st.lists(
@@ -266,7 +266,7 @@ def test_optima_of_drawn_problems_are_those_of_the_proxy_lagrangian(
     }
     module = Proxies(formulations[kind], len(rows))
     data = ToyData(rows, batch_size=len(rows))
-    trainer(max_epochs=250).fit(module, data)
+    trainer(max_epochs=120).fit(module, data)
     found, multiplier = module.weight.detach(), module.multipliers["reach"].double().reshape(-1)
     if kind == "standard":
         expected, price = c, c / a
