@@ -22,11 +22,18 @@ from torch import Tensor
 
 from pl_pointwise.errors import DataError
 
+ABSENT = -1
+"""The number of no response."""
+
 
 def collate_responses(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]]
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[Sequence[int]]],
+    columns: int = 0,
 ) -> dict[str, Tensor]:
     """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
+
+    columns: R is at least so many.
 
     Raises:
         DataError: an empty prompt or response, naming its place in the batch.
@@ -39,7 +46,7 @@ def collate_responses(
                 raise DataError(f"Sample {row} of the batch: response {column} has no tokens.")
     sizes = (
         len(prompts),
-        max((len(answers) for answers in responses), default=0),
+        max((columns, *(len(answers) for answers in responses))),
         max((len(answer) for answers in responses for answer in answers), default=0),
     )
     prompt_ids = torch.zeros((sizes[0], max(map(len, prompts), default=0)), dtype=torch.long)
@@ -58,28 +65,9 @@ def collate_responses(
     }
 
 
-def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tensors of a batch, ``index`` (B,) and ``records``, a list, from rows of encoded.py.
-
-    R is the data set's most responses of a row, in every batch alike.
-    """
-    found: dict[str, Any] = collate_responses(
-        [row["prompt"].tolist() for row in rows],
-        [[response.tolist() for response in row["responses"]] for row in rows],
-    )
-    absent = max(row["columns"] for row in rows) - found["response_ids"].shape[1]
-    pad = torch.nn.functional.pad
-    found["response_ids"] = pad(found["response_ids"], (0, 0, 0, absent))
-    found["response_lengths"] = pad(found["response_lengths"], (0, absent))
-    found["records"] = [row["record"] for row in rows]
-    return {"index": torch.tensor([row["index"] for row in rows]), **found}
-
-
-def collate_columns(
-    rows: Sequence[Mapping[str, Any]], values: Sequence[Sequence[int]], filler: int
-) -> Tensor:
-    """What is known of each response of each row, (B, R) long; the filler where there is none."""
-    found = torch.full((len(rows), max(row["columns"] for row in rows)), filler, dtype=torch.long)
+def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
+    """What is known of each response of each row, (B, width) long; the filler where nothing is."""
+    found = torch.full((len(values), width), filler, dtype=torch.long)
     for place, of_row in enumerate(values):
         found[place, : len(of_row)] = torch.tensor(of_row, dtype=torch.long)
     return found

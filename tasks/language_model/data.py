@@ -32,6 +32,7 @@ from .loading import load_tokenizer
 from .messages import turn_text
 from .positions import positions_of
 from .records import Record
+from .roles import collate_rows
 from .truncation import TooLong
 
 Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, ...]]]
@@ -99,8 +100,8 @@ DEFAULT_PREPARATION = Preparation()
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`task_records`, :meth:`remedy` and
-    ``collate``. Its docstring has the arguments.
+    A subclass sets the class attributes and defines :meth:`task_records` and :meth:`remedy`. Its
+    docstring has the arguments. Batches are those of roles.py.
 
     Model, revision, chat template and its arguments are those of the module it is used with. A data
     module used alone is given them.
@@ -114,6 +115,9 @@ class ResponseDataModule(PointwiseDataModule):
     """Where no records are held out as "test", it is "val" under another name."""
 
     columns: ClassVar[Columns]
+
+    roles: ClassVar[tuple[str, ...]]
+    """What a response may be, in the order that a batch numbers them."""
 
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -214,6 +218,10 @@ class ResponseDataModule(PointwiseDataModule):
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
         """The data sets to test on that there are, in the order of ``needs``."""
         return {name: self._loader(name) for name in self.needs["test"] if name in self.datasets}
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The batch of the class docstring, of rows of the data set with an index."""
+        return collate_rows(rows, self.roles)
 
     # For subclasses -------------------------------------------------------------------------------
 

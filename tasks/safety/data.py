@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
-
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.splits import stratified_ranks
-from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Columns,
@@ -25,7 +22,6 @@ from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
-    ABSENT,
     KINDS,
     PKU_COLUMNS,
     REFUSAL,
@@ -108,16 +104,8 @@ class SafetyDataModule(SafetySources):
     all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
     the same wherever the prompt stands.
 
-    The batch of B prompts, R responses to each at most::
-
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        roles    (B, R)  long  what each response is, a position in ROLES; −1 where absent
-        unsafe   (B,)    bool  whether the prompt is to be refused
-        borderline (B,)  bool  whether it is a borderline one
-        rank     (B,)    long  how many prompts of the same kind stand before it in the data set
-        text     B texts       what the user says
-        kind     B texts       "benign", "unsafe" or "borderline"
-        category B texts       BeaverTails' category, XSTest's type, or the kind
+    Batches are those of language_model/roles.py; the kind of a record is "benign", "unsafe" or
+    "borderline", its category BeaverTails' category, XSTest's type, or the kind.
 
     Responses are [answer, refusal] of a benign prompt, and of a borderline one that has an answer;
     [refusal] of an unsafe one, with
@@ -182,6 +170,7 @@ class SafetyDataModule(SafetySources):
         parse_pair: (PKU_COLUMNS, ()),
         parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
     }
+    roles = ROLES
     default_template = ALPACA_TEMPLATE
 
     def __init__(
@@ -255,19 +244,6 @@ class SafetyDataModule(SafetySources):
             self._read_splits()
             if stage == "test":
                 self._read("pku")
-
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
-        records: list[Record] = [row["record"] for row in rows]
-        roles = [[ROLES.index(role) for role in record.roles] for record in records]
-        return {
-            **collate_rows(rows),
-            "roles": collate_columns(rows, roles, ABSENT),
-            "unsafe": torch.tensor([record.unsafe for record in records]),
-            "borderline": torch.tensor([record.borderline for record in records]),
-            "rank": torch.tensor([row["rank"] for row in rows]),
-            **{name: [getattr(r, name) for r in records] for name in ("text", "kind", "category")},
-        }
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""

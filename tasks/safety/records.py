@@ -45,9 +45,6 @@ HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", 
 """What a response is: the answer to a safe prompt, a refusal, an unsafe answer, or a safe one of
 two answers to an unsafe prompt. In the order that a batch numbers them."""
 
-ABSENT = -1
-"""The number of no response."""
-
 KINDS = ("benign", "unsafe", "borderline")
 """The kinds of prompts."""
 

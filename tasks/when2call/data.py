@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import hub_split
-from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
+from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Columns,
@@ -22,11 +20,11 @@ from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .records import (
     CATEGORIES,
+    ROLES,
     UNKNOWN,
     Parser,
     Record,
     grouped,
-    is_choice,
     parse_choice,
     parse_pair,
     parse_preference,
@@ -57,13 +55,8 @@ class When2CallDataModule(ResponseDataModule):
                      "request_for_info": "...", "cannot_answer": "..."},
          "correct_answer": "tool_call"}
 
-    The batch of B records, R responses to each, response 0 the chosen or right one::
-
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        choices     (B, R)  long  each response's behaviour, −1 if unknown or absent
-        characters  (B, R)  long  of each response without what ends the turn
-        has_tools   (B,)    bool
-        gold        (B,)    long  the right behaviour; multiple choice only
+    Batches are those of language_model/roles.py, response 0 the chosen or right one, and have
+    ``characters`` (B, R) long, of each response without what ends the turn.
 
     ``test`` runs three data sets: "test", held-out preference records; "train", one full pass
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
@@ -105,6 +98,7 @@ class When2CallDataModule(ResponseDataModule):
         parse_choice: (("question", "tools", "answers", "correct_answer"), ()),
         parse_question: (("question", "tools"), ("answers",)),
     }
+    roles = ROLES
 
     def __init__(
         self,
@@ -161,15 +155,9 @@ class When2CallDataModule(ResponseDataModule):
                 self._hub("mcq")
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of the data set with an index."""
-        records: list[Record] = [row["record"] for row in rows]
-        batch: dict[str, Any] = collate_rows(rows)
-        batch["choices"] = collate_columns(rows, [each.choices for each in records], UNKNOWN)
-        batch["characters"] = collate_columns(rows, [row["characters"] for row in rows], 0)
-        batch["has_tools"] = torch.tensor([bool(record.tools) for record in records])
-        if is_choice(records):
-            batch["gold"] = batch["choices"][:, 0]
-        return batch
+        """Besides, the characters of each response."""
+        characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
+        return super().collate(rows) | {"characters": characters}
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, chosen and rejected."""

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -33,9 +34,10 @@ from transformers import (
 from pl_pointwise import Training
 from pl_pointwise.compare import command
 from pl_pointwise.configs import packaged_configs
-from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.records import Record, Response
+from pl_pointwise.tasks.language_model.roles import collate_rows
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -204,10 +206,22 @@ def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
                 weight.normal_(0, 0.2)
 
 
+def record_of(roles: Sequence[str]) -> Record:
+    """A record whose responses have these roles."""
+    return Record([], [], tuple(Response(role, "") for role in roles), "x")
+
+
 def random_batch(
-    prompt_lengths: Sequence[int], response_lengths: Sequence[Sequence[int]], seed: int = 0
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[Sequence[int]],
+    seed: int = 0,
+    records: Sequence[Record] = (),
+    roles: Sequence[str] = ("prefer", "avoid"),
 ) -> dict[str, Any]:
-    """A batch of random tokens of these lengths; see language_model/batch.py."""
+    """A batch of random tokens of these lengths; see language_model/roles.py.
+
+    records: what each row is of; by default one preferred response and others to avoid.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def ids(length: int) -> list[int]:
@@ -215,9 +229,27 @@ def random_batch(
 
     prompts = [ids(length) for length in prompt_lengths]
     responses = [[ids(length) for length in lengths] for lengths in response_lengths]
-    batch: dict[str, Any] = collate_responses(prompts, responses)
-    batch["index"] = torch.arange(len(prompts))
-    return batch
+    if not records:
+        records = [
+            Record(
+                [], [], tuple(Response(("prefer", "avoid")[j > 0], "") for j in range(len(of))), ""
+            )
+            for of in responses
+        ]
+    widths = {role: max(record.roles.count(role) for record in records) for role in roles}
+    rows = [
+        {
+            "index": row,
+            "prompt": np.array(prompts[row]),
+            "responses": [np.array(ids) for ids in responses[row]],
+            "columns": max(map(len, responses)),
+            "record": record,
+            "widths": widths,
+            "rank": row,
+        }
+        for row, record in enumerate(records)
+    ]
+    return collate_rows(rows, roles)
 
 
 def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks import ConversationDataModule
+from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from tests.tasks.conftest import make_data
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
 
@@ -36,7 +36,8 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     assert batch["relative"].nonzero().tolist() == [[1, 1]]
     assert batch["shift"][1, 1] == 0.5
     assert batch["shift"].isnan().sum() == 7
-    assert batch["refusal"].tolist() == [-1, -1, 1, 0]
+    kinds = [ConversationModule.prompt_kind(None, record) for record in batch["records"]]
+    assert kinds == ["", "", "unsafe", "benign"]
     assert batch["objective"].tolist() == [-1] * 4
     texts = data._encoder.tokenizer.batch_decode(
         [ids[:size] for ids, size in zip(dataset[2]["responses"], [99], strict=True)]

@@ -27,7 +27,7 @@ from tests.tasks.conftest import (
     random_batch,
     response_by_hand,
 )
-from tests.tasks.safety.conftest import pair_rows, write_rows
+from tests.tasks.safety.conftest import pair_rows, record, write_rows
 
 ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 LARGE = Lora(
@@ -37,13 +37,8 @@ LARGE = Lora(
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 SHORT = Generation(max_new_tokens=5)
-ANSWER, SAYS_NO, HARMFUL, SAFE_ANSWER = map(ROLES.index, (HELPFUL, REFUSAL, UNSAFE, SAFE))
-IN_BATCH = [
-    [ANSWER, SAYS_NO, -1],
-    [SAYS_NO, HARMFUL, -1],
-    [SAFE_ANSWER, HARMFUL, SAYS_NO],
-    [SAYS_NO, -1, -1],
-]
+ANSWER = ROLES.index(HELPFUL)
+IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REFUSAL,)]
 
 
 def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
@@ -55,11 +50,9 @@ def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
 def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     """A benign prompt, an unsafe one, a pair of an unsafe one, an unsafe one with its refusal."""
     prompts, responses = (5, 9, 7, 6), ((6, 4), (4, 8), (7, 5, 4), (4,))
-    batch = random_batch([prompts[row] for row in rows], [responses[row] for row in rows])
-    batch["index"] = torch.tensor(rows)
-    batch["roles"] = torch.tensor(IN_BATCH)[list(rows), : batch["response_lengths"].shape[1]]
-    batch["unsafe"] = torch.tensor([row > 0 for row in rows])
-    return batch
+    records = [record("x", row > 0, *((role, "") for role in IN_BATCH[row])) for row in rows]
+    lengths = [prompts[row] for row in rows], [responses[row] for row in rows]
+    return random_batch(*lengths, records=records, roles=ROLES)
 
 
 def data_of(files: dict[str, str], **options: Any) -> SafetyDataModule:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.json
 import pyarrow.parquet
 import pytest
-import torch
 from lightning.pytorch import Trainer
 
 from pl_pointwise.errors import DataError
@@ -216,7 +215,7 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
     assert (batch["response_lengths"] > 0).tolist() == [[True, True, False], [True] * 3]
-    assert batch["choices"][0, 2] == -1
+    assert batch["roles"].tolist() == [[0, 1, -1], [0, 1, 1]]
     # and so in a batch none of whose samples has three
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
 
@@ -296,9 +295,9 @@ def test_test_runs_held_out_training_and_multiple_choice_data(
     assert list(loaders) == ["test", "train", "mcq"]
     batch = next(iter(loaders["mcq"]))
     assert batch["response_lengths"].shape == (4, 4)
-    assert torch.equal(batch["choices"][:, 0], batch["gold"])
-    assert batch["has_tools"].tolist() == [True, True, True, False]
-    assert "gold" not in next(iter(loaders["train"]))
+    assert all(record.choice and record.choices[0] > 0 for record in batch["records"])
+    assert [bool(record.tools) for record in batch["records"]] == [True, True, True, False]
+    assert not any(record.choice for record in next(iter(loaders["train"]))["records"])
 
 
 def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_files) -> None:
