@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split, records_of, rows_of
+from pl_pointwise.tasks.common.records import hub_split
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
     ResponseDataModule,
@@ -82,7 +81,6 @@ class ConversationDataModule(ResponseDataModule):
         "test": ("test", "train"),
         "predict": ("predict",),
     }
-    columns: ClassVar[Columns] = {}  # by schema: see Reading
     roles = ROLES
 
     def __init__(
@@ -207,8 +205,7 @@ class ConversationDataModule(ResponseDataModule):
             reading = Reading(reading.schema, reading.columns, reading.role, responses=False)
         found: list[Record] = []
         for path in paths:
-            rows = rows_of(path, (), reading.names)
-            found += records_of(rows, path, reading, self._skips(name))
+            found += self._from_file(name, path, reading)
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:

@@ -143,11 +143,6 @@ class Reading:
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
 
-    @property
-    def names(self) -> list[str]:
-        """The columns to read of a Parquet file, those that there are."""
-        return sorted({*COLUMNS, *(self.columns or {}).values()})
-
     def _named(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """The row under our names."""
         if not self.columns:

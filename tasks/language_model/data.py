@@ -15,16 +15,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
+from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
-from pl_pointwise.tasks.common.splits import (
-    Prompted,
-    check_fractions,
-    sources_of,
-    split_by_prompt,
-    warn_of_shared_prompts,
-)
+from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
@@ -35,13 +29,10 @@ from .records import Record
 from .roles import collate_rows
 from .truncation import TooLong
 
-Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, ...]]]
-"""Columns of a Parquet file by what reads it: those it must have, those it may have."""
-
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
 
-P = TypeVar("P", bound=Prompted)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass
@@ -113,8 +104,6 @@ class ResponseDataModule(PointwiseDataModule):
 
     needs: ClassVar[Needs]
     """Where no records are held out as "test", it is "val" under another name."""
-
-    columns: ClassVar[Columns]
 
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
@@ -271,21 +260,11 @@ class ResponseDataModule(PointwiseDataModule):
             )
 
     def _split(
-        self, read: Mapping[str, list[P]], files: Mapping[str, str | None]
-    ) -> dict[str, list[P]]:
-        """All splits: those that were read, and those that are held out of the training records.
-
-        Says which prompts stand in two of them. files: that of each split, for messages.
-        """
-        found = dict(read)
-        if read.get("train"):
-            fractions = self.preparation.val_fraction, self.preparation.test_fraction
-            shares = dict(zip(SPLITS[1:], fractions, strict=True))
-            shares = {split: share for split, share in shares.items() if split not in read}
-            found |= split_by_prompt(read["train"], shares, self.seed)
-        found = {split: found[split] for split in SPLITS if split in found}
-        warn_of_shared_prompts(found, sources_of(files, found))
-        return found
+        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
+    ) -> dict[str, list[R]]:
+        """All splits: those that were read, and those held out of the training records."""
+        shares = {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
+        return with_held_out(read, shares, self.seed, files)
 
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
@@ -298,8 +277,7 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _from_file(self, name: str, path: str, parse: Callable[[Any, str], Any]) -> list[Any]:
         """The records of a file, for the data set ``name``."""
-        required, optional = self.columns[parse]
-        return records_of(rows_of(path, required, optional), path, parse, self._skips(name))
+        return records_of(rows_of(path), path, parse, self._skips(name))
 
     def _from_hub(self, rows: Any, source: str, parse: Callable[[Any, str], Any]) -> list[Any]:
         """The records of a split; ``source`` is its name, for messages."""

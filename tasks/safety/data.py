@@ -12,7 +12,6 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.splits import stratified_ranks
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
 )
@@ -23,19 +22,11 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_re
 
 from .records import (
     KINDS,
-    PKU_COLUMNS,
     REFUSAL,
     ROLES,
     UNSAFE,
     Record,
     Selection,
-    parse_borderline,
-    parse_instruction,
-    parse_judgement,
-    parse_labelled,
-    parse_pair,
-    parse_prompt,
-    without_own_refusals,
     without_role,
 )
 from .sources import BORDERLINE, SafetySources
@@ -159,17 +150,6 @@ class SafetyDataModule(SafetySources):
         "test": TEST_SETS,
         "predict": ("predict",),
     }
-    columns: ClassVar[Columns] = {
-        parse_instruction: (("output",), ("instruction", "input", "messages")),
-        parse_labelled: ((), ("prompt", "messages", "response", "is_safe")),
-        parse_borderline: (
-            (),
-            ("prompt", "messages", "answer", "response", "refusal", "type", "label"),
-        ),
-        parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
-        parse_pair: (PKU_COLUMNS, ()),
-        parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
-    }
     roles = ROLES
     default_template = ALPACA_TEMPLATE
 
@@ -273,9 +253,7 @@ class SafetyDataModule(SafetySources):
             records = self._read(name)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             records = without_role(UNSAFE, records)
-        if not self.own_refusals:
-            records = without_own_refusals(records)
-        return with_refusals(records, self.refusals)
+        return with_refusals(records, self.refusals, self.own_refusals)
 
 
 def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:

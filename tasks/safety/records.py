@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 from pl_pointwise.tasks.language_model import records
-from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.messages import Answer, answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 from pl_pointwise.tasks.language_model.records import (
     Response,
@@ -120,36 +120,21 @@ class Record(records.Record):
         return digest(self.text) if len(self.messages) == 1 else digest(*self.messages)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One annotator's judgement of one answer.
+class Judgement(NamedTuple):
+    """One annotator's judgement of one answer."""
 
-    Attributes:
-        record: the prompt, and the answer as an unsafe one.
-        safe: the verdict.
-        categories: the kinds of harm the annotator saw.
-    """
-
-    record: Record
-    safe: bool
-    categories: frozenset[str]
+    record: Record  # the prompt, and the answer as an unsafe one
+    safe: bool  # the verdict
+    categories: frozenset[str]  # the kinds of harm the annotator saw
 
 
-@dataclass(frozen=True)
-class AnswerPair:
-    """Two answers to one prompt.
+class AnswerPair(NamedTuple):
+    """Two answers to one prompt."""
 
-    Attributes:
-        record: the prompt.
-        responses: both, each safe or unsafe.
-        better: which is more helpful, 0 or 1.
-        safer: which is less harmful.
-    """
-
-    record: Record
-    responses: tuple[Response, Response]
-    better: int
-    safer: int
+    record: Record  # the prompt
+    responses: tuple[Response, Response]  # both, each safe or unsafe
+    better: int  # which is more helpful, 0 or 1
+    safer: int  # which is less harmful
 
 
 Parser = Callable[[Any, str], Any]
@@ -178,7 +163,7 @@ def parse_labelled(row: Any, where: str) -> Record:
         if answer.role == "avoid":
             responses.append(replace(answer, role=UNSAFE))
         elif is_refusal(answer_text(answer.answer or "")):
-            responses = [replace(answer, role=REFUSAL)]
+            responses = [_refusal(answer.answer)]
     return _record(conversation(row, where), "unsafe", responses, where)
 
 
@@ -228,8 +213,9 @@ def parse_judgement(row: Any, where: str) -> Judgement:
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """A row of PKU-SafeRLHF: {"prompt", "response_0", "response_1", "is_response_0_safe",
     "is_response_1_safe", "better_response_id", "safer_response_id"}."""
-    row = _known(row, where, *PKU_COLUMNS)
-    read = read_pku(row, where)
+    names = ("prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe")
+    row = json_object(row, where)
+    read = read_pku(_known(row, where, *names), where)
     first, second = (
         replace(each, role=UNSAFE if each.role == "avoid" else SAFE) for each in read.responses
     )
@@ -242,17 +228,6 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
         _which(row, name, where) for name in ("better_response_id", "safer_response_id")
     )
     return AnswerPair(record, (first, second), better, safer)
-
-
-PKU_COLUMNS = (
-    "prompt",
-    "response_0",
-    "response_1",
-    "is_response_0_safe",
-    "is_response_1_safe",
-    "better_response_id",
-    "safer_response_id",
-)
 
 
 def parse_prompt(row: Any, where: str) -> Record:
@@ -288,7 +263,7 @@ def _record(
     return Record(made.messages, [], made.responses, where, category, group=group)
 
 
-def _refusal(text: str | None = None) -> Response:
+def _refusal(text: Answer | None = None) -> Response:
     return Response(REFUSAL, text, refusal=True)
 
 
@@ -455,17 +430,6 @@ def without_role(role: str, found: Iterable[Record]) -> list[Record]:
     """The records with their responses of a role left out."""
     return [
         replace(record, responses=tuple(r for r in record.responses if r.role != role))
-        for record in found
-    ]
-
-
-def without_own_refusals(found: Iterable[Record]) -> list[Record]:
-    """The records with configured refusals in place of their own."""
-    return [
-        replace(
-            record,
-            responses=tuple(_refusal() if r.role == REFUSAL else r for r in record.responses),
-        )
         for record in found
     ]
 

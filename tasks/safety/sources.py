@@ -15,7 +15,7 @@ from pl_pointwise.tasks.common.splits import (
     prompt_groups,
     side_of_held_out,
     sources_of,
-    warn_of_shared_prompts,
+    warn_of_shared,
 )
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.messages import answer_text
@@ -151,7 +151,7 @@ class SafetySources(ResponseDataModule):
         rows = self._from_file("test", path, parse_judgement)
         of_file = unanimous(rows, self.selection.categories).values()
         splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
-        warn_of_shared_prompts(splits, sources_of(self._paths("unsafe"), splits))
+        warn_of_shared(splits, sources_of(self._paths("unsafe"), splits))
         return splits
 
     def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
@@ -212,7 +212,7 @@ class SafetySources(ResponseDataModule):
                 records = [record for record in records if record.unsafe]
         if records and name in ("pku", "over_refusal", "contrast") and "train" in self._records:
             splits = {"train": self._records["train"], name: records}
-            warn_of_shared_prompts(splits, {"train": "the training set", name: source})
+            warn_of_shared(splits, {"train": "the training set", name: source})
         self._records[name] = records
         return records
 

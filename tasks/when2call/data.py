@@ -10,7 +10,6 @@ from pl_pointwise.tasks.common.records import hub_split
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
     ResponseDataModule,
@@ -88,15 +87,6 @@ class When2CallDataModule(ResponseDataModule):
         "validate": ("val",),
         "test": ("test", "train", "mcq"),
         "predict": ("predict",),
-    }
-    columns: ClassVar[Columns] = {
-        parse_preference: (
-            ("tools", "messages", "chosen_response", "rejected_response"),
-            ("category", "rejected_category"),
-        ),
-        parse_pair: (("input", "chosen", "rejected"), ("system", "status")),
-        parse_choice: (("question", "tools", "answers", "correct_answer"), ()),
-        parse_question: (("question", "tools"), ("answers",)),
     }
     roles = ROLES
 
