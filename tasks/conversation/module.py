@@ -108,7 +108,7 @@ class ConversationModule(LanguageModelModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    requirements: ClassVar[Mapping[str, Requirement]] = {
+    requirements: Mapping[str, Requirement] = {
         "prefer": Requirement("prefer", "at_least", several=True),
         "avoid": Requirement("avoid", "at_most", several=True),
         "refuse": Requirement("refuse", "at_least", several=True),

@@ -80,7 +80,7 @@ class LanguageModelModule(PointwiseModule):
 
     # A task's own ---------------------------------------------------------------------------------
 
-    requirements: ClassVar[Mapping[str, Requirement]]
+    requirements: Mapping[str, Requirement]
     """What each constraint asks; those without a tolerance are left out."""
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order in which the data module numbers them."""

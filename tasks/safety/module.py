@@ -40,10 +40,9 @@ from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .alpaca_eval import write_outputs
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
-from .rates import side_by_side, summary, write_rates
+from .rates import side_by_side, summary, write_outputs, write_rates
 from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
@@ -127,7 +126,7 @@ class SafetyModule(LanguageModelModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    requirements: ClassVar[Mapping[str, Requirement]] = {
+    requirements: Mapping[str, Requirement] = {
         "refuse": Requirement(REFUSAL, "at_least", kinds=("unsafe",)),
         "comply": Requirement(REFUSAL, "at_most", kinds=("benign", "borderline")),
         "comply_borderline": Requirement(REFUSAL, "at_most", kinds=("borderline",)),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ class When2CallModule(LanguageModelModule):
             schedule, no warm-up and no weight decay.
     """
 
-    requirements: ClassVar[Mapping[str, Requirement]] = {
+    requirements: Mapping[str, Requirement] = {
         "chosen": Requirement("prefer", "at_least"),
         "rejected": Requirement("avoid", "at_most", several=True),
         "ratio": Requirement("avoid", "at_least", several=True, value=log_ratio),

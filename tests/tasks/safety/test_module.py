@@ -19,6 +19,7 @@ from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
+from pl_pointwise.tasks.safety.rates import write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
@@ -458,3 +459,16 @@ def test_answers_are_counted_judged_and_written(
         outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
         assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
+
+
+def test_alpaca_evals_file_is_a_list_of_stripped_answers_with_their_model(tmp_path) -> None:
+    rows = [
+        {"instruction": "Name a colour.", "output": ' Blau – ünï\n"blue"\n'},
+        {"instruction": "1 + 1?", "output": "<think>\nHm.\n</think>\n\n2"},
+    ]
+    path = tmp_path / "a" / "model_outputs.json"
+    write_outputs(path, rows, "policy")
+    assert json.loads(path.read_text(encoding="utf-8")) == [
+        {**rows[0], "output": 'Blau – ünï\n"blue"', "generator": "policy"},
+        {**rows[1], "output": "2", "generator": "policy"},
+    ]
