@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Needs,
@@ -137,12 +136,6 @@ class ConversationDataModule(ResponseDataModule):
         self.reading = Reading(schema, columns, role)
         self.group, self.refusals = group, validate_refusals(refusals)
 
-    # Lightning's hooks ----------------------------------------------------------------------------
-
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, and the responses."""
         record = self._training_record(index)
@@ -189,9 +182,8 @@ class ConversationDataModule(ResponseDataModule):
         read: dict[str, list[Record]] = {}
         if self.source == "hub":
             assert self.hub_path is not None
-            rows = hub_split(self.hub_path, self.hub_config, self.hub_split)
-            named = f"{self.hub_path}, {self.hub_split}"
-            read["train"] = self._finished(self._from_hub(rows, named, self.reading))
+            found = self._from_hub(self.hub_path, self.hub_config, self.hub_split, self.reading)
+            read["train"] = self._finished(found)
         else:
             paths = {"train": self.train_files}
             paths |= {side: [path] for side in ("val", "test") if (path := self.files[side])}

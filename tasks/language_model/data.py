@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
+from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
@@ -108,6 +108,8 @@ class ResponseDataModule(PointwiseDataModule):
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
 
+    dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
+
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
 
@@ -180,15 +182,19 @@ class ResponseDataModule(PointwiseDataModule):
     def task_records(self, name: str) -> Sequence[Any]:
         """The records of a data set; none where its source has none."""
 
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> EncodedResponses:
-        """The data set of such records; ``limits`` are :class:`EncodedResponses`'s options."""
-        return EncodedResponses(records, self._encoder, name=name, **limits)
-
     @abstractmethod
     def remedy(self, stage: str) -> str:
         """Which options to set where there are no data for a stage."""
 
     # Lightning's hooks ----------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Fill the hub's caches, once a node."""
+        self._take_model()
+        stage = self.trainer.state.fn if self.trainer else None
+        if self.source == "hub" and stage != "predict":
+            for name in self.needs[stage or "fit"]:
+                self.task_records(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, split and tokenise what ``stage`` needs and is not there yet."""
@@ -236,9 +242,10 @@ class ResponseDataModule(PointwiseDataModule):
         if most is not None and bounded:
             prompt, whole = min(prompt, most - 1), most
         try:
-            return self.encoded(
-                name,
+            return self.dataset_class(
                 records,
+                self._encoder,
+                name=name,
                 max_prompt_length=prompt,
                 max_length=whole,
                 too_long=self._too_long(name),
@@ -279,9 +286,13 @@ class ResponseDataModule(PointwiseDataModule):
         """The records of a file, for the data set ``name``."""
         return records_of(rows_of(path), path, parse, self._skips(name))
 
-    def _from_hub(self, rows: Any, source: str, parse: Callable[[Any, str], Any]) -> list[Any]:
-        """The records of a split; ``source`` is its name, for messages."""
-        return records_of(numbered(rows, source), source, parse, self.skip_invalid)
+    def _from_hub(
+        self, path: str, config: str | None, split: str, parse: Callable[[Any, str], Any]
+    ) -> list[Any]:
+        """The records of a split of a data set on the hub."""
+        source = f"{path}, {split}"
+        rows = numbered(hub_split(path, config, split), source)
+        return records_of(rows, source, parse, self.skip_invalid)
 
     def _training_record(self, index: int) -> Any:
         """The record of training sample ``index``, for reports."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
@@ -151,6 +151,7 @@ class SafetyDataModule(SafetySources):
         "predict": ("predict",),
     }
     roles = ROLES
+    dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
 
     def __init__(
@@ -214,28 +215,11 @@ class SafetyDataModule(SafetySources):
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
 
-    # Lightning's hooks --------------------------------------------------------------------------
-
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-        stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub" and stage != "predict":
-            self._read_splits()
-            if stage == "test":
-                self._read("pku")
-
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""
         record = self._training_record(index)
         texts = {"record": record.where, "prompt": record.text, "kind": record.kind}
         return texts | {each.role: answer_text(each.answer) for each in record.responses}
-
-    # Data sets ------------------------------------------------------------------------------------
-
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> SafetyDataset:
-        """Prompts and responses as token ids."""
-        return SafetyDataset(records, self._encoder, name=name, **limits)
 
     def remedy(self, stage: str) -> str:
         """The files that a stage needs."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -32,8 +31,8 @@ from .records import (
 
 Schema = Literal["when2call", "pairs"]
 
-_SPLITS = {"train": ("train_pref", "train"), "mcq": ("test", "mcq")}
-"""Configuration and split of ``nvidia/When2Call`` on the hub."""
+_CONFIGS = {"train": "train_pref", "mcq": "test"}
+"""By split of ``nvidia/When2Call`` on the hub its configuration."""
 
 
 class When2CallDataModule(ResponseDataModule):
@@ -135,15 +134,6 @@ class When2CallDataModule(ResponseDataModule):
         }
         self.group_rejected = group_rejected
 
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-        stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub" and stage != "predict":
-            self._hub("train")
-            if stage == "test" and self.schema == "when2call":
-                self._hub("mcq")
-
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Besides, the characters of each response."""
         characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
@@ -198,10 +188,7 @@ class When2CallDataModule(ResponseDataModule):
             read = {side: grouped(records) for side, records in read.items()}
         return read
 
-    def _hub(self, name: str) -> Any:
-        """The split of the data set on the hub that serves as ``name``."""
-        config, split = _SPLITS[name] if self.schema == "when2call" else (None, "train")
-        return hub_split(self.hub_path, config, split)
-
     def _hub_records(self, name: str, parse: Parser) -> list[Record]:
-        return self._from_hub(self._hub(name), f"{self.hub_path}, {name}", parse)
+        """The records of the split on the hub that serves as ``name``."""
+        config = _CONFIGS[name] if self.schema == "when2call" else None
+        return self._from_hub(self.hub_path, config, name, parse)
