@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -32,8 +34,9 @@ from transformers import (
 )
 
 from pl_pointwise import Training
+from pl_pointwise.cli import main
 from pl_pointwise.compare import command
-from pl_pointwise.configs import packaged_configs
+from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record, Response
@@ -136,6 +139,36 @@ def adapt(model: PreTrainedModel, seed: int = 1, **options: Any) -> PeftModel:
 def overlays(task: str) -> list[str]:
     """The names of a task's packaged configurations over its base."""
     return [name for name in packaged_configs() if name.startswith(f"{task}/")]
+
+
+_SILENT = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+QUIET_RUN = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
+QUIET_RUN |= {f"trainer.{name}": "false" for name in _SILENT}
+"""Options of a short run on the command line."""
+
+
+def words(options: dict[str, str]) -> list[str]:
+    """Options as the command line takes them."""
+    return [word for key, value in options.items() for word in (f"--{key}", value)]
+
+
+def comparison(task: str, name: str, arguments: list[str], output: Path) -> list[dict[str, str]]:
+    """The rows of a packaged comparison's table, one for each of its methods, none failed."""
+    where = ["--methods", f"{task}/{name}", "--output", str(output)]
+    sanity = ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
+    main(["compare", "--config", task, *where, *arguments, *sanity])
+    with (output / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    methods = yaml.safe_load(packaged_comparisons()[f"{task}/{name}"].read_text())
+    assert [row["method"] for row in rows] == list(methods)
+    assert {row["error"] for row in rows} == {""}
+    return rows
+
+
+def train(task: str, name: str, arguments: list[str], root: Path) -> None:
+    """A fit of a packaged configuration, a base or one over it."""
+    overlay = [] if name == task else ["--config", name]
+    main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
 def slow_tables(names: list[str]) -> list[Any]:

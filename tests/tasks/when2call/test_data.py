@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.json
-import pyarrow.parquet
 import pytest
 from lightning.pytorch import Trainer
 
@@ -117,18 +115,6 @@ def test_skipped_records_are_counted(language_model_folder, tmp_path) -> None:
     with pytest.warns(UserWarning, match="left out 1 of 2 records"):
         data.setup("fit")
     assert len(data.datasets["train"]) == 1
-
-
-def test_parquet_and_json_lines_give_the_same_data(language_model_folder, tmp_path) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(4))
-    pyarrow.parquet.write_table(pyarrow.json.read_json(path), tmp_path / "t.parquet")
-    found = []
-    for name in ("t.jsonl", "t.parquet"):
-        files = {"train_file": str(tmp_path / name)}
-        data = module(language_model_folder, files, val_fraction=0)
-        data.setup("fit")
-        found.append(data.datasets["train"].fingerprint)
-    assert found[0] == found[1]
 
 
 def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -392,11 +391,3 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
 def test_bad_option_is_refused_before_training(options, message, language_model_folder) -> None:
     with pytest.raises(ValueError, match=message):
         made(language_model_folder, **options)
-
-
-def test_evaluation_tolerances_do_not_change_training(language_model_folder) -> None:
-    module = made(language_model_folder, evaluation=When2CallEvaluation(rejected_tolerance=-5.0))
-    assert module.constraints["rejected"].at_most == -6.0
-    assert module.evaluation_constraints["rejected"].at_most == -5.0
-    assert module.evaluation_constraints["chosen"].at_least == -2.0
-    assert math.isclose(module.optimization.learning_rate, 5e-5)
