@@ -341,13 +341,19 @@ METHODS: dict[str, Callable[[], Formulation | None]] = {
     "Relaxed(price=10)": lambda: Relaxed(price=10.0),
     "Pointwise(alpha=1, dual_lr=.1)": lambda: Pointwise(alpha=1.0, dual_lr=0.1),
     "Pointwise(alpha=10, dual_lr=20)": lambda: Pointwise(alpha=10.0, dual_lr=20.0),
-    "Average()": Average,
+    'Average(alpha="adaptive")': lambda: Average(alpha="adaptive"),
+    "Average(dual_lr=.1)": Average,
 }
 for _weight in (0.1, 1.0, 10.0, 100.0, 1000.0):
     METHODS[f"hinge {_weight:g}"] = lambda w=_weight: Penalty(weight=w, shape="hinge")
     METHODS[f"squared hinge {_weight:g}"] = lambda w=_weight: Penalty(
         weight=w, shape="squared_hinge"
     )
+COLORS = {
+    "Pointwise()": "#D55E00",
+    "Relaxed(price=10)": "#CC79A7",
+    'Average(alpha="adaptive")': "#009E73",
+}
 
 
 # Runs -------------------------------------------------------------------------------------------
@@ -406,24 +412,35 @@ def run(
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Objective above the optimum against share violated, a point a run; the sweeps as lines."""
-    shown = table[table["above"].notna() & (table["epochs"] == table["epochs"].max())]
-    problems = list(dict.fromkeys(shown["problem"]))
-    figure = Figure(figsize=(4 * max(1, len(problems)), 3.8), layout="constrained")
-    panels = figure.subplots(1, len(problems), squeeze=False)[0]
-    for panel, name in zip(panels, problems, strict=True):
-        rows = shown[shown["problem"] == name]
+    """What is paid against the share violated, a point a run of the longest; sweeps as lines."""
+    problems = list(dict.fromkeys(table["problem"]))
+    columns = min(3, len(problems))
+    lines = -(-len(problems) // columns)
+    figure = Figure(figsize=(4 * columns, 3.4 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel, name in zip(panels, problems, strict=False):
+        rows = table[table["problem"] == name]
+        rows = rows[rows["epochs"] == rows["epochs"].max()]
+        known, held_out = (
+            column in rows and rows[column].notna().all()
+            for column in ("above", "held-out objective")
+        )
+        part = "held-out " if held_out else ""
+        paid = "above" if known else f"{part}objective"
         for family, color in (("hinge", "#999999"), ("squared hinge", "#56B4E9")):
             sweep = rows[rows["method"].str.startswith(f"{family} ")]
-            panel.plot(sweep["violated"], sweep["above"], ".-", color=color, label=family)
-        for method, color in (("Pointwise()", "#D55E00"), ("Average()", "#009E73")):
+            panel.plot(sweep[f"{part}violated"], sweep[paid], ".-", color=color, label=family)
+        for method, color in COLORS.items():
             own = rows[rows["method"] == method]
-            panel.plot(own["violated"], own["above"], "o", color=color, label=method)
-        panel.set(title=name, xlabel="share violated", xlim=(-0.02, 1))
-        panel.set_yscale("symlog", linthresh=0.1)
-        panel.axhline(0, color="black", linewidth=0.8)
-    figure.axes[0].set_ylabel("objective above the optimum, ratio")
-    figure.axes[0].legend(frameon=False)
+            panel.plot(own[f"{part}violated"], own[paid], "o", color=color, label=method)
+        panel.set(title=f"{name}{', new inputs' if held_out else ''}", xlim=(-0.02, None))
+        panel.set(xlabel="share violated", ylabel="above the optimum" if known else "objective")
+        if known:
+            panel.set_yscale("symlog", linthresh=0.1)
+            panel.axhline(0, color="black", linewidth=0.8)
+    for panel in panels[len(problems) :]:
+        panel.set_axis_off()
+    panels[0].legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=110)
 
 

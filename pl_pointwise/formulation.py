@@ -121,11 +121,9 @@ class Ascending(Formulation):
 
     def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
         name = type(self).__name__
-        if alpha == "adaptive" and self.scope == "batch":
-            raise ValueError(f'{name}: only Pointwise and Relaxed are "adaptive"; give a number.')
         if isinstance(alpha, str) and alpha != "adaptive":
             raise ValueError(
-                f"{name}(alpha={alpha!r}): leave alpha out, and the fit finds it; or give a number."
+                f'{name}(alpha={alpha!r}): alpha="adaptive" and the fit finds it; or give a number.'
             )
         if alpha == "adaptive" and dual_lr is not None:
             raise ValueError(

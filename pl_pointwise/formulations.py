@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .constraint import Constraint as Constraint
-from .formulation import Adaptive, Ascending, Scope, number
+from .formulation import STANDARD_STEP, Adaptive, Ascending, Own, Scope, number
 from .formulation import Formulation as Formulation
 
 Anchor = Literal["zero", "largest", "threshold"]
@@ -106,6 +106,10 @@ class BatchFormulation(Ascending):
     anchor: Anchor = "zero"
     threshold_lr: float = 0.0
 
+    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
+        stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
+        super().__init__(alpha, stated)
+
     @property
     def linear(self) -> bool:
         """Whether ψ is linear in the mean, so that ∂ψ/∂mean = λ is known before the mean."""
@@ -118,6 +122,10 @@ class BatchFormulation(Ascending):
     def outer(self, mean: Tensor) -> Tensor:
         """g − a from that mean, elementwise."""
         return mean
+
+    def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
+        """α = 3Λ/2r all along and η = .1Λ/r: its λ moves in every step, not once an epoch."""
+        return super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
@@ -139,15 +147,16 @@ class Average(BatchFormulation):
     asks that the mean of ℓ be c, and has one multiplier of either sign.
 
     Args:
-        dual_lr: η ≥ 0, the size of the dual step.
-        alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
+        dual_lr: η ≥ 0, the size of the dual step; None is .1.
+        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
+            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
 
     def __init__(
         self,
         *,
-        dual_lr: float = 0.1,
-        alpha: float | None = None,
+        dual_lr: float | None = None,
+        alpha: float | Adaptive | None = None,
     ) -> None:
         super().__init__(alpha, dual_lr)
 
@@ -162,8 +171,9 @@ class Tilted(BatchFormulation):
 
     Args:
         tilt: τ > 0, in one over the units of the violation.
-        dual_lr: η ≥ 0, the size of the dual step.
-        alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
+        dual_lr: η ≥ 0, the size of the dual step; None is .1.
+        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
+            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
 
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
@@ -172,8 +182,8 @@ class Tilted(BatchFormulation):
         self,
         *,
         tilt: float,
-        dual_lr: float = 0.1,
-        alpha: float | None = None,
+        dual_lr: float | None = None,
+        alpha: float | Adaptive | None = None,
     ) -> None:
         super().__init__(alpha, dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)
@@ -204,9 +214,11 @@ class CVaR(BatchFormulation):
 
     Args:
         level: p in [0, 1).
-        threshold_lr: the size of the step of t, in the units of the violation.
-        dual_lr: η ≥ 0, the size of the dual step.
-        alpha: augmentation α > 0 (half the usual ρ), or None for the standard Lagrangian.
+        threshold_lr: the size of the step of t, in the units of the violation; of an adaptive
+            one in units of its violated values' root mean square.
+        dual_lr: η ≥ 0, the size of the dual step; None is .1.
+        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
+            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
 
     anchor: Anchor = "threshold"
@@ -217,8 +229,8 @@ class CVaR(BatchFormulation):
         *,
         level: float = 0.95,
         threshold_lr: float = 0.1,
-        dual_lr: float = 0.1,
-        alpha: float | None = None,
+        dual_lr: float | None = None,
+        alpha: float | Adaptive | None = None,
     ) -> None:
         super().__init__(alpha, dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
@@ -228,6 +240,11 @@ class CVaR(BatchFormulation):
                 "worst twentieth."
             )
         self.threshold_lr = number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
+
+    def in_units(self, pull: float, step: float, unit: float, size: float) -> CVaR:
+        """With the step of t too."""
+        found = super().in_units(pull, step, unit, size)
+        return found._changed(threshold_lr=self.threshold_lr * size)
 
     def inner(self, violation: Tensor) -> Tensor:
         """(v − t)₊/(1 − p), elementwise in v − t."""

@@ -134,7 +134,9 @@ class GradientUnits:
             if not declared[name].adaptive:
                 continue
             violation, mask = measured.followed[name], measured.masks[name]
-            residual = formulation.residual(violation, measured.multipliers[name])
+            residual = violation.clamp(min=0)
+            if formulation.scope == "sample":
+                residual = formulation.residual(violation, measured.multipliers[name])
             violated = residual[mask & (residual > 0)]
             if not len(violated):
                 continue

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Constraint, Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
 from pl_pointwise.gradient_units import DUAL_STRENGTH, RISE, STRENGTH, GradientUnits
 from tests.pl_pointwise.toy import (
     At,
@@ -95,7 +95,15 @@ class Scaled(Toy):
         return torch.optim.Adam(self.parameters(), 1e-2, eps=1e-12)
 
 
-@pytest.mark.parametrize("formulation", [Pointwise(), Relaxed(price=5.0)], ids=["", "relaxed"])
+FORMULATIONS = {
+    "pointwise": Pointwise(),
+    "relaxed": Relaxed(price=5.0),
+    "average": Average(alpha="adaptive"),
+    "CVaR": CVaR(level=0.5, alpha="adaptive"),
+}
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 @pytest.mark.parametrize("bound", BOUNDS, ids=str)
 def test_units_change_nothing(
