@@ -193,7 +193,7 @@ class ResponseDataModule(PointwiseDataModule):
         self._take_model()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub" and stage != "predict":
-            for name in self.needs[stage or "fit"]:
+            for name in self.needs.get(stage or "fit", ()):
                 self.task_records(name)
 
     def setup(self, stage: str | None = None) -> None:

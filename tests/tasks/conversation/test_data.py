@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
@@ -156,19 +154,3 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
 def test_options_that_cannot_be_are_refused(options, words) -> None:
     with pytest.raises(DataError, match=words):
         ConversationDataModule(**options)
-
-
-def test_shift_of_an_absolute_bound(language_model_folder, tmp_path) -> None:
-    row = {
-        "prompt": "Hi",
-        "responses": [{"role": "prefer", "content": "Yes.", "tolerance": -0.75}],
-        "objective": True,
-    }
-    path = write_rows(tmp_path / "r.jsonl", [row])
-    data = module(language_model_folder, str(path), val_fraction=0.0)
-    data.setup("fit")
-    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
-    assert torch.equal(batch["shift"], torch.tensor([[0.75]]))
-    assert not batch["relative"].any()
-    assert batch["objective"].tolist() == [1]
-    assert math.isfinite(batch["shift"].item())
