@@ -160,7 +160,11 @@ class LanguageModelModule(PointwiseModule):
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
-        return self.scorer(batch, self.referred(batch))
+        return self.score(batch, self.referred(batch))
+
+    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
+        """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
+        return self.scorer(batch, reference)
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
