@@ -18,7 +18,6 @@ from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.safety.data import ALPACA_TEMPLATE, REFUSAL_TEXT, SafetyDataset
 from pl_pointwise.tasks.safety.records import (
-    CATEGORIES,
     HELPFUL,
     REFUSAL,
     UNSAFE,
@@ -288,12 +287,6 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
 def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> None:
     with pytest.raises(DataError, match=message):
         SafetyDataModule("no-such-model", **options)
-
-
-def test_a_category_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(DataError, match="'theft'") as caught:
-        Selection(categories=["theft"])
-    assert all(name in str(caught.value) for name in CATEGORIES)
 
 
 @pytest.mark.parametrize("kind", ["benign", "unsafe"])
