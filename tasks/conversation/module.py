@@ -218,7 +218,7 @@ class ConversationModule(LanguageModelModule):
         asked = [r.role for r in record.responses if r.refusal and r.role in ("refuse", "avoid")]
         return {"refuse": "unsafe", "avoid": "benign"}[asked[0]] if asked else ""
 
-    def answers_in(
+    def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples of a batch.
@@ -226,7 +226,7 @@ class ConversationModule(LanguageModelModule):
         And {exact}, whether it is a response of role prefer or refuse word for word, where there is
         one, and {valid_call, existing_tool, right_tool} where a preferred response calls tools.
         """
-        answers = super().answers_in(batch, samples, stage)
+        answers = super().batch_answers(batch, samples, stage)
         for answer, (row, _) in zip(answers, samples, strict=True):
             texts: dict[str, list[str]] = {"prefer": [], "refuse": []}
             for role, found in texts.items():

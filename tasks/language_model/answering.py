@@ -2,7 +2,7 @@
 
 A task's evaluation has ``answer_in``, the data sets of `test` whose prompts are answered, and
 ``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates, and
-may say more of each answer (``answers_in``), judge all of them and report on them.
+may say more of each answer (``batch_answers``), judge all of them and report on them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def answer_batch(
     ]
     if not asked:
         return
-    new = module.answers_in(batch, asked, stage)
+    new = module.batch_answers(batch, asked, stage)
     module.answers[stage] += new
     kinds = [module.prompt_kind(batch["records"][row]) for row, _ in asked]
     for name, rate in module.rates.items():

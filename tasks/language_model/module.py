@@ -298,7 +298,7 @@ class LanguageModelModule(PointwiseModule):
         """The kind of a prompt, of which some rates are."""
         return record.kind
 
-    def answers_in(
+    def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples of a batch.
@@ -330,7 +330,7 @@ class LanguageModelModule(PointwiseModule):
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of each prompt; filling samples give none."""
         samples = real_samples(batch)
-        return self.answers_in(batch, samples, "predict") if samples else []
+        return self.batch_answers(batch, samples, "predict") if samples else []
 
     # Answers and export ---------------------------------------------------------------------------
 

@@ -250,14 +250,14 @@ class SafetyModule(LanguageModelModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def answers_in(
+    def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
         Of "alpaca_eval" the reference's answer as well.
         """
-        found = super().answers_in(batch, samples, stage)
+        found = super().batch_answers(batch, samples, stage)
         for place, (row, index) in enumerate(samples):
             record: Record = batch["records"][row]
             about = {"index": index, "prompt": record.text}
