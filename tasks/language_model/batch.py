@@ -107,19 +107,10 @@ class Pairs:
         prompt_lengths: list[int],
         response_lengths: list[list[int]],
     ) -> Pairs:
-        places = [
-            (row, column)
-            for row, lengths in enumerate(response_lengths)
-            for column, length in enumerate(lengths)
-            if length
-        ]
-        _, responses, width = response_ids.shape
-        starts = [(row * responses + column) * width for row, column in places]
-        ends = [
-            start + response_lengths[row][column]
-            for start, (row, column) in zip(starts, places, strict=True)
-        ]
-        tokens = _ranges(starts, ends).to(response_ids.device, non_blocking=True)
+        lengths = torch.tensor(response_lengths, dtype=torch.long)
+        places = [(row, column) for row, column in lengths.nonzero().tolist()]
+        filled = torch.arange(response_ids.shape[2]) < lengths[..., None]  # (B, R, T)
+        tokens = _places_of(filled, response_ids.device)
         targets = response_ids.flatten()[tokens]
         return cls(prompt_ids, response_ids, prompt_lengths, response_lengths, places, targets)
 
@@ -133,15 +124,9 @@ class Pairs:
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""
-        starts, ends, start = [], [], 0
-        chosen = set(self.places)
-        for place in pairs.places:
-            end = start + pairs.length(*place)
-            if place in chosen:
-                starts.append(start)
-                ends.append(end)
-            start = end
-        return _ranges(starts, ends).to(self.targets.device, non_blocking=True)
+        chosen, sizes = set(self.places), torch.tensor([pairs.length(*p) for p in pairs.places])
+        kept = torch.tensor([place in chosen for place in pairs.places])
+        return _places_of(kept.repeat_interleave(sizes), self.targets.device)
 
     def length(self, row: int, column: int) -> int:
         return self.response_lengths[row][column]
@@ -156,28 +141,20 @@ class Pairs:
         A response's last token predicts nothing and is left out. The places are in the flattened
         (M·L,) sequences.
         """
-        sizes = [
-            self.prompt_lengths[row] + self.length(row, column) - 1 for row, column in self.places
-        ]
-        width = max(sizes)
-        ids = self.prompt_ids.new_zeros((len(sizes), width))
+        prompts = torch.tensor([self.prompt_lengths[row] for row, _ in self.places])
+        sizes = prompts + torch.tensor([self.length(*place) for place in self.places]) - 1
+        columns = torch.arange(int(sizes.max()))
+        ids = self.prompt_ids.new_zeros((len(sizes), len(columns)))
         for sequence, (row, column) in enumerate(self.places):
-            prompt, size = self.prompt_lengths[row], sizes[sequence]
+            prompt, size = self.prompt_lengths[row], int(sizes[sequence])
             ids[sequence, :prompt] = self.prompt_ids[row, :prompt]
             ids[sequence, prompt:size] = self.response_ids[row, column, : size - prompt]
-        mask = torch.arange(width) < torch.tensor(sizes)[:, None]
-        starts = [
-            sequence * width + self.prompt_lengths[row] - 1
-            for sequence, (row, _) in enumerate(self.places)
-        ]
-        ends = [sequence * width + size for sequence, size in enumerate(sizes)]
-        mask, places = (
-            each.to(ids.device, non_blocking=True) for each in (mask.long(), _ranges(starts, ends))
-        )
-        return ids, mask, places
+        mask = columns < sizes[:, None]
+        predicting = mask & (columns >= prompts[:, None] - 1)
+        attended = mask.long().to(ids.device, non_blocking=True)
+        return ids, attended, _places_of(predicting, ids.device)
 
 
-def _ranges(starts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """The concatenation of start, start + 1, …, end − 1."""
-    pieces = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
+def _places_of(mask: Tensor, device: torch.device) -> Tensor:
+    """Where a mask on the CPU is true, (n,) places in it flattened, on a device."""
+    return mask.flatten().nonzero()[:, 0].to(device, non_blocking=True)
