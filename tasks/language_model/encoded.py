@@ -137,15 +137,7 @@ class EncodedResponses:
         """
         limit, whole = self._limits
         if len(ids) > limit:
-            messages = fit_prompt(
-                encoder,
-                record.messages,
-                record.tools,
-                record.where,
-                limit,
-                answers=record.answers,
-                cut=self._too_long == "cut",
-            )
+            messages = fit_prompt(encoder, record, limit, cut=self._too_long == "cut")
             if messages is None:
                 if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
                     self.truncation["skipped"] += 1
