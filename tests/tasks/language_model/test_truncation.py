@@ -13,7 +13,6 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.records import Record, Response
-from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.truncation import fit_prompt
 from tests.tasks.conftest import build_tokenizer
 
