@@ -173,7 +173,9 @@ class EncodedResponses:
         return len(self.records)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        first, last = self.span(position)
+        if not 0 <= position < len(self):
+            raise IndexError(f"{position} of {len(self)} records")
+        first, last = self._owners[position : position + 2].tolist()
         start, end = self._prompt_ends[position : position + 2]
         return {
             "prompt": self._prompts[start:end],
@@ -186,13 +188,6 @@ class EncodedResponses:
             "widths": self.widths,
             "rank": self.ranks[position],
         }
-
-    def span(self, position: int) -> tuple[int, int]:
-        """The places of a row's responses among all, from and up to."""
-        if not 0 <= position < len(self):
-            raise IndexError(f"{position} of {len(self)} records")
-        first, last = self._owners[position : position + 2].tolist()
-        return first, last
 
     def record(self, position: int) -> Record:
         """The texts of a row, for reports."""
