@@ -1,7 +1,6 @@
 """Checkpoints: there whole or not at all, of plain values, with the multipliers checked.
 
-What a checkpoint may hold, so that it loads without running code; the random state of every rank;
-writing and reading files.
+What a checkpoint may hold, so that it loads without running code; writing and reading files.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import random
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -27,12 +25,10 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from torch import Tensor
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
-from .sampler import generator_states
 from .step import OBJECTIVE, require_names
 
 
@@ -123,42 +119,6 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
     hints = get_type_hints(kind)
     nested = {f.name: hints[f.name] for f in fields(kind) if is_dataclass(hints[f.name])}  # type: ignore[arg-type]
     return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of this process's generators, as plain values and tensors."""
-    state = plain_random_state(*generator_states())
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators as plain values and a tensor."""
-    kind, keys, position, has_gauss, gauss = numbers
-    return {
-        "python": python,
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
-        "torch": torch_state,
-    }
-
-
-def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
-@contextmanager
-def replayed_random_state(device: torch.device) -> Iterator[None]:
-    """Runs the block, then puts torch's generators back, so that what follows draws the same."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:

@@ -82,8 +82,8 @@ def export(
     folder = output or run / "export"
     _refuse_other_files(folder)
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    module.weights_of = Path(checkpoint).name
-    module.card_facts = dict(facts or {})
+    module.notes.checkpoint = Path(checkpoint).name
+    module.notes.facts = dict(facts or {})
     written: Path = module.export(folder)
     return written
 

@@ -27,6 +27,7 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.step import judged_values
 from pl_pointwise.tasks.language_model.answering import CUT, Rate
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.loading import Lora
@@ -204,7 +205,7 @@ class ConversationModule(LanguageModelModule):
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
         surrogates = self.constraint_values(outputs, batch)
-        for role, values in self.judged_values(outputs, batch, surrogates).items():
+        for role, values in judged_values(self, outputs, batch, surrogates).items():
             mask = masks[role].to(real.device)
             violated = self.evaluation_constraints[role].violation(values) > 0
             missed |= (violated & mask).any(1)

@@ -104,7 +104,7 @@ def finish_answers(
         for name, of_it in answered.items()
     }
     module.judge_answers(answered)
-    if not module.confidential:
+    if not module.notes.confidential:
         module.report_answers({name: _write(module, name) for name in answered})
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.own_hooks import part_of
 
 from .adapters import Lora
 from .answering import Rate, answer_batch, finish_answers, real_samples
@@ -71,12 +72,6 @@ class LanguageModelModule(PointwiseModule):
         *("roles", "shift", "relative", "objective", "rank"),
     )
     shared_objective = "kl"
-
-    own_hooks: ClassVar[Mapping[str, str]] = {
-        "on_fit_start": "_prepare_fit",
-        "on_train_epoch_end": "_log_reference_cache",
-        "on_train_start": "_prepare_training",
-    }
 
     # A task's own ---------------------------------------------------------------------------------
 
@@ -246,6 +241,7 @@ class LanguageModelModule(PointwiseModule):
     def check_training_records(self, records: Sequence[Any]) -> None:
         """Refuses a training set in which a term has no sample at all."""
 
+    @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
         """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
         self.train()
@@ -261,12 +257,14 @@ class LanguageModelModule(PointwiseModule):
             self.model, folder, counts_files=self.trainer.is_global_zero
         )
 
+    @part_of("on_train_start")
     def _prepare_training(self) -> None:
         fill_cache(self)
         samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
 
+    @part_of("on_train_epoch_end")
     def _log_reference_cache(self) -> None:
         if self.scorer.cache is not None:
             self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
@@ -321,7 +319,7 @@ class LanguageModelModule(PointwiseModule):
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
         """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
 
-        Below the trainer's default_root_dir, an object an answer; none while ``confidential``.
+        Below the trainer's default_root_dir, an object an answer; none of a confidential model.
         """
         finish_answers(self, metrics)
 

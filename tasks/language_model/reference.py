@@ -30,8 +30,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pl_pointwise.checkpoints import replayed_random_state
 from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.random_state import replayed_random_state
 from pl_pointwise.step import pieces_of
 
 from .frozen import frozen_reference
@@ -299,7 +299,8 @@ def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mappi
         validation = [validation]
     for loader in (trainer.train_dataloader, *validation):
         module.train(loader is trainer.train_dataloader)
-        dataset, size = loader.dataset, module.micro_batch_size or loader.batch_size or 1
+        dataset = loader.dataset
+        size = module.training_settings.micro_batch_size or loader.batch_size or 1
         for start in range(rank * size, len(dataset), ranks * size):
             rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
             batch = module._apply_batch_transfer_handler(loader.collate_fn(rows), module.device)

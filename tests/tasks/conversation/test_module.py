@@ -179,7 +179,7 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         avoid_tolerance=-6.0,
         scoring_method="chunked",
     )
-    module.optimization.learning_rate = 1e-2
+    module.training_settings.optimization.learning_rate = 1e-2
     trainer = quiet_trainer(tmp_path, max_epochs=40)
     before = trainer.test(module, data, verbose=False)[0]
     assert before["train/all_met"] == 0
@@ -243,7 +243,7 @@ def test_answers_are_counted_and_written(
     answers = [json.loads(line) for line in lines]
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
-    module.confidential = True
+    module.notes.confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
 

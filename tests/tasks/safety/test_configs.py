@@ -127,7 +127,7 @@ def test_the_papers_settings_are_those_of_the_base(tiny) -> None:
     module = PointwiseCLI(["--config", "safety", *tiny], run=False).model
     assert (module.lora.r, module.lora.lora_alpha, module.lora.lora_dropout) == (64, 128, 0.05)
     assert module.lora.target_modules == "attention"
-    chosen = module.optimization
+    chosen = module.training_settings.optimization
     assert (chosen.learning_rate, chosen.weight_decay) == (5e-4, 0.01)
     assert (chosen.schedule, chosen.warmup_ratio) == ("cosine", 0.1)
     spoken = module.generation
