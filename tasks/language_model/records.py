@@ -149,12 +149,15 @@ def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = Tru
 
     A prompt has the same refusal wherever it stands. own: a record's own refusal stays.
     """
+
+    def replaced(response: Response) -> bool:
+        return response.answer is None or (response.refusal and not own)
+
     found = []
     for record in records:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
         responses = [
-            replace(each, answer=text) if each.refusal and not (own and each.answer) else each
-            for each in record.responses
+            replace(each, answer=text) if replaced(each) else each for each in record.responses
         ]
         found.append(replace(record, responses=tuple(responses)))
     return found

@@ -141,6 +141,11 @@ def overlays(task: str) -> list[str]:
     return [name for name in packaged_configs() if name.startswith(f"{task}/")]
 
 
+def comparisons(task: str) -> list[str]:
+    """The names of a task's packaged comparisons, without the task's."""
+    return [name.split("/")[1] for name in packaged_comparisons() if name.startswith(f"{task}/")]
+
+
 _SILENT = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
 QUIET_RUN = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
 QUIET_RUN |= {f"trainer.{name}": "false" for name in _SILENT}
