@@ -39,11 +39,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from pl_pointwise.requirements.p_values import p_value
-from pl_pointwise.requirements.selection import (
-    Candidate,
-    holm,
-    select,
-)
+from pl_pointwise.requirements.selection import Candidate, select
 
 Array = NDArray[np.float64]
 Choice = int | None
@@ -167,10 +163,19 @@ def by_selection(draw: Draw) -> dict[str, Choice]:
         "select": None if whole.chosen is None else int(whole.chosen.candidate.name),
         "select, selection n/2": None if half.chosen is None else int(half.chosen.candidate.name),
     }
-    for name in ("Holm", "Bonferroni"):
-        passed = [int(t.candidate.name) for t in whole.tested if name in t.certified]
-        found[name] = draw.best(passed)
+    p = [tested.p for tested in whole.tested]
+    found["Holm"] = draw.best(np.flatnonzero(holm(p, DELTA)).tolist())
+    found["Bonferroni"] = draw.best(np.flatnonzero(np.array(p) <= DELTA / len(p)).tolist())
     return found
+
+
+def holm(p_values: Sequence[float], delta: float) -> list[bool]:
+    """Returns which are rejected: in rising order, the i-th at δ / (m − i), until one is not."""
+    order = np.argsort(p_values, kind="stable")
+    bars = delta / np.arange(len(order), 0, -1)
+    passed = np.zeros(len(order), dtype=bool)
+    passed[order] = np.cumprod(np.array(p_values)[order] <= bars).astype(bool)
+    return passed.tolist()
 
 
 def by_one_split(draw: Draw) -> dict[str, Choice]:

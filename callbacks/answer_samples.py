@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.random_state import random_state, restore_random_state
 
 from .run_folder import RunFolder
@@ -137,25 +137,30 @@ class AnswerSamples(Callback):
             seen[category] += 1
             if seen[category] <= self.per_category and index not in chosen:
                 chosen.append(index)
-        found = []
-        for index in chosen:
-            record = dataset.record(index)
-            about = {"index": index, "category": categories[index]}
-            found.append({"messages": record.messages, "tools": record.tools, **about})
-        return found
+        return [
+            {
+                "messages": (record := dataset.record(index)).messages,
+                "tools": record.tools,
+                "index": index,
+                "category": categories[index],
+            }
+            for index in chosen
+        ]
 
     def _answer(self, trainer: Trainer, pl_module: Any) -> None:
         if self._answered_at == trainer.global_step:  # An epoch's end at such a step.
             return
         self._answered_at = trainer.global_step
+        when = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+        context, state = trainer.precision_plugin.forward_context(), random_state(pl_module.device)
         rows = []
-        with _observing(trainer, pl_module):
+        with evaluation_mode(pl_module), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
                 for each, found in zip(asked, pl_module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
-                    when = {"step": trainer.global_step, "epoch": trainer.current_epoch}
                     rows.append({**when, "prompt": shown(each["messages"]), **about, **found})
+        restore_random_state(state, pl_module.device)
         if trainer.is_global_zero and self.folder.path is not None:
             with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -174,20 +179,6 @@ def log_answers(logger: Any, rows: Sequence[Mapping[str, Any]], step: int) -> No
         logger.experiment.log_text(logger.run_id, text, f"answers/step-{step}.md")
     elif hasattr(logger.experiment, "add_text"):
         logger.experiment.add_text("answers", text, step)
-
-
-@contextmanager
-def _observing(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Runs the block without gradients, and puts random state and training modes back."""
-    modes = [(part, part.training) for part in module.modules()]
-    state = random_state(module.device)
-    try:
-        with torch.no_grad(), trainer.precision_plugin.forward_context():
-            yield
-    finally:
-        restore_random_state(state, module.device)
-        for part, training in modes:
-            part.training = training
 
 
 def _conversation(prompt: Prompt, place: int) -> dict[str, Any]:

@@ -23,18 +23,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
+from pl_pointwise.rows import plain_fields, text_of
 
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder
@@ -109,20 +107,18 @@ class HardestSamples(Callback):
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
         for name, declared in module.formulations.items():
-            if declared.scope != "sample" or name not in self._last.tables:
+            violations, multipliers = self._last.tables.get(name), module.multipliers.get(name)
+            if declared.scope != "sample" or violations is None or multipliers is None:
                 continue
-            multipliers, violations = module.multipliers.get(name), self._last.tables[name]
-            if multipliers is None:  # Reset since.
-                continue
-            formulation, constraint = module.in_force(name), module.constraints[name]
-            relaxation = getattr(formulation, "relaxation", None)
+            constraint = module.constraints[name]
+            relaxation = getattr(module.in_force(name), "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
             relaxed = None if relaxation is None else relaxation(violations, multipliers)
             means = self._mean.tables.get(name, torch.full_like(violations, math.nan))
             order, columns = hardest(means, multipliers, relaxed, self.count)
             places = zip(order.tolist(), columns.tolist(), strict=True)
             for rank, (index, column) in enumerate(places, start=1):
-                u = None if relaxed is None else _number(relaxed[index, column])
+                at = index, column
                 rows.append(
                     {
                         "constraint": name,
@@ -130,10 +126,10 @@ class HardestSamples(Callback):
                         "index": index,
                         "column": column,
                         "value": _value(column, multipliers.shape[1], constraint.sides),
-                        "mean_violation": _number(means[index, column]),
-                        "multiplier": float(multipliers[index, column]),
-                        "violation": _number(constraint.reported(violations[index, column])),
-                        "relaxation": u,
+                        "mean_violation": _number(means[at]),
+                        "multiplier": float(multipliers[at]),
+                        "violation": _number(constraint.reported(violations[at])),
+                        "relaxation": None if relaxed is None else _number(relaxed[at]),
                         "epoch": self._epoch,
                         "text": texts_of(trainer, index),
                     }
@@ -192,49 +188,12 @@ def _number(value: Tensor) -> float | None:
     return None if value.isnan() else float(value)
 
 
-# What there is to see ---------------------------------------------------------------------------
-
-NUMBERS = 16
-"""A vector that is no longer is written out."""
-
-
 def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
-    """Training sample ``index`` by field, as texts.
-
-    From ``describe(index)`` of the data module, whatever it returns; without one of its own from
-    the sample itself, as the loader's data set gives it.
-    """
+    """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
     data: Any = getattr(trainer, "datamodule", None)
-    if getattr(type(data), "describe", None) not in (None, PointwiseDataModule.describe):
-        found = data.describe(index)
-        return {name: _text(value) or str(value) for name, value in found.items()}
-    if isinstance(data, PointwiseDataModule):
-        found = data.datasets["train"][index]
-    else:
-        found = trainer.train_dataloader.dataset[index]  # type: ignore[union-attr]
-    if hasattr(found, "_asdict"):
-        found = found._asdict()
-    if not isinstance(found, Mapping):
-        found = dict(enumerate(found)) if isinstance(found, (list, tuple)) else {0: found}
-    texts = {str(name): _text(value) for name, value in found.items()}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _text(value: Any) -> str | None:
-    """A text, a number, a short vector, or what an array is; None of anything else."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    if isinstance(value, (np.ndarray, np.generic)) and not value.ndim:
-        value = value.item()
-    if isinstance(value, np.ndarray):
-        if value.ndim == 1 and len(value) <= NUMBERS:
-            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
-            return ", ".join(map(written.format, value.tolist()))
-        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value) if isinstance(value, (str, int)) else None
+    if hasattr(data, "describe"):
+        return {name: text_of(value) or str(value) for name, value in data.describe(index).items()}
+    return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
 
 
 # The page ---------------------------------------------------------------------------------------

@@ -104,25 +104,25 @@ class ViolationCurves(Callback):
 
     def _running(self, module: PointwiseModule) -> Iterator[DataFrame]:
         for name, table in self._last.tables.items():
-            table = module.constraints[name].reported(table)
+            constraint, multipliers = module.constraints[name], module.multipliers.get(name)
+            table = constraint.reported(table)
+            if multipliers is None:
+                multipliers = torch.full_like(table, math.nan)
+            elif multipliers.dim() < 2:  # One per side.
+                width = table.shape[1] // constraint.sides
+                by_side = multipliers.reshape(constraint.sides).repeat_interleave(width)
+                multipliers = by_side.expand_as(table)
             index, column = (~table.isnan()).nonzero(as_tuple=True)
-            multipliers = module.multipliers.get(name)
-            if multipliers is not None:
-                if multipliers.dim() < 2:  # One per side.
-                    sides = module.constraints[name].sides
-                    multipliers = multipliers.reshape(sides).repeat_interleave(
-                        table.shape[1] // sides
-                    )
-                    multipliers = multipliers.expand(len(table), -1)
-                multipliers = multipliers[index, column]
-            yield _part(RUNNING, name, index, column, table[index, column], multipliers)
+            at = index, column
+            yield _part(RUNNING, name, index, column, table[at], multipliers[at])
 
     def _evaluated(self) -> Iterator[DataFrame]:
         for stage, by_name in self._held_out.items():
             for name, found in by_name.items():
                 rows, column = found.mask.nonzero(as_tuple=True)
                 violation = found.violation[rows, column]
-                yield _part(stage, name, found.index[rows], column, violation, None)
+                nothing = torch.full(violation.shape, math.nan)
+                yield _part(stage, name, found.index[rows], column, violation, nothing)
 
     def _write(self, folder: Path, epoch: int, parts: list[DataFrame]) -> Path | None:
         """Writes the epoch's table, and its picture if there is anything in it."""
@@ -132,12 +132,11 @@ class ViolationCurves(Callback):
         table.insert(0, "epoch", np.full(len(table), epoch, np.int32))
         path = folder / f"values/epoch_{epoch:04d}.parquet"
         table.to_parquet(path, compression="zstd", index=False)
-        known = _epochs(folder)
-        numbers = sorted(number for number in known if number <= epoch)
-        shown = np.linspace(0, len(numbers) - 1, min(SHOWN, len(numbers))).round()
+        known = sorted((each, file) for each, file in _epochs(folder).items() if each <= epoch)
         curves: dict[str, dict[int, np.ndarray]] = {}
-        for number in (numbers[int(place)] for place in shown):
-            table = pd.read_parquet(known[number], columns=["stage", "constraint", "violation"])
+        for place in np.linspace(0, len(known) - 1, min(SHOWN, len(known))).round():
+            number, file = known[int(place)]
+            table = pd.read_parquet(file, columns=["stage", "constraint", "violation"])
             by_panel = table.groupby(["stage", "constraint"], sort=False)["violation"]
             for (stage, constraint), values in by_panel:
                 curves.setdefault(f"{stage}/{constraint}", {})[number] = values.to_numpy()
@@ -161,23 +160,13 @@ def _epochs(folder: Path) -> dict[int, Path]:
     return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
-def _part(
-    stage: str,
-    constraint: str,
-    index: Tensor,
-    column: Tensor,
-    violation: Tensor,
-    multiplier: Tensor | None,
-) -> DataFrame:
-    """The rows (n,) of one stage and constraint; a NaN is null in the file."""
-    multiplier = torch.full(index.shape, math.nan) if multiplier is None else multiplier
-    return DataFrame(
-        {
-            "stage": stage,
-            "constraint": constraint,
-            "index": index.numpy(),
-            "column": column.to(torch.int32).numpy(),
-            "violation": violation.float().numpy(),
-            "multiplier": multiplier.float().numpy(),
-        }
-    )
+def _part(stage: str, constraint: str, *columns: Tensor) -> DataFrame:
+    """The rows (n,) of one stage and constraint; a NaN is null in the file.
+
+    columns: index, column, violation, multiplier.
+    """
+    names = ("index", "column", "violation", "multiplier")
+    kinds = (torch.int64, torch.int32, torch.float32, torch.float32)
+    values = zip(names, columns, kinds, strict=True)
+    cells = {name: column.to(kind).numpy() for name, column, kind in values}
+    return DataFrame({"stage": stage, "constraint": constraint, **cells})

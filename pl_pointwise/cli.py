@@ -74,14 +74,20 @@ class PointwiseCLI(LightningCLI):
     Args:
         args: a command line; None takes the process's.
         run: False only builds trainer, model and data, as ``compare`` needs them.
+        build: False only reads and checks the command line.
+        other_options: of the command around it, which are suggested beside its own.
     """
 
-    other_options: Sequence[str] = ()
-    """Options of the command around it, which are suggested beside its own."""
-
-    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+    def __init__(
+        self,
+        args: ArgsType = None,
+        run: bool = True,
+        build: bool = True,
+        other_options: Sequence[str] = (),
+    ) -> None:
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
+        self._build, self._other_options = build, other_options
         args = with_config_parts(args)
         if isinstance(args, list) and any(re.search(r"^-h$|help$", word) for word in args[1:]):
             import_all_classes()  # The help of a subcommand lists them.
@@ -110,7 +116,7 @@ class PointwiseCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, ShortErrorParser)
-        parser.words, parser.other_options = self._words, self.other_options
+        parser.words, parser.other_options = self._words, self._other_options
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -143,6 +149,8 @@ class PointwiseCLI(LightningCLI):
             config.verbose = False  # Lightning's tables cut the names off; ours follows.
 
     def instantiate_classes(self) -> None:
+        if not self._build:
+            return
         refused = (ValueError, TypeError, ImportError, RuntimeError)
         command = f"pl-pointwise {self.subcommand}"
         with short_errors(command, refused) if self.subcommand else nullcontext():
@@ -179,13 +187,6 @@ class PointwiseCLI(LightningCLI):
         for metric, values in table.items():
             cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
             print(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
-
-
-class ParsedCLI(PointwiseCLI):
-    """A command line that is read and checked, with nothing built."""
-
-    def instantiate_classes(self) -> None:
-        pass
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -28,7 +28,6 @@ T = TypeVar("T")
 OPTIONS = ("--config", "-c")
 
 
-@functools.cache
 def packaged_configs() -> dict[str, list[str]]:
     """Returns the parts of what ``--config`` finds by name: bases, variants and methods."""
     return _bases() | _variants() | _methods()
@@ -202,6 +201,7 @@ def _variants() -> dict[str, list[str]]:
     }
 
 
+@functools.cache  # Every command line reads them, for its help.
 def _methods() -> dict[str, list[str]]:
     found = dict[str, list[str]]()
     for task, folder in _tasks().items():

@@ -234,9 +234,9 @@ class PointwiseDataModule(LightningDataModule):
         return torch.utils.data.default_collate(rows)
 
     def describe(self, index: int) -> dict[str, Any]:
-        """Training sample ``index`` for people to look at, by field: texts and numbers.
+        """Training sample ``index`` for people to look at, by field: texts, numbers, short vectors.
 
-        Here the row's texts and numbers; override it where a row holds tokens instead of texts.
+        Here the row's; override it where a row holds tokens instead of texts.
         """
         return plain_fields(self.datasets["train"][index])
 

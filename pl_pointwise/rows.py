@@ -40,7 +40,7 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
 
 
 def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that are texts, numbers or truth values, as texts.
+    """The fields of a row that :func:`text_of` has words for.
 
     Those of a row without names are called "0", "1", ….
     """
@@ -48,10 +48,26 @@ def plain_fields(row: Any) -> dict[str, str]:
         row = row._asdict()
     if not isinstance(row, Mapping):
         row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
-    fields = {}
-    for name, value in row.items():
-        if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
-            value = value.item()
-        if isinstance(value, (str, int, float)):
-            fields[str(name)] = str(value)
-    return fields
+    texts = {str(name): text_of(value) for name, value in row.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+NUMBERS = 16
+"""A vector that is no longer is written out."""
+
+
+def text_of(value: Any) -> str | None:
+    """A text, a number, a short vector, or what an array is; None of anything else."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.item() if not value.ndim else value
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= NUMBERS:
+            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
+            return ", ".join(map(written.format, value.tolist()))
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, int)) else None

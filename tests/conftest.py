@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from uuid import uuid4
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from lightning.fabric.utilities import registry
 
 USES = TemporaryDirectory(prefix="uses-")
 CORE_ALONE = find_spec("transformers") is None
@@ -23,6 +25,8 @@ CORE_ALONE = find_spec("transformers") is None
 collect_ignore = ["benchmarks", "tasks"] if CORE_ALONE else []
 
 torch.set_num_threads(1)
+# Every Trainer asks every installed package for callbacks.
+registry.entry_points = functools.cache(registry.entry_points)
 settings.register_profile(
     "quick",
     max_examples=100,

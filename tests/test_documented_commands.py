@@ -72,4 +72,4 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
         if "--ckpt_path" in words:
             place = words.index("--ckpt_path")
             del words[place : place + 2]
-        cli.ParsedCLI(words[1:], run=False)
+        cli.PointwiseCLI(words[1:], run=False, build=False)

@@ -32,7 +32,7 @@ from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.beforehand import check_splits, held_out_loaders, samples_to_come
-from pl_pointwise.requirements.monitor import CERTIFICATE, config_for_new_records
+from pl_pointwise.requirements.exported import is_certified, write_certificate
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
@@ -149,7 +149,7 @@ def _replaceable(output: Path) -> Path:
         RequirementError: something else is there.
     """
     model = output / "model"
-    if model.exists() and not (model / CERTIFICATE / "certificate.json").is_file():
+    if model.exists() and not is_certified(model):
         raise RequirementError(
             f"{model} is where the chosen model goes, and no comparison has written what is there. "
             "Move it, or take another --output."
@@ -230,8 +230,8 @@ def draw(found: Answer, path: Path) -> None:
         for position, tested in enumerate(found.selection.tested):
             finding = found.findings[position][number]
             x = tested.candidate.objective
-            passed = "fixed sequence" in tested.certified
-            shade = "#009E73" if passed else "#0072B2" if tested.place is not None else "#BBBBBB"
+            shade = "#0072B2" if tested.place is not None else "#BBBBBB"
+            shade = "#009E73" if tested.certified else shade
             panel.plot([x, x], [finding.share, finding.bound], color=shade, linewidth=1.2)
             marker = "*" if position == found.chosen else "o"
             size = 190 if marker == "*" else 36
@@ -272,15 +272,12 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     tested = torch.load(run.folder / TESTED, weights_only=True)
     for stage, by_constraint in tested.items():
         cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}
-    inside = folder / CERTIFICATE
     if type(cli.model).export is not PointwiseModule.export:
         cli.model.export(folder)
     else:
         kind = type(cli.model).__name__
         print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
-    inside.mkdir(parents=True)
-    (inside / "certificate.json").write_text(json.dumps(found.as_dict(), indent=1))
-    config = config_for_new_records(yaml.safe_load((run.folder / "config.yaml").read_text()))
-    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    inside = write_certificate(folder, found.as_dict(), config)
     for name in (SAMPLES, CHECKPOINT):
         shutil.copy(run.folder / name, inside / name)

@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from pl_pointwise.cli import ParsedCLI, PointwiseCLI
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.configs import meant_file
 from pl_pointwise.requirements import RequirementError
@@ -93,8 +93,7 @@ def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _check(run: Run, files: bool, options: Sequence[str]) -> Built | None:
-    kind = type("CLI", (PointwiseCLI if files else ParsedCLI,), {"other_options": options})
-    cli = kind(run.arguments, run=False)
+    cli = PointwiseCLI(run.arguments, run=False, build=files, other_options=options)
     if not files:
         return None
     _check_files(cli.config.get("data"))

@@ -36,7 +36,8 @@ from .dry_run import dry_run
 from .loggers import on_first_rank
 from .plots import PLOTS, UnknownMetricError
 from .plots import draw as draw_plots
-from .runner import Built, BusyError, alone_in, execute, execute_in_processes, quieten, slurm_array
+from .processes import execute_in_processes, slurm_array
+from .runner import Built, BusyError, alone_in, execute, quieten
 from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 
@@ -219,7 +220,7 @@ def _run(
     else:
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
-        execute_in_processes(comparison, waiting, jobs, lambda text: print(text, flush=True))
+        execute_in_processes(comparison, waiting, jobs)
     return results
 
 

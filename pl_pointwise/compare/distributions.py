@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from pl_pointwise.certificates import cdf_band
 
-from .drawing import HELD_OUT, count_note, legend, save
+from .drawing import count_note, legend, save
 from .styles import LINES, OTHERS, Style
-from .tables import held_out_stage
+from .tables import HELD_OUT, held_out_stage
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,) by panel, ``stage/constraint`` or a constraint, and by method."""

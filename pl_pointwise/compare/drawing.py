@@ -10,8 +10,7 @@ import matplotlib
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
-"""Titles of the held-out results by stage."""
+from .tables import HELD_OUT
 
 STATISTICS = {
     "mean": "mean violation",

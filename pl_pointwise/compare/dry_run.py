@@ -27,29 +27,31 @@ from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 from .runner import quieten
 from .runs import Comparison, MethodsError, Run
 
-MEASURED = 2
-"""Evaluation batches, of which the first warms up."""
-TRAINED = 4
-"""Training batches, of which the last counts: the ones before it find the unit of the multipliers
-as well (gradient_units.py), which few later batches do."""
+TRAINED, EVALUATED = 4, 2
+"""Batches that are run, of which the last counts: the ones before it warm up, and find the unit of
+the multipliers (gradient_units.py), which few later batches do."""
 
 NOT_MEASURED = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 """What a trainer has that writes or prints."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Estimate:
-    """What one run takes, in seconds; filled in by :class:`Stopwatch`."""
+    """What one run takes, in seconds.
 
-    start: float = 0.0
-    """Until the first training batch is done."""
-    batch: float = 0.0
-    """A training batch."""
-    batches: float = 0.0
-    """Training batches of a fit after the first; inf where nothing ends it."""
-    evaluation_batch: float = 0.0
-    evaluation_batches: float = 0.0
-    """Of the passes during the fit and after it."""
+    Attributes:
+        start: until the first training batch is done.
+        batch: of a training batch.
+        batches: training batches of a fit after the first; inf where nothing ends it.
+        evaluation_batch: of one.
+        evaluation_batches: of the passes during the fit and after it.
+    """
+
+    start: float
+    batch: float
+    batches: float
+    evaluation_batch: float
+    evaluation_batches: float
 
     @property
     def seconds(self) -> float:
@@ -66,54 +68,27 @@ class Estimate:
         )
 
 
-class Enough(BaseException):
+class Enough(Exception):  # noqa: N818 because it is no error.
     """Ends a fit or a test once the batches are measured."""
 
 
 class Stopwatch(Callback):
-    """Times the first batches of a fit and of a test, and counts the batches that there are."""
+    """Notes when the first ``count`` batches of one stage start and end, then ends it."""
 
-    def __init__(self) -> None:
-        self.found = Estimate()
-        self._built = time.perf_counter()
+    def __init__(self, stage: str, count: int) -> None:
+        self.count = count
+        self.spans: list[tuple[float, float]] = []
         self._started = 0.0
-        self._trained = self._evaluated = 0
+        hook = {"fit": "train", "validate": "validation"}.get(stage, stage)
+        setattr(self, f"on_{hook}_batch_start", self._start)
+        setattr(self, f"on_{hook}_batch_end", self._end)
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+    def _start(self, trainer: Trainer, *_: Any) -> None:
         self._started = now(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._trained += 1
-        self.found.batch = now(trainer) - self._started
-        if self._trained == 1:
-            self.found.start = now(trainer) - self._built
-        batches = batches_of_a_fit(trainer, self._trained)
-        self.found.batches = batches - 1
-        self.found.evaluation_batches = validation_batches(trainer, batches)
-        if self._trained == TRAINED:
-            raise Enough
-
-    def on_test_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._started = now(trainer)
-
-    def on_test_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._end_evaluation_batch(trainer, sum(trainer.num_test_batches))
-
-    def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._started = now(trainer)
-
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.state.fn == "validate":
-            self._end_evaluation_batch(trainer, sum(trainer.num_val_batches))
-
-    def _end_evaluation_batch(self, trainer: Trainer, count: float) -> None:
-        if not self.found.start:  # Nothing is trained.
-            self.found.start = self._started - self._built
-        self._evaluated += 1
-        if self._evaluated == min(MEASURED, count):
-            self.found.evaluation_batch = now(trainer) - self._started
-            self.found.evaluation_batches += count
-            self._evaluated = 0
+    def _end(self, trainer: Trainer, *_: Any) -> None:
+        self.spans.append((self._started, now(trainer)))
+        if len(self.spans) == self.count:
             raise Enough
 
 
@@ -147,21 +122,42 @@ def measure(run: Run) -> Estimate:
     """Runs the first batches of a run's fit and evaluation, in a folder that is deleted."""
     with TemporaryDirectory() as folder:
         gc.collect()
-        watch = Stopwatch()
+        built = time.perf_counter()
         options = [f"--trainer.default_root_dir={folder}", "--trainer.num_sanity_val_steps=0"]
         options += [f"--trainer.{name}=false" for name in NOT_MEASURED]
         cli = PointwiseCLI([*run.arguments, *options, "--trainer.callbacks=null"], run=False)
         cli.model.training_settings.multiplier_folder = None  # Its files are the user's.
-        stages = ["fit"] if cli.trainer.max_epochs != 0 else []
-        stages += ["validate", "test"] if run.certified else ["test"]
-        for stage in stages:
-            trainer: Any = cli.trainer
-            if stage != "fit":
-                trainer = cli.instantiate_trainer(limit_val_batches=1.0)  # 0 is for the fit.
-            trainer.callbacks.append(watch)
-            with suppress(Enough):
-                getattr(trainer, stage)(cli.model, datamodule=cli.datamodule)
-    return watch.found
+        start = batch = batches = evaluation_batch = evaluation_batches = 0.0
+        if cli.trainer.max_epochs != 0:
+            spans = first_batches(cli, cli.trainer, "fit", TRAINED)
+            start, batch = spans[0][1] - built, seconds(spans[-1])
+            fitted = batches_of_a_fit(cli.trainer, len(spans))
+            batches, evaluation_batches = fitted - 1, validation_batches(cli.trainer, fitted)
+        for stage in ("validate", "test") if run.certified else ("test",):
+            trainer = cli.instantiate_trainer(limit_val_batches=1.0)  # 0 is for the fit.
+            spans = first_batches(cli, trainer, stage, EVALUATED)
+            start = start or spans[0][0] - built
+            evaluation_batch = seconds(spans[-1])
+            validated = stage == "validate"
+            evaluation_batches += sum(
+                trainer.num_val_batches if validated else trainer.num_test_batches
+            )
+    return Estimate(start, batch, batches, evaluation_batch, evaluation_batches)
+
+
+def first_batches(
+    cli: PointwiseCLI, trainer: Any, stage: str, count: int
+) -> list[tuple[float, float]]:
+    """Runs a stage up to ``count`` batches; returns when they started and ended, one at least."""
+    watch = Stopwatch(stage, count)
+    trainer.callbacks.append(watch)
+    with suppress(Enough):
+        getattr(trainer, stage)(cli.model, datamodule=cli.datamodule)
+    return watch.spans or [(now(trainer),) * 2]
+
+
+def seconds(span: tuple[float, float]) -> float:
+    return span[1] - span[0]
 
 
 def dry_run(comparison: Comparison) -> str:

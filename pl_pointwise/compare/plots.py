@@ -151,34 +151,9 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], p
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
     panel.grid(alpha=0.3)
-    outside = far(points[:, 0]) | far(points[:, 1])
-    for limit, values in ((panel.set_xlim, points[:, 0]), (panel.set_ylim, points[:, 1])):
-        if far(values).any():
-            near = values[~outside & np.isfinite(values)]
-            margin = 0.12 * (np.ptp(near) or 1.0)
-            limit(near.min() - margin, near.max() + margin)
     note = f"{seeds_note(groups.size())} Frontier: no method is better in both."
-    if outside.any():
-        named = zip(means.index[outside], points[outside], strict=True)
-        note += "\nOutside: " + ", ".join(f"{name} ({a:.3g}, {b:.3g})" for name, (a, b) in named)
     legend(figure, [panel], [FRONTIER, *means.index], 3, note)
     save(figure, path)
-
-
-def far(values: np.ndarray) -> np.ndarray:
-    """Returns which values, at most a quarter, a gap of most of the range cuts off from the others.
-
-    >>> far(np.array([4.0, 33.0, 5.0, 4.5])), far(np.array([4.0, 7.0, 5.0, 4.5]))
-    (array([False,  True, False, False]), array([False, False, False, False]))
-    """
-    ordered = np.sort(values[np.isfinite(values)])
-    none = np.zeros(len(values), dtype=bool)
-    if len(ordered) < 4:
-        return none
-    gaps = np.diff(ordered)
-    cut = ordered[gaps.argmax()] + gaps.max() / 2
-    fewer = min((values > cut, values < cut), key=np.count_nonzero)
-    return fewer if gaps.max() > 0.75 * np.ptp(ordered) and 4 * fewer.sum() <= len(values) else none
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:

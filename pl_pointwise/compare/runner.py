@@ -1,4 +1,4 @@
-"""Running what is planned: here, in processes of their own, or as an array of SLURM jobs.
+"""One run of what is planned, in this process; processes.py has several at once.
 
 A run is a fit, then one full pass over held-out and training data with ``test``, all judged by the
 same evaluation tolerance. Its folder then holds
@@ -22,14 +22,9 @@ import json
 import logging
 import os
 import platform
-import shlex
-import signal
-import subprocess
-import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -57,13 +52,10 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .loggers import end_runs, name_runs, on_first_rank
-from .runs import ARRAYS, CHECKPOINT, SAMPLES, TESTED, Comparison, Run
+from .runs import ARRAYS, CHECKPOINT, SAMPLES, TESTED, Run
 from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
-
-HELD_OUT = {False: "test", True: "val"}
-"""The stage of the held-out results, and where a requirement is to be certified."""
 
 OPEN = ("val", "train")
 """Stages whose results are for all to see; of others the test of a requirement has samples."""
@@ -128,10 +120,10 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
             try:
                 _execute(run, result, own_process, built)
             except Exception as error:
-                result["error"] = _why(run, error)
-                _write(run, result)
+                result["error"] = reason(run, error)
+                write_result(run, result)
     except (BusyError, OSError) as error:
-        result.setdefault("error", _why(run, error))
+        result.setdefault("error", reason(run, error))
     finally:
         end_runs()
         gc.collect()
@@ -140,7 +132,7 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
 
 def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built | None) -> None:
     """Fits, tests, adds to the result and writes it."""
-    _open(run)
+    open_folder(run)
     checkpoint = _checkpoint(run)
     if built is None:
         cli = PointwiseCLI(run.arguments, run=False)
@@ -156,23 +148,23 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
     try:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
-            _write(run, result)
+            write_result(run, result)
             _marker(run).unlink(missing_ok=True)
     finally:
         cli.trainer.strategy.barrier()  # The other ranks look at the files too.
 
 
-def _why(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs it: where it is not the disk, with the traceback."""
+def reason(run: Run, error: Exception) -> str:
+    """Returns what a run failed by, and logs it: with the traceback where it is the run's."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         text = f"{error.filename or run.folder}: {error.strerror}"
-        log.error("%s: %s", run.title, text)
     elif isinstance(error, BusyError):
         text = str(error)
-        log.error("%s: %s", run.title, text)
     else:
         log.exception(run.title)
+        return text
+    log.error("%s: %s", run.title, text)
     return text
 
 
@@ -196,7 +188,7 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     """Evaluates, writes the violations, and returns metrics and certificates."""
     metrics, objective = evaluate(cli, run)
-    held_out = cli.model.evaluated.get(HELD_OUT[run.certified], {})
+    held_out = cli.model.evaluated.get("val" if run.certified else "test", {})
     if cli.trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
@@ -207,27 +199,10 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         worst = {name: found.worst().numpy() for name, found in held_out.items()}
         for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
             np.savez(run.folder / name, **arrays)
-        samples = samples_of(cli.model, datasets_of(cli.datamodule))
-        if run.certified:
-            samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
-            write_samples(samples, run.folder / SAMPLES)
-            tested = {
-                stage: {name: asdict(found) for name, found in by_constraint.items()}
-                for stage, by_constraint in cli.model.evaluated.items()
-                if stage not in OPEN
-            }
-            torch.save(tested, run.folder / TESTED)
-        else:
-            tested = samples[samples["split"] == CERTIFICATION]
-            remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
-    shares = {
-        f"{MULTIPLIERS}/{name}/{key}": value
-        for name, figures in cli.model.pull_shares.figures().items()
-        for key, value in figures.items()
-    }
+        _keep_what_certifies(cli, run, objective)
     certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
     return {
-        "metrics": metrics | shares,
+        "metrics": metrics | shares_of(cli.model),
         "higher_is_better": {
             name: metric.higher_is_better
             for name, metric in cli.model.evaluation_metrics().items()
@@ -240,6 +215,32 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "categories": categories_in(datasets_of(cli.datamodule)),
         "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),
+    }
+
+
+def _keep_what_certifies(cli: PointwiseCLI, run: Run, objective: dict[str, float]) -> None:
+    """Writes what a requirement is judged by; of another run, that its test data were shown."""
+    samples = samples_of(cli.model, datasets_of(cli.datamodule))
+    if not run.certified:
+        tested = samples[samples["split"] == CERTIFICATION]
+        remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
+        return
+    samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
+    write_samples(samples, run.folder / SAMPLES)
+    violations = {
+        stage: {name: asdict(found) for name, found in by_constraint.items()}
+        for stage, by_constraint in cli.model.evaluated.items()
+        if stage not in OPEN
+    }
+    torch.save(violations, run.folder / TESTED)
+
+
+def shares_of(module: PointwiseModule) -> dict[str, float]:
+    """λ's share of the pull and its overshoot in the last epoch, as metrics."""
+    return {
+        f"{MULTIPLIERS}/{name}/{key}": value
+        for name, figures in module.pull_shares.figures().items()
+        for key, value in figures.items()
     }
 
 
@@ -286,13 +287,13 @@ def categories_in(datasets: dict[str, Any]) -> list[str]:
     return sorted(set().union(*found) - {""})
 
 
-def _open(run: Run) -> None:
+def open_folder(run: Run) -> None:
     """Makes a folder for the run, without an error of an earlier attempt."""
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "result.json").unlink(missing_ok=True)
 
 
-def _write(run: Run, result: dict[str, Any]) -> None:
+def write_result(run: Run, result: dict[str, Any]) -> None:
     """Writes the result completely or not at all, whenever the process dies."""
     _write_whole(run.folder / "result.json", json.dumps(result, indent=1))
 
@@ -348,34 +349,28 @@ class EpochTimer(Callback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._started = self._validation = self._left_out = 0.0
+        self._started = self._validation = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started, self._left_out = time.perf_counter(), 0.0
+        self._started = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._left_out += time.perf_counter() - self._validation
+        self._started += time.perf_counter() - self._validation
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_last_batch:
-            self.seconds.append(time.perf_counter() - self._started - self._left_out)
+            self.seconds.append(time.perf_counter() - self._started)
 
 
 def peak_memory() -> int | None:
-    """Returns the most bytes this process has held so far (resident set); None if unknown."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # Not getrusage: there a new process starts from the peak of the one that started it.
-        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
-    try:
-        import resource
-    except ImportError:  # Windows
+    """Returns the most bytes this process has held so far (resident set); None but on Linux."""
+    status = Path("/proc/self/status")  # getrusage starts from the peak of the parent process.
+    if not status.is_file():
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
 
 
 def versions() -> dict[str, str]:
@@ -394,142 +389,3 @@ def quieten() -> None:
         disable_progress_bar()
     for message in (".*does not have many workers.*", ".*isinstance.treespec, LeafSpec.*"):
         warnings.filterwarnings("ignore", message=message)
-
-
-# Several runs at once ---------------------------------------------------------------------------
-
-
-def execute_in_processes(
-    comparison: Comparison, numbers: Sequence[int], jobs: int, say: Callable[[str], None]
-) -> None:
-    """Runs the given runs, by number from 1, each in a process of its own, ``jobs`` at once.
-
-    The processes share the cores, and the GPUs where there are several. Whatever ends this one,
-    Ctrl-C and SIGTERM included, ends them too.
-
-    say: told of each run that starts and ends.
-    """
-    waiting, free = list(numbers), list(range(jobs))
-    running: dict[subprocess.Popen[bytes], tuple[int, int]] = {}
-    with _sigterm_raises():
-        try:
-            while waiting or running:
-                while waiting and free:
-                    number, slot = waiting.pop(0), free.pop(0)
-                    run = comparison.runs[number - 1]
-                    say(f"[{number}/{len(comparison.runs)}] {run.title}")
-                    try:
-                        running[_start(comparison, number, jobs, slot)] = (number, slot)
-                    except OSError as error:  # No room for its log.
-                        say(f"[{number}/{len(comparison.runs)}] failed: {_why(run, error)}")
-                        free.append(slot)
-                time.sleep(0.05)
-                for process in [p for p in running if p.poll() is not None]:
-                    number, slot = running.pop(process)
-                    free.append(slot)
-                    run = comparison.runs[number - 1]
-                    if process.returncode and run.result() is None:
-                        with suppress(OSError):  # It says itself what it ended by.
-                            _write(run, {"digest": run.digest, "error": _death(run, process)})
-                    ended = "failed" if process.returncode else "done"
-                    say(f"[{number}/{len(comparison.runs)}] {run.title}: {ended}")
-        finally:
-            _stop(list(running))
-
-
-def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> subprocess.Popen[bytes]:
-    run = comparison.runs[number - 1]
-    _open(run)
-    command = [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
-    environment = {**os.environ, **_share(jobs, slot)}
-    with (run.folder / "log.txt").open("wb") as file:
-        return subprocess.Popen(
-            [*command, "--only", str(number)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-
-
-def _share(jobs: int, slot: int) -> dict[str, str]:
-    """Returns the environment by which a process takes its share of cores and GPUs and no more."""
-    share = {}
-    if "OMP_NUM_THREADS" not in os.environ:
-        share["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if gpus == [""]:
-        gpus = [str(device) for device in range(torch.cuda.device_count())]
-    if len(gpus) > 1 and jobs > 1:
-        mine = gpus[slot::jobs] or [gpus[slot % len(gpus)]]
-        share["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
-    return share
-
-
-def _death(run: Run, process: subprocess.Popen[bytes]) -> str:
-    """Returns the error of a process that ended without one."""
-    code = process.returncode
-    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-    hint = " Out of memory, perhaps." if code == -signal.SIGKILL else ""
-    return f"The process of this run ended {how}.{hint} See {run.folder / 'log.txt'}."
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]], patience: float = 10.0) -> None:
-    """Ends processes and what they started: asks, waits, then does not ask."""
-    for process in processes:
-        _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + patience
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _signal(process, signal.SIGKILL)
-            process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the whole group of a process, which started a session of its own."""
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        process.wait()
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends the block as an exception would, so that its ``finally`` is reached."""
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python hands signals to the main thread alone.
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-# Over a cluster ---------------------------------------------------------------------------------
-
-
-def slurm_array(comparison: Comparison, numbers: Sequence[int]) -> str:
-    """Returns a batch script for SLURM: a job array with one task for each of the runs ``numbers``.
-
-    Partition, GPUs and time limit are ``sbatch``'s options.
-    """
-    command = [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            "#SBATCH --job-name=pl-pointwise-compare",
-            f"#SBATCH --array={','.join(map(str, numbers))}",
-            f"#SBATCH --output={comparison.output.absolute()}/slurm-%A_%a.txt",
-            f"cd {shlex.quote(os.getcwd())}",
-            f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
-            "",
-        ]
-    )

@@ -16,11 +16,9 @@ from pandas import DataFrame, Series
 
 from .runs import Outcome
 
-HELD_OUT = ("test", "val")
-"""Stages of the held-out results: "val", the selection split, where there are none of "test".
-
-That is so where a requirement is to be certified. Tasks may test on further data sets.
-"""
+HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
+"""Stages of the held-out results by title: "val", the selection split, where a requirement is to be
+certified, and so there are none of "test". Tasks may test on further data sets."""
 
 OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
@@ -232,7 +230,7 @@ def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
 def held_out_stage(names: Sequence[str]) -> str:
     """Returns which stage the held-out results are of, from names that start with a stage."""
     stages = {name.partition("/")[0] for name in names}
-    return next((stage for stage in HELD_OUT if stage in stages), HELD_OUT[0])
+    return next((stage for stage in HELD_OUT if stage in stages), "test")
 
 
 def deciding_stage(names: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from .p_values import Losses, p_value, samples_needed, upper_bound
+from .p_values import p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses, values_of
-from .selection import PROCEDURES, Candidate, Selection, Tested, select, zero_one
+from .selection import Candidate, Selection, select, zero_one
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
@@ -90,8 +90,7 @@ class Answer:
     @property
     def chosen(self) -> int | None:
         """The position of the chosen model; None: none is certified."""
-        found = self.selection.chosen
-        return None if found is None else self.selection.tested.index(found)
+        return self.selection.position
 
     @cached_property
     def findings(self) -> list[list[Finding]]:
@@ -101,29 +100,11 @@ class Answer:
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
-                self._finding(model, subject, losses, each, kind)
-                for subject, losses, kind in zip(
-                    self.subjects, tested.candidate.certification, kinds, strict=True
-                )
+                _finding(model.samples, subject, self.confidence, each, kind)
+                for subject, kind in zip(self.subjects, kinds, strict=True)
             ]
-            for model, tested in zip(self.models, self.selection.tested, strict=True)
+            for model in self.models
         ]
-
-    def _finding(
-        self, model: MeasuredModel, subject: Subject, losses: Losses, each: float, zero_one: bool
-    ) -> Finding:
-        requirement = subject.requirement
-        of_samples = sample_losses(model.samples, subject, CERTIFICATION)
-        return Finding(
-            requirement,
-            len(losses),
-            float(losses.mean()) if len(losses) else 1.0,
-            len(of_samples),
-            float(of_samples.mean()) if len(of_samples) else 1.0,
-            p_value(losses, requirement.at_most, self.confidence, zero_one),
-            upper_bound(losses, each, zero_one),
-            zero_one,
-        )
 
     def nearest(self) -> int:
         """Returns the position of the model with the smallest p-value on the certification split.
@@ -140,33 +121,33 @@ class Answer:
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        return self._certificate() if self.chosen is not None else self._none()
-
-    def _certificate(self) -> str:
-        position = self.chosen
-        assert position is not None
+        position, count = self.chosen, len(self.models)
         sure = f"{100 * self.confidence:g} %"
+        met = "the requirement" if len(self.subjects) == 1 else "all requirements together"
         tested = sum(each.place is not None for each in self.selection.tested)
-        lines = [
-            f"{self.models[position].name} meets "
-            + ("the requirement" if len(self.subjects) == 1 else "all requirements together")
-            + f" on new inputs, with {sure} confidence:",
-            "",
-            *(f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]),
-            "",
-            f"The confidence accounts for the choice among {len(self.models)} models: their order "
-            f"comes from the selection split, and at most {tested} were tested one after the other "
-            "on the certification split (fixed-sequence testing), which no other comparison on "
-            "record has used. "
-            "The bounds in percent hold for all of them together (Bonferroni).",
-            f"Assumptions: {ASSUMPTIONS}",
-            "",
-            self.cost(position),
-        ]
-        return "\n".join(lines)
+        if position is None:
+            position = self.nearest()
+            first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
+            first += f" {self.models[position].name} comes nearest:"
+            after = self._levers(position)
+        else:
+            first = f"{self.models[position].name} meets {met} on new inputs, with {sure}"
+            first += " confidence:"
+            after = [
+                f"The confidence accounts for the choice among {count} models: their order comes "
+                f"from the selection split, and at most {tested} were tested one after the other "
+                "on the certification split (fixed-sequence testing), which no other comparison "
+                "on record has used. "
+                "The bounds in percent hold for all of them together (Bonferroni).",
+                f"Assumptions: {ASSUMPTIONS}",
+                "",
+                self._cost(position),
+            ]
+        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]]
+        return "\n".join([first, "", *seen, "", *after])
 
-    def cost(self, position: int) -> str:
-        """Returns what a model gives up in the objective against those without constraints."""
+    def _cost(self, position: int) -> str:
+        """What a model gives up in the objective against those without constraints."""
         free = [each for each in self.models if not each.constrained]
         kind = "without constraints" if free else "of all, certified or not"
         best = min(free or self.models, key=lambda each: each.objective[SELECTION])
@@ -178,33 +159,16 @@ class Answer:
         ]
         return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
 
-    def _none(self) -> str:
-        position = self.nearest()
-        sure = f"{100 * self.confidence:g} %"
-        lines = [
-            f"None of the {len(self.models)} models is certified to meet "
-            + ("the requirement" if len(self.subjects) == 1 else "all requirements together")
-            + f" with {sure} confidence. {self.models[position].name} comes nearest:",
-            "",
-            *(f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]),
-            "",
-            *self.levers(position),
-        ]
-        return "\n".join(lines)
+    def _levers(self, position: int) -> list[str]:
+        """What would help a model, a line each, the nearest first.
 
-    def levers(self, position: int) -> list[str]:
-        """Returns what would help a model, a line each, the nearest first.
-
-        For the requirement with the largest p-value: more certification samples, if its share is
-        below the rate and they are at most :data:`WORTHWHILE` times those there are; else the
-        method, if too many training samples violate; else the gap to new inputs; the tolerance
-        that this model would have met. An indication: it was read off the certification split.
+        For the requirement with the largest p-value. More certification samples come first if its
+        share is below the rate and they are at most :data:`WORTHWHILE` times those there are.
         """
         finding, subject = max(
             zip(self.findings[position], self.subjects, strict=True), key=lambda pair: pair[0].p
         )
         rate, requirement = finding.requirement.at_most, finding.requirement
-        lines = []
         needed = samples_needed(rate, finding.share, self.confidence)
         if needed is None:
             data = (
@@ -216,27 +180,28 @@ class Answer:
                 f"Data: at the share seen, {finding.share:.3g}, {needed:,} certification samples "
                 f"would certify {rate:.3g} four times in five; there are {finding.n:,}."
             )
-        lines.append((needed is None or needed > WORTHWHILE * finding.n, data))
+        method, tolerance = "", ""
         trained = self.models[position].training.get(subject.quantity)
         if trained is not None and requirement.beyond is not None:
-            fitted = trained <= rate
             method = (
                 f"Method: {100 * trained:.3g} % of the training data violate too: train longer, "
                 "with a larger alpha, or a cheaper objective."
-                if not fitted
+                if trained > rate
                 else f"Method: only {100 * trained:.3g} % of the training data violate, so it is "
                 "the gap to new inputs: more training data, or a stricter bound in training than "
                 "the one it is judged by."
             )
-            lines.append((False, method))
         if requirement.beyond is not None:
             values = values_of(self.models[position].samples, subject, CERTIFICATION)
-            lines.append((needed is not None, self._tolerance(requirement, values)))
-        lines.sort(key=lambda line: line[0])
-        return [f"{number}. {text}" for number, (_, text) in enumerate(lines, start=1)] + [
-            "",
-            "This is read off the certification split: it is no certificate.",
-        ]
+            tolerance = self._tolerance(requirement, values)
+        if needed is None:
+            order = [method, tolerance, data]
+        elif needed > WORTHWHILE * finding.n:
+            order = [method, data, tolerance]
+        else:
+            order = [data, method, tolerance]
+        lines = [f"{number}. {text}" for number, text in enumerate(filter(None, order), start=1)]
+        return [*lines, "", "This is read off the certification split: it is no certificate."]
 
     def _tolerance(self, requirement: Requirement, values: DataFrame) -> str:
         by_unit = np.sort(values.groupby("unit")["value"].max().to_numpy())
@@ -251,10 +216,8 @@ class Answer:
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
-        order = sorted(
-            range(len(self.models)),
-            key=lambda each: (_place(self.selection.tested[each]), each),
-        )
+        placed = self.selection.order
+        order = [*placed, *(each for each in range(len(self.models)) if each not in placed)]
         return DataFrame([self._line(position) for position in order])
 
     def _line(self, position: int) -> dict[str, Any]:
@@ -271,7 +234,7 @@ class Answer:
             line[f"{name}: selection · certification"] = f"{seen} · {finding.share:.3g}"
             line[f"{name}: bound"] = f"{finding.bound:.3g}"
         line["p"] = f"{tested.p:.2g}"
-        line["certified by"] = ", ".join(n for n in PROCEDURES if n in tested.certified) or "–"
+        line["certified"] = "yes" if tested.certified else "–"
         return line
 
     def as_dict(self) -> dict[str, Any]:
@@ -304,8 +267,23 @@ class Answer:
         }
 
 
-def _place(tested: Tested) -> int:
-    return 1_000_000 if tested.place is None else tested.place
+def _finding(
+    samples: DataFrame, subject: Subject, confidence: float, of_all: float, zero_one: bool
+) -> Finding:
+    """of_all: the confidence of one bound of all, so that they hold together."""
+    requirement = subject.requirement
+    losses = losses_of(samples, subject, CERTIFICATION)
+    of_samples = sample_losses(samples, subject, CERTIFICATION)
+    return Finding(
+        requirement,
+        len(losses),
+        float(losses.mean()) if len(losses) else 1.0,
+        len(of_samples),
+        float(of_samples.mean()) if len(of_samples) else 1.0,
+        p_value(losses, requirement.at_most, confidence, zero_one),
+        upper_bound(losses, of_all, zero_one),
+        zero_one,
+    )
 
 
 def choose_model(

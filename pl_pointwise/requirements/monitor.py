@@ -25,22 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 from scipy import stats
 
-from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser
-from pl_pointwise.foreign_names import foreign_names
-from pl_pointwise.module import PointwiseModule
 
+from .exported import measure_new_records, read_certificate
 from .p_values import Losses, p_value, upper_bound
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, losses_of, read_samples, samples_of, values_of
-
-CERTIFICATE = "certificate"
-"""The folder in an exported one."""
+from .samples import CERTIFICATION, losses_of, values_of
 
 BROKEN, IN_DOUBT, BELIEVABLE = "broken", "in doubt", "believable"
 
@@ -101,55 +94,12 @@ def main(args: Sequence[str]) -> None:
 def monitor(folder: str | Path, options: Sequence[str], configs: Sequence[str] = ()) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    options: of LightningCLI, which say where the records are:
-        ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
-    configs: names or paths, in place of the folder's configuration: their classes are imported.
+    folder, options, configs: see :func:`~.exported.measure_new_records`.
 
     Raises:
-        RequirementError: no certificate in the folder, a class or function in its configuration
-            that this package does not ship, no option for the data, or no new record that a
-            requirement is about.
+        RequirementError: what cannot be measured, or no new record that a requirement is about.
     """
-    inside = Path(folder) / CERTIFICATE
-    if not (inside / "certificate.json").is_file():
-        raise RequirementError(
-            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
-            "--require wrote."
-        )
-    if not any(option.startswith("--data") for option in options):
-        raise RequirementError(
-            "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
-            "data module calls its test data."
-        )
-    if not configs:
-        configs = [yaml.safe_dump(_own_classes_only(inside / "config.yaml"))]
-    words = [word for config in configs for word in ("--config", config)]
-    words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
-    cli = PointwiseCLI(words, run=False)
-    cli.trainer.test(
-        cli.model,
-        cli.datamodule,
-        ckpt_path=inside / "model.ckpt",
-        weights_only=True,
-        verbose=False,
-    )
-    return check(folder, samples_of(cli.model, getattr(cli.datamodule, "datasets", {})))
-
-
-def _own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision of a configuration that nobody has vouched for.
-
-    Raises:
-        RequirementError: it names a class or function that this package does not ship.
-    """
-    config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
-        for name in foreign_names(config[part], kind):
-            raise RequirementError(
-                f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
-                f"own word is not imported. Read the file; if you trust it: --config {path}"
-            )
-    return config
+    return check(folder, measure_new_records(folder, options, configs))
 
 
 def check(folder: str | Path, samples: DataFrame) -> list[Check]:
@@ -161,9 +111,7 @@ def check(folder: str | Path, samples: DataFrame) -> list[Check]:
     Raises:
         RequirementError: no new record that a requirement is about.
     """
-    inside = Path(folder) / CERTIFICATE
-    certificate = json.loads((inside / "certificate.json").read_text())
-    before = read_samples(inside / "samples.parquet")
+    certificate, before = read_certificate(folder)
     samples = samples.assign(split=CERTIFICATION)
     # Each is asked twice: whether it is broken, and whether the samples differ.
     delta = (1 - certificate["confidence"]) / (2 * len(certificate["requirements"]))
@@ -212,20 +160,3 @@ def _drift(before: DataFrame, new: DataFrame) -> float:
         for table in (before, new)
     ]
     return float(stats.ks_2samp(*values).pvalue)
-
-
-def config_for_new_records(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns model, data and precision of a run's configuration, for other data.
-
-    Without the run's files, so that an export names no folder of the machine it was made on, but
-    that of a base model.
-    """
-    data = config.get("data")
-    if isinstance(data, dict):
-        arguments = data.get("init_args") or {}
-        given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
-        if "source" in arguments:
-            given["source"] = "files"
-        data = {**data, "init_args": {**arguments, **given}}
-    precision = (config.get("trainer") or {}).get("precision")
-    return {"model": config["model"], "data": data, "trainer": {"precision": precision}}

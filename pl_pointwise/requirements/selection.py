@@ -11,18 +11,14 @@ that any certified model fails any requirement is at most 1 − confidence, all 
 A candidate's p-value is the largest of its requirements', because it fails if it fails one; so
 several requirements cost no confidence. Whether the losses of one are 0 and 1, and so which p-value
 they take, is seen on the selection split too.
-
-The same p-values by Holm and by Bonferroni, which need no order, are reported beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .p_values import Losses, are_zero_one, p_value
-
-PROCEDURES = ("fixed sequence", "Holm", "Bonferroni")
 
 
 @dataclass(frozen=True)
@@ -49,23 +45,35 @@ class Tested:
     """On the certification split, the largest over the requirements."""
     place: int | None
     """In the sequence, from 0; None for one that another beats in p-value and objective."""
-    certified: frozenset[str]
-    """The procedures (of ``PROCEDURES``) that certify it."""
+    certified: bool
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What came of a selection; ``tested`` is in the order of the candidates."""
+    """What came of a selection.
+
+    Attributes:
+        tested: in the order of the candidates.
+        order: positions among them, of those that stand in the sequence.
+    """
 
     tested: list[Tested]
-    chosen: Tested | None
-    """By fixed sequence; None: no candidate is certified."""
+    order: list[int]
 
     @property
     def sequence(self) -> list[Tested]:
         """Those that stand in the sequence, in its order."""
-        placed = [each for each in self.tested if each.place is not None]
-        return sorted(placed, key=lambda each: each.place or 0)
+        return [self.tested[position] for position in self.order]
+
+    @property
+    def position(self) -> int | None:
+        """Of the chosen one, the last of the sequence that is certified; None: there is none."""
+        certified = [position for position in self.order if self.tested[position].certified]
+        return certified[-1] if certified else None
+
+    @property
+    def chosen(self) -> Tested | None:
+        return None if self.position is None else self.tested[self.position]
 
 
 def select(
@@ -75,31 +83,18 @@ def select(
 
     rates: ``at_most`` of each requirement.
     """
-    delta = 1 - confidence
     kinds = zero_one(candidates)
     before = [_largest(each.selection, rates, confidence, kinds) for each in candidates]
     sequence = pareto_order(before, [each.objective for each in candidates])
     p = [_largest(each.certification, rates, confidence, kinds) for each in candidates]
-    in_sequence = fixed_sequence([p[position] for position in sequence], delta)
-    passed = {
-        "fixed sequence": {
-            position for position, met in zip(sequence, in_sequence, strict=True) if met
-        },
-        "Holm": {position for position, met in enumerate(holm(p, delta)) if met},
-        "Bonferroni": {position for position, each in enumerate(p) if each <= delta / len(p)},
-    }
+    passed = fixed_sequence([p[position] for position in sequence], 1 - confidence)
     tested = [
-        Tested(
-            candidate,
-            before[position],
-            p[position],
-            sequence.index(position) if position in sequence else None,
-            frozenset(name for name in PROCEDURES if position in passed[name]),
-        )
+        Tested(candidate, before[position], p[position], None, False)
         for position, candidate in enumerate(candidates)
     ]
-    last = sum(in_sequence) - 1
-    return Selection(tested, tested[sequence[last]] if last >= 0 else None)
+    for place, (position, met) in enumerate(zip(sequence, passed, strict=True)):
+        tested[position] = replace(tested[position], place=place, certified=met)
+    return Selection(tested, sequence)
 
 
 def zero_one(candidates: Sequence[Candidate]) -> list[bool]:
@@ -128,17 +123,6 @@ def fixed_sequence(p_values: Sequence[float], delta: float) -> list[bool]:
     for each in p_values:
         going = going and each <= delta
         passed.append(going)
-    return passed
-
-
-def holm(p_values: Sequence[float], delta: float) -> list[bool]:
-    """Returns which are rejected: in rising order, the i-th at δ / (m − i), until one is not."""
-    order = sorted(range(len(p_values)), key=lambda each: p_values[each])
-    bars = [delta / (len(order) - rank) for rank in range(len(order))]
-    going, passed = True, [False] * len(order)
-    for position, bar in zip(order, bars, strict=True):
-        going = going and p_values[position] <= bar
-        passed[position] = going
     return passed
 
 

@@ -20,8 +20,8 @@ FAR = 5
 MOST = 12
 """Categories that are drawn, those with the most samples; the tables have all."""
 
-ByCategory = Mapping[str | None, NDArray[np.float64]]
-"""(n,), the ε that each sample just meets, by category; None: all samples."""
+ByCategory = Mapping[str, NDArray[np.float64]]
+"""(n,), the ε that each sample just meets, by category; "": all samples."""
 
 
 def draw(
@@ -36,7 +36,7 @@ def draw(
     sizes = Counter[str]()
     for by_dataset in curves.values():
         for by_category in by_dataset.values():
-            sizes.update({name: len(v) for name, v in by_category.items() if name is not None})
+            sizes.update({name: len(v) for name, v in by_category.items() if name})
     styles: dict[str, dict[str, Any]] = {ALL: {"color": "black", "linewidth": 2.0, "zorder": 3}}
     for number, (name, _) in enumerate(sizes.most_common(MOST)):
         look = {"color": COLOURS[number % 6], "linestyle": LINES[number // 6]}  # The 7th is black.
@@ -71,6 +71,6 @@ def _row(
     return Row(name, panels, label, line, falling)
 
 
-def _label(category: str | None) -> str:
+def _label(category: str) -> str:
     """Returns the label of a curve; matplotlib leaves those out that begin with "_"."""
-    return ALL if category is None else category if category[0] != "_" else f"\u2009{category}"
+    return f"\u2009{category}" if category.startswith("_") else category or ALL

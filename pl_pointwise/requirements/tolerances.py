@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
@@ -56,53 +55,21 @@ DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 """Names of the splits in the tables."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """The samples of a data set that carry a constraint: all, or those of one category.
-
-    Attributes:
-        category: None for all samples.
-        samples: their lines of the table of samples.py.
-    """
-
-    dataset: str
-    constraint: str
-    category: str | None
-    samples: DataFrame
-
-    @property
-    def title(self) -> str:
-        return DATA_SETS.get(self.dataset, self.dataset)
-
-    @property
-    def units(self) -> int:
-        """Independent ones: samples that share a prompt, for one, are a single unit."""
-        return int(self.samples["unit"].nunique())
-
-    @property
-    def worst(self) -> NDArray[np.float64]:
-        """(n,), the worst violation of each, inf where it is NaN."""
-        return self.samples["value"].fillna(np.inf).to_numpy(float)
-
-    @property
-    def met(self) -> float:
-        """The share that meets the bounds as they are configured."""
-        return float((self.worst <= 0).mean())
-
-    def shift(self, share: float) -> float:
-        """By how much the bounds must be moved outwards so that ``share`` of the samples meets.
-
-        An observed violation, not one between two: at least ``share`` is at or below it.
-        """
-        return float(np.quantile(self.worst, share, method="inverted_cdf"))
-
-
-def groups_of(samples: DataFrame) -> Iterator[Group]:
-    """Yields of each data set and constraint the group of all samples, then one per category."""
+def groups_of(samples: DataFrame) -> Iterator[tuple[str, str, str, DataFrame]]:
+    """Yields data set, constraint, category and samples: "" for all, then one per category."""
     for (dataset, constraint), found in samples.groupby(["dataset", "quantity"], sort=False):
-        yield Group(dataset, constraint, None, found)
+        yield dataset, constraint, "", found
         for category, of_category in found[found["category"] != ""].groupby("category"):
-            yield Group(dataset, constraint, str(category), of_category)
+            yield dataset, constraint, str(category), of_category
+
+
+def worst_of(samples: DataFrame) -> NDArray[np.float64]:
+    """Returns (n,), the worst violation of each sample, inf where it is NaN."""
+    return samples["value"].fillna(np.inf).to_numpy(float)
+
+
+def title_of(dataset: str) -> str:
+    return DATA_SETS.get(dataset, dataset)
 
 
 def tolerance(constraint: Constraint, shift: float) -> float:
@@ -151,22 +118,22 @@ def main(args: Sequence[str]) -> None:
     samples, notes = measure(cli, known.ckpt_path)
     if not cli.trainer.is_global_zero:
         return
-    constraints, groups = cli.model.evaluation_constraints, list(groups_of(samples))
+    constraints = cli.model.evaluation_constraints
+    shares = met_shares(samples, constraints)
     tables = [
-        *(tolerance_table(name, bounds, groups) for name, bounds in constraints.items()),
+        *(tolerance_table(name, bounds, shares) for name, bounds in constraints.items()),
         sample_table(known.confidence),
-        certification_table(cli, groups, known.confidence),
+        certification_table(cli, samples, known.confidence),
     ]
     text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
-    csv_lines(constraints, groups).to_csv(known.output / "tolerances.csv", index=False)
-    curves: dict[str, dict[str, dict[str | None, NDArray[np.float64]]]] = {}
-    for group in groups:
-        met = [tolerance(constraints[group.constraint], each) for each in group.worst]
-        by_dataset = curves.setdefault(group.constraint, {})
-        by_dataset.setdefault(group.title, {})[group.category] = np.array(met)
+    shares.to_csv(known.output / "tolerances.csv", index=False)
+    curves: dict[str, dict[str, dict[str, NDArray[np.float64]]]] = {}
+    for dataset, name, category, found in groups_of(samples):
+        met = np.array([tolerance(constraints[name], each) for each in worst_of(found)])
+        curves.setdefault(name, {}).setdefault(title_of(dataset), {})[category] = met
     draw(constraints, curves, known.output / "tolerances.png")
     print(f"Written to {known.output}: tolerances.md, tolerances.csv, tolerances.png")
 
@@ -208,7 +175,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():
-        title = DATA_SETS.get(dataset, dataset)
+        title = title_of(dataset)
         for name in module.evaluation_constraints:
             if name not in by_constraint:
                 notes.append(f"{title}: no sample carries the constraint {name}.\n")
@@ -252,29 +219,52 @@ def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes:
 # Tables -----------------------------------------------------------------------------------------
 
 
-def tolerance_table(name: str, constraint: Constraint, groups: Sequence[Group]) -> Table:
-    """Returns a line per data set and category: the share that meets ε, the ε that shares meet."""
+def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
+    """Returns a line per group: the share that meets the bounds, and the ε that shares meet.
+
+    An ε is an observed violation, not one between two: at least the share is at or below it.
+    """
+    lines = []
+    for dataset, name, category, found in groups_of(samples):
+        worst = worst_of(found)
+        shifts = np.quantile(worst, SHARES, method="inverted_cdf")
+        met = (tolerance(constraints[name], shift) for shift in shifts.tolist())
+        lines.append(
+            {
+                "data": dataset,
+                "constraint": name,
+                "category": category,
+                "samples": len(found),
+                "units": found["unit"].nunique(),
+                "bounds": in_words(name, constraints[name])[0],
+                "met": float((worst <= 0).mean()),
+                **dict(zip((f"{100 * share:g}%" for share in SHARES), met, strict=True)),
+            }
+        )
+    return DataFrame(lines)
+
+
+def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Table:
+    """Returns the lines of one constraint, rounded."""
     bound, meaning = in_words(name, constraint)
     up = not (constraint.at_least is not None and constraint.at_most is None)
-    cells = [
+    found = shares[shares["constraint"] == name]
+    cells = DataFrame(
         {
-            "data": group.title,
-            "category": group.category or "all",
-            "samples": f"{len(group.samples):,}",
-            "meet it": f"{100 * group.met:.3g} %",
-            **{
-                f"{100 * share:g} %": outwards(tolerance(constraint, group.shift(share)), up)
-                for share in SHARES
-            },
+            "data": found["data"].map(title_of),
+            "category": found["category"].replace("", "all"),
+            "samples": found["samples"].map("{:,}".format),
+            "meet it": found["met"].map(lambda met: f"{100 * met:.3g} %"),
         }
-        for group in groups
-        if group.constraint == name
-    ]
+    )
+    for share in SHARES:
+        values = found[f"{100 * share:g}%"]
+        cells[f"{100 * share:g} %"] = [outwards(value, up) for value in values]
     note = (
         f"Of the model as it is: how many samples meet {bound} with their worst element, and below "
         f"50 % to 99 % {meaning}, rounded so that it does."
     )
-    return Table(bound, note, DataFrame(cells))
+    return Table(bound, note, cells)
 
 
 def outwards(value: float, up: bool) -> str:
@@ -287,26 +277,6 @@ def outwards(value: float, up: bool) -> str:
     exact = Context(prec=7).create_decimal_from_float(value)
     rounding = ROUND_CEILING if up else ROUND_FLOOR
     return f"{float(Context(prec=4, rounding=rounding).create_decimal(exact)):.4g}"
-
-
-def csv_lines(constraints: Mapping[str, Constraint], groups: Sequence[Group]) -> DataFrame:
-    """Returns a line per group, its numbers not rounded."""
-    return DataFrame(
-        {
-            "data": group.dataset,
-            "constraint": group.constraint,
-            "category": group.category or "",
-            "samples": len(group.samples),
-            "units": group.units,
-            "bounds": in_words(group.constraint, constraints[group.constraint])[0],
-            "met": group.met,
-            **{
-                f"{100 * share:g}%": tolerance(constraints[group.constraint], group.shift(share))
-                for share in SHARES
-            },
-        }
-        for group in groups
-    )
 
 
 def sample_table(confidence: float) -> Table:
@@ -334,39 +304,43 @@ def sample_table(confidence: float) -> Table:
     return Table("Certification samples that a requirement takes", note, DataFrame(lines))
 
 
-def certification_table(cli: PointwiseCLI, seen: Sequence[Group], confidence: float) -> Table:
+def certification_table(cli: PointwiseCLI, seen: DataFrame, confidence: float) -> Table:
     """Returns how many may violate so that a rate is still certified, a line per group.
 
     Of the certification split, whose samples are counted, and of the data sets beside the splits.
 
-    seen: what the model has seen.
+    seen: the samples that the model has seen.
     """
-    data, groups = cli.datamodule, [each for each in seen if each.dataset not in ("train", "val")]
+    data = cli.datamodule
     note = (
         f"At {100 * confidence:g} %, of one requirement: the smallest rate of violations that "
         "these samples certify, if none of them violates, and by rate how many may. –: too few "
         "samples."
     )
-    if groups:
+    beside = seen[~seen["dataset"].isin(["train", "val"])]
+    if len(beside):
         note += (
-            f" The model has seen {' and '.join(dict.fromkeys(each.title for each in groups))} "
+            f" The model has seen {' and '.join(map(title_of, beside['dataset'].unique()))} "
             "above: an ε that is chosen by those lines cannot be certified on the same samples. "
             "Choose it by the training lines, or hold out a certification split of its own."
         )
+    groups = list(groups_of(beside))
     if data.certification_is_separate:
         samples = samples_to_come(cli.model, {"test": data._loader("test")}, data.datasets)
         groups = [*groups_of(samples[samples["kind"] == "constraint"]), *groups]
-    cells = [
-        {
-            "data": "certification" if group.dataset == "test" else group.dataset,
-            "constraint": group.constraint,
-            "category": group.category or "all",
-            "independent samples": f"{group.units:,}",
-            "smallest rate": f"{100 * violation_bound(0, group.units, confidence):.3g} %",
-            **{f"{100 * rate:g} %": _may_violate(group.units, rate, confidence) for rate in RATES},
-        }
-        for group in groups
-    ]
+    cells = []
+    for dataset, name, category, found in groups:
+        units = found["unit"].nunique()
+        cells.append(
+            {
+                "data": "certification" if dataset == "test" else dataset,
+                "constraint": name,
+                "category": category or "all",
+                "independent samples": f"{units:,}",
+                "smallest rate": f"{100 * violation_bound(0, units, confidence):.3g} %",
+                **{f"{100 * rate:g} %": _may_violate(units, rate, confidence) for rate in RATES},
+            }
+        )
     return Table("What the certification samples at hand can certify", note, DataFrame(cells))
 
 

@@ -59,16 +59,15 @@ def run(module: LineModule, root: Path, callback: ModelExport, test: bool = Fals
         trainer.test(module, LineData(), verbose=False)
 
 
-def test_export_holds_the_trained_weights(tmp_path: Path) -> None:
+def test_export_holds_the_trained_weights_and_what_only_the_user_knows(
+    tmp_path: Path, hub: type[Hub]
+) -> None:
     module = Exporting(Pointwise())
-    run(module, tmp_path, ModelExport("model"))
+    facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
+    run(module, tmp_path, ModelExport("model", **facts))
     assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
     assert module.weight.abs().sum() > 0
-
-
-def test_the_card_has_what_only_the_user_knows(tmp_path: Path) -> None:
-    facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
-    run(Exporting(Pointwise()), tmp_path, ModelExport("model", **facts))
+    assert hub.asked == []  # Nothing is pushed unasked.
     assert ModelCard.load(tmp_path / "model/README.md").data.to_dict().items() >= facts.items()
 
 
@@ -137,18 +136,12 @@ def test_a_task_without_export_says_so(tmp_path: Path) -> None:
         run(LineModule(Pointwise()), tmp_path, ModelExport())
 
 
-def test_nothing_is_pushed_unasked(tmp_path: Path, hub: type[Hub]) -> None:
-    run(Exporting(Pointwise()), tmp_path, ModelExport())
-    assert hub.asked == []
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_the_folder_is_pushed_with_its_card(tmp_path: Path, hub: type[Hub], private: bool) -> None:
-    callback = ModelExport("model", push_to_hub="owner/name", private=private)
+def test_the_folder_is_pushed_with_its_card(tmp_path: Path, hub: type[Hub]) -> None:
+    callback = ModelExport("model", push_to_hub="owner/name", private=False)
     run(Exporting(Pointwise()), tmp_path, callback)
     (created, how), (uploaded, what) = hub.asked
     assert (created, uploaded) == ("create", "upload")
-    assert how == {"name": "owner/name", "private": private, "exist_ok": True}
+    assert how == {"name": "owner/name", "private": False, "exist_ok": True}
     assert what["repo_id"] == "owner/name"
     assert what["folder_path"] == tmp_path / "model"
     assert what["held"] == {"weight.txt", "README.md"}

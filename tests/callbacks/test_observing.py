@@ -29,6 +29,7 @@ from pl_pointwise.cli import main
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
+    KINDS,
     Toy,
     ToyData,
     ToyRows,
@@ -52,7 +53,7 @@ class Noisy(ToyRows):
         return row | {"x": row["x"] + 0.1 * torch.randn(4) + 0.1 * np.random.randn()}
 
 
-@pytest.mark.parametrize("name", list(FORMULATIONS))
+@pytest.mark.parametrize("name", [*KINDS, "by name"])
 def test_training_is_the_same_with_and_without_callbacks(name: str, tmp_path: Path) -> None:
     modules = []
     for callbacks in (

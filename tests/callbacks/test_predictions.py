@@ -24,14 +24,12 @@ class Doubler(LightningModule):
         return [{"index": index, "twice": 2 * x, "text": "ä"} for index, x in pairs]
 
 
-def predict(path: Path, devices: int = 1, **options: Any) -> None:
+def predict(path: Path, **options: Any) -> None:
     rows = [{"x": torch.tensor(float(i))} for i in range(7)]
     trainer = Trainer(
         accelerator="cpu",
-        devices=devices,
-        strategy="ddp_spawn" if devices > 1 else "auto",
         callbacks=[PredictionWriter(str(path))],
-        **{"logger": False, **options},
+        **{"logger": False, "devices": 1, **options},
         enable_progress_bar=False,
     )
     trainer.predict(
@@ -47,11 +45,6 @@ def check(path: Path) -> None:
 def test_one_line_per_input_in_order(tmp_path: Path) -> None:
     predict(tmp_path / "new" / "found.jsonl")
     check(tmp_path / "new" / "found.jsonl")
-
-
-def test_two_ranks_write_one_file_without_repeats(tmp_path: Path) -> None:
-    predict(tmp_path / "found.jsonl", devices=2)
-    check(tmp_path / "found.jsonl")
 
 
 def test_written_below_the_root_folder_or_the_loggers(tmp_path: Path) -> None:

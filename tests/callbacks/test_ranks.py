@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.callbacks.test_predictions import check
 from tests.programs.callbacks_two_ranks import run
 from tests.programs.launch import run_on_ranks
 
@@ -73,6 +74,11 @@ def test_files_are_those_of_one_process(
         assert row["multiplier"] == pytest.approx(other["multiplier"], rel=1e-4)
         assert row["violation"] == pytest.approx(other["violation"], rel=1e-4, abs=1e-5)
         assert row["text"] == other["text"]
+
+
+@pytest.mark.usefixtures("ranks")
+def test_predictions_are_one_file_without_repeats(folder: Path) -> None:
+    check(folder / "found.jsonl")
 
 
 def test_the_best_checkpoint_is_that_of_one_process(

@@ -48,8 +48,8 @@ def test_bound_is_a_quantile_of_the_beta_distribution(
     assert violation_bound(n, n, confidence) == 1.0
 
 
-@pytest.mark.parametrize("n", [1, 5, 30])
-@pytest.mark.parametrize("p", [0.001, 0.05, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("n", [1, 30])
+@pytest.mark.parametrize("p", [0.001, 0.3, 1.0])
 def test_bound_covers_by_enumeration(n: int, p: float) -> None:
     """Over all outcomes of n draws, weighed by their probability."""
     outcomes = range(n + 1)
@@ -106,7 +106,7 @@ def test_quantile_bound_is_the_first_order_statistic_that_is_sure_enough(
 QUANTILES = {"normal": stats.norm.ppf, "heavy tail": stats.t(2).ppf, "ties": stats.poisson(1.5).ppf}
 
 
-@pytest.mark.parametrize("n", [59, 100, 300])
+@pytest.mark.parametrize("n", [59, 300])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_quantile_bound_covers_in_simulation_and_says_something(name: str, n: int) -> None:
     draws = SAMPLERS[name][0](np.random.default_rng(n), (DRAWS, n))
@@ -119,8 +119,7 @@ def test_quantile_bound_covers_in_simulation_and_says_something(name: str, n: in
         assert (bounds < truth).any()
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("kind", ["distinct", "ties"])
+@pytest.mark.parametrize(("kind", "level"), [("distinct", 0.95), ("ties", 0.5)])
 def test_interval_is_scipys_percentile_bootstrap(kind: str, level: float) -> None:
     """Two bootstraps with other random draws agree to the noise of their 4,000 resamples."""
     values = np.random.default_rng(3).normal(size=150)
@@ -256,16 +255,11 @@ def test_sample_violates_if_any_of_its_elements_does() -> None:
     ("call", "message"),
     [
         (lambda: violation_bound(0, 0), "at least one held-out sample"),
-        (lambda: dkw_width(0), "at least one held-out sample"),
         (lambda: violation_bound(4, 3), "between 0 and n"),
-        (lambda: violation_bound(-1, 3), "between 0 and n"),
         (lambda: violation_bound(1, 3, 95), r"fraction in \(0, 1\)"),
-        (lambda: dkw_width(3, 1.0), r"fraction in \(0, 1\)"),
         (lambda: certify(torch.zeros(0)), "No values"),
         (lambda: certify(torch.tensor([1.0, math.nan])), "1 of 2 violations are NaN"),
         (lambda: certify(torch.zeros(3), level=95), r"percentile is 0\.95"),
-        (lambda: quantile_bound(torch.zeros(3), level=95), r"percentile is 0\.95"),
-        (lambda: quantile_bound(torch.zeros(3, 2)), r"worst_per_sample\(violation\)"),
     ],
 )
 def test_what_cannot_be_certified_is_refused(call: Any, message: str) -> None:

@@ -190,7 +190,7 @@ def test_pointwise_solution_and_multipliers_are_the_programs(formulation: Formul
     assert multipliers.min() >= -1e-6
 
     module = Projection(formulation, learning_rate=0.3)
-    trainer(max_epochs=300, log_every_n_steps=10**6).fit(module, ToyData(rows, batch_size=12))
+    trainer(max_epochs=150, log_every_n_steps=10**6).fit(module, ToyData(rows, batch_size=12))
     np.testing.assert_allclose(module.w.detach().numpy(), program.x, atol=2e-3)
     found = module.multipliers["halfspace"][:, 0].numpy() / len(rows)
     np.testing.assert_allclose(found, multipliers, atol=5e-3)
@@ -204,9 +204,9 @@ def test_average_solution_and_multiplier_are_the_programs(alpha: float | None) -
     rows.b += (normal @ CENTRE - 0.3) - rows.b.mean()  # c violates it by 0.3
     multiplier = 0.3 / normal.square().sum()
 
-    module = Projection(Average(alpha=alpha, dual_lr=1.0), learning_rate=0.3)
+    module = Projection(Average(alpha=alpha, dual_lr=2.0), learning_rate=0.3)
     data = ToyData(rows, batch_size=12)
-    trainer(max_epochs=200, log_every_n_steps=10**6).fit(module, data)
+    trainer(max_epochs=100, log_every_n_steps=10**6).fit(module, data)
     torch.testing.assert_close(
         module.w.detach(), CENTRE - multiplier * normal, rtol=1e-3, atol=1e-3
     )
@@ -231,8 +231,9 @@ class Levels:
 class Above(PointwiseModule):
     """½(w + 1)² as every sample's objective, the figure of a_i − w at most 0."""
 
-    def __init__(self, formulation: Formulation) -> None:
+    def __init__(self, formulation: Formulation, learning_rate: float) -> None:
         super().__init__(formulation=formulation, constraints={"above": Constraint(at_most=0.0)})
+        self.learning_rate = learning_rate
         self.w = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, batch: Any) -> Tensor:
@@ -245,14 +246,16 @@ class Above(PointwiseModule):
         return {"above": outputs}
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD([self.w], lr=0.1)
+        return torch.optim.SGD([self.w], lr=self.learning_rate)
 
 
-def above(formulation: Formulation, micro_batch_size: int | None = None) -> Above:
-    module = Above(formulation)
+def above(
+    formulation: Formulation, epochs: int, learning_rate: float, micro_batch_size: int | None = None
+) -> Above:
+    module = Above(formulation, learning_rate)
     module.training_settings.micro_batch_size = micro_batch_size
-    quiet = {"enable_model_summary": False, "log_every_n_steps": 10**6}
-    trainer(max_epochs=400, **quiet).fit(module, ToyData(Levels(), batch_size=20))
+    runner = trainer(max_epochs=epochs, log_every_n_steps=10**6)
+    runner.fit(module, ToyData(Levels(), batch_size=20))
     return module
 
 
@@ -261,7 +264,7 @@ def test_tilted_solution_and_multiplier_are_in_closed_form(tilt: float, alpha: A
     """(1/τ) log mean exp(τ(a − w)) ≤ 0 is w ≥ (1/τ) log mean exp(τa), and the price w + 1."""
     numbers = Levels().a.numpy()
     least = np.log(np.mean(np.exp(tilt * numbers))) / tilt
-    module = above(Tilted(tilt=tilt, alpha=alpha, dual_lr=0.5), micro_batch_size=7)
+    module = above(Tilted(tilt=tilt, alpha=alpha, dual_lr=0.5), 100, 0.5, micro_batch_size=7)
     assert float(module.w.detach()) == pytest.approx(least, abs=1e-4)
     assert float(module.multipliers["above"]) == pytest.approx(least + 1, abs=1e-3)
 
@@ -271,7 +274,7 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form(alpha: Any) -
     """Of 20 numbers the worst 3.5: the fourth largest counts half, and is the threshold."""
     numbers = np.sort(Levels().a.numpy())[::-1]
     least = (numbers[:3].sum() + numbers[3] / 2) / 3.5
-    module = above(CVaR(level=0.825, threshold_lr=0.02, alpha=alpha, dual_lr=0.3))
+    module = above(CVaR(level=0.825, threshold_lr=0.02, alpha=alpha, dual_lr=0.3), 400, 0.1)
     # The threshold steps to and fro across the quantile, and w after it.
     assert float(module.w.detach()) == pytest.approx(least, abs=0.03)
     assert float(module.thresholds["above"]) == pytest.approx(numbers[3] - least, abs=0.03)
@@ -280,7 +283,7 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form(alpha: Any) -
 
 def test_cvar_at_level_zero_is_the_average_once_its_threshold_is_below_everyone() -> None:
     numbers = Levels().a.numpy()
-    module = above(CVaR(level=0.0, threshold_lr=0.05, dual_lr=0.3))
+    module = above(CVaR(level=0.0, threshold_lr=0.3, dual_lr=0.3), 100, 0.3)
     assert float(module.w.detach()) == pytest.approx(numbers.mean(), abs=0.002)
     assert float(module.multipliers["above"]) == pytest.approx(numbers.mean() + 1, abs=0.005)
     assert float(module.thresholds["above"]) <= numbers.min() - numbers.mean()

@@ -21,6 +21,7 @@ from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     FORMULATIONS,
     INTERVALS,
+    KINDS,
     Steep,
     Toy,
     ToyData,
@@ -35,12 +36,15 @@ ROWS, BATCH = 17, 7
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [(2, {}), (5, {"order": "dual_first"}), (5, {"gradient_clip_val": 0.3})],
+    ("name", "size", "options"),
+    [
+        *((name, 2, {}) for name in FORMULATIONS),
+        *((name, 5, {"order": "dual_first"}) for name in KINDS),
+        *((name, 5, {"gradient_clip_val": 0.3}) for name in ("average augmented", "pointwise")),
+    ],
 )
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
-def test_micro_batches_equal_the_whole_batch(formulation: Any, size: int, options: Any) -> None:
-    rows = ToyRows(ROWS, seed=2, partial=True)
+def test_micro_batches_equal_the_whole_batch(name: str, size: int, options: Any) -> None:
+    formulation, rows = FORMULATIONS[name], ToyRows(ROWS, seed=2, partial=True)
     arguments: Any = {"partial": True, **options}
     whole = fit(Toy(formulation, **arguments), rows, batch_size=BATCH)
     cut = fit(Toy(formulation, micro_batch_size=size, **arguments), rows, batch_size=BATCH)

@@ -25,8 +25,8 @@ from pl_pointwise import (
 )
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
-    FORMULATIONS,
     INTERVALS,
+    KINDS,
     At,
     Toy,
     ToyData,
@@ -203,7 +203,7 @@ def test_table_for_which_there_is_no_space_is_an_error_with_a_remedy(tmp_path: P
         Multipliers(4).mapped(tmp_path / "file")
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_training_with_mapped_multipliers_is_the_same(formulation: Any, tmp_path: Path) -> None:
     expected = fit(Toy(formulation, partial=True, primal_steps=2), ToyRows(7, partial=True))
     module = Toy(formulation, partial=True, primal_steps=2)
@@ -251,7 +251,7 @@ def test_folder_is_an_argument_of_a_module() -> None:
 # In a module --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_multipliers_are_neither_parameters_nor_buffers(formulation: Any) -> None:
     module = fit(Toy(formulation), ToyRows(7), epochs=1)
     assert {name for name, _ in module.named_parameters()} == {"first", "last"}

@@ -22,6 +22,7 @@ from pl_pointwise import Average, Constraint, CVaR, Pointwise, Relaxed, Tilted
 from tests.pl_pointwise.by_hand import Rule, run
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
+    KINDS,
     Seen,
     Toy,
     ToyData,
@@ -85,7 +86,7 @@ def continue_from(start: Toy, module: Toy) -> None:
     module._duals.fingerprint = start._duals.fingerprint
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_every_break_is_left_out_alike(formulation: Any, caplog: pytest.LogCaptureFixture) -> None:
     """However a value breaks, the step is the one without that sample, and the log names it."""
     rows = ToyRows(8, seed=5)
@@ -222,7 +223,7 @@ class Flat(Toy):
         return 0.0 * super().forward(batch)
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
     """Clipping divides by its norm. λ moves as ever: the violations are there."""
     module = Flat(formulation, gradient_clip_val=0.3)

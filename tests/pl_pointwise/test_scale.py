@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Multipliers
-from tests.pl_pointwise.toy import FORMULATIONS, Toy, ToyRows, assert_same_run, fit
+from tests.pl_pointwise.toy import FORMULATIONS, KINDS, Toy, ToyRows, assert_same_run, fit
 
 
 class Repeated:
@@ -68,7 +68,7 @@ class Doubled(Toy):
         return {**masks, "pair": masks["pair"].repeat(1, 2)}
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_columns_are_averaged_not_summed(formulation: Any) -> None:
     rows = ToyRows(7, seed=2, partial=True)
     single = fit(Toy(formulation, partial=True), rows, batch_size=7)
@@ -79,7 +79,7 @@ def test_columns_are_averaged_not_summed(formulation: Any) -> None:
         torch.testing.assert_close(double.multipliers["pair"], wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("formulation", FORMULATIONS.values(), ids=FORMULATIONS)
+@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
 def test_samples_that_carry_nothing_change_nothing(formulation: Any) -> None:
     """A batch mixes the data of several terms: each term is a mean over its own samples."""
     rows = ToyRows(6, seed=2, partial=True)

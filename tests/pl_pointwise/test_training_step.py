@@ -156,8 +156,11 @@ def assert_learnt(expected: Outcome, rules: dict[str, Rule | None]) -> None:
         assert (table > 0.01).any(), name
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("bounds", [ONE_SIDED, INTERVALS], ids=["one-sided", "intervals"])
+@pytest.mark.parametrize(
+    ("bounds", "options"),
+    [(ONE_SIDED, {}), *((INTERVALS, options) for options in OPTIONS.values())],
+    ids=["one-sided", *OPTIONS],
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_steps_equal_the_algorithm_by_hand(case: Case, bounds: Any, options: Any) -> None:
     formulation, rules = case

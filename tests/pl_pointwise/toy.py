@@ -54,6 +54,11 @@ FORMULATIONS: dict[str, Any] = {
         "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
     },
 }
+KINDS = {
+    name: FORMULATIONS[name]
+    for name in ("none", "average augmented", "tilted", "cvar", "pointwise", "relaxed linear")
+}
+"""One of each kind, for what does not depend on their branches."""
 
 
 class ToyRows:

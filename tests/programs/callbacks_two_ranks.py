@@ -1,4 +1,4 @@
-"""A fit with every callback, on one process or as one of two ranks.
+"""A fit with every callback, on one process or as one of two ranks; then predictions.
 
 ``python -m tests.programs.callbacks_two_ranks FOLDER`` is one rank; test_ranks.py starts two of it.
 """
@@ -23,6 +23,7 @@ from pl_pointwise.callbacks import (
     HardestSamples,
     ViolationCurves,
 )
+from tests.callbacks.test_predictions import predict
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows
 
@@ -71,6 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     torch.save(run(folder / "all", ranks=2), folder / f"rank{rank}.pt")
+    predict(folder / "found.jsonl", **on_ranks(2))
 
 
 if __name__ == "__main__":

@@ -29,14 +29,14 @@ pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise
 relaxed:
   model: {init_args: {formulation: {class_path: pl_pointwise.Relaxed, init_args: {beta: 1.0}}}}
 """
-EXPECTED = [(method, seed) for method in ("pointwise", "relaxed") for seed in (3, 4)]
+EXPECTED = [("pointwise", 3), ("relaxed", 3)]
 
 
 def write(folder: Path, logger: str) -> list[str]:
     (folder / "base.yaml").write_text(BASE.format(logger=logger))
     (folder / "methods.yaml").write_text(METHODS)
     files = ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
-    return ["compare", *files, "--seeds", "3", "4", "--output", str(folder / "out")]
+    return ["compare", *files, "--seeds", "3", "--output", str(folder / "out")]
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
-from pl_pointwise.compare.runner import _share, _stop, alone_in, peak_memory
+from pl_pointwise.compare.processes import _share, _stop
+from pl_pointwise.compare.runner import alone_in, peak_memory
 from pl_pointwise.compare.runs import Comparison
 from tests.pl_pointwise.line_task import LineModule
 
@@ -44,26 +44,17 @@ ENDLESS = "endless: {model: {class_path: tests.pl_pointwise.compare.deadly_task.
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes import the tests' modules from there."""
+    """Other processes import the tests' modules from there. Plots take longer than these runs."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
 def files(folder: Path, methods: str) -> list[str]:
     (folder / "base.yaml").write_text(BASE)
     (folder / "methods.yaml").write_text(methods)
-    return [
-        "--config",
-        str(folder / "base.yaml"),
-        "--rows",
-        str(folder / "methods.yaml"),
-    ]  # By its old name.
-
-
-@pytest.fixture
-def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take longer than these runs."""
-    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
+    by_its_old_name = ["--rows", str(folder / "methods.yaml")]
+    return ["--config", str(folder / "base.yaml"), *by_its_old_name]
 
 
 def lines(output: Path) -> dict[str, dict[str, str]]:
@@ -192,9 +183,7 @@ def test_no_run_goes_on_from_a_checkpoint_of_another_configuration(tmp_path, mon
     assert epochs == [0, 1, 2, 0, 0, 1, 2]
 
 
-def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(
-    tmp_path, capsys, unpainted
-) -> None:
+def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(tmp_path, capsys) -> None:
     common = [*files(tmp_path, POINTWISE), "--output", str(tmp_path / "out")]
     main(["compare", *common])
     result = tmp_path / "out/runs/pointwise/seed-0/result.json"
@@ -208,7 +197,7 @@ def test_a_second_comparison_in_a_folder_is_refused_and_changes_nothing(
 
 
 def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
-    tmp_path, monkeypatch, capsys, unpainted
+    tmp_path, monkeypatch, capsys
 ) -> None:
     common = files(tmp_path, POINTWISE.replace("pointwise", "full", 1) + POINTWISE)
     (tmp_path / "file").write_text("")
@@ -233,19 +222,13 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
 
 
 def test_peak_memory_is_of_this_process_and_of_all_its_time() -> None:
-    before = peak_memory()
-    assert before is not None
-    size = before + 2**27  # More than was ever held.
-    array = np.ones(size, dtype=np.uint8)
-    grown = peak_memory()
-    del array
-    assert grown is not None
-    assert grown >= size
-    code = "import sys\nfrom pathlib import Path\n" + inspect.getsource(peak_memory)
-    code += "print(peak_memory())"
+    code = "from pathlib import Path\n" + inspect.getsource(peak_memory)
+    code += "print(peak_memory())\nheld = bytearray(2**27)\ndel held\nprint(peak_memory())"
     command = [sys.executable, "-c", code]
     child = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
-    assert int(child.stdout) < 2**26  # What started it does not count.
+    before, after = map(int, child.stdout.split())
+    assert before < 2**26  # What started it does not count.
+    assert after >= 2**27
 
 
 @pytest.mark.parametrize(

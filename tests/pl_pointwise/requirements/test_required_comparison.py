@@ -37,6 +37,7 @@ plain: null
 pointwise: {model: {init_args: {formulation: {class_path: pl_pointwise.Pointwise}}}}
 strict: {model: {init_args: {tolerance: 0.2, formulation: {class_path: pl_pointwise.Pointwise}}}}
 """
+STRICT = METHODS.splitlines()[-1]
 DDP = "accelerator: cpu, devices: 2, strategy: ddp"
 REQUIREMENT = "near: violated <= 0.1"
 
@@ -118,9 +119,8 @@ def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
 
     monkeypatch.setattr(PlaneModule, "__init__", counted)
     monkeypatch.setattr(Trainer, "save_checkpoint", save_and_spoil)
-    strict = METHODS.splitlines()[-1]
     data = ["--data.seed", "7"]  # Other samples: those of seed 0 are used.
-    out = compare(tmp_path, "--require", REQUIREMENT, *data, methods=strict)
+    out = compare(tmp_path, "--require", REQUIREMENT, *data, methods=STRICT)
     assert len(built) == 2
     stored = torch.load(out / "model/plane.pt", weights_only=True)["weight"]
     assert torch.equal(stored, built[1].weight.detach())
@@ -138,7 +138,7 @@ def test_the_report_shows_the_answer_and_no_certificate_that_ignores_the_choice(
 
 def test_a_module_without_an_export_leaves_its_checkpoint(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(PlaneModule, "export", PointwiseModule.export)
-    out = compare(tmp_path, "--require", REQUIREMENT)
+    out = compare(tmp_path, "--require", REQUIREMENT, methods=STRICT)
     assert "PlaneModule has no export()" in capsys.readouterr().out
     assert (out / "model/certificate/model.ckpt").is_file()
     [found] = monitor(out / "model", ["--data.init_args.test_file", "like"])
@@ -237,8 +237,7 @@ def test_a_run_that_was_killed_is_finished_by_the_same_command(tmp_path, monkeyp
 
 def test_two_ranks_come_to_one_answer(tmp_path) -> None:
     (tmp_path / "base.yaml").write_text(BASE.replace("accelerator: cpu", DDP))
-    strict = METHODS.splitlines()[-1]
-    (tmp_path / "methods.yaml").write_text(f"plain: null\n{strict}\n")
+    (tmp_path / "methods.yaml").write_text(f"plain: null\n{STRICT}\n")
     words = ["--config", str(tmp_path / "base.yaml"), "--methods", str(tmp_path / "methods.yaml")]
     words += ["--output", str(tmp_path / "out"), "--require", REQUIREMENT]
     words.insert(0, str(tmp_path / "uses"))
@@ -262,7 +261,8 @@ def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
 
 def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) -> None:
     texts = ["near/left: violated <= 0.15", "near: q90 <= 0.2", "wrong_sign <= 0.2"]
-    out = compare(tmp_path, *(word for text in texts for word in ("--require", text)))
+    words = [word for text in texts for word in ("--require", text)]
+    out = compare(tmp_path, *words, methods=STRICT)
     answer = json.loads((out / "answer.json").read_text())
     assert [each["text"] for each in answer["requirements"]] == texts
     assert [each["category"] for each in answer["requirements"]] == ["left", None, None]
@@ -273,10 +273,10 @@ def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) ->
 
 def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> None:
     heavy = "{class_path: pl_pointwise.Penalty, init_args: {weight: 1.0e+300}}"  # No finite step.
-    broken = METHODS + f"broken: {{model: {{init_args: {{formulation: {heavy}}}}}}}\n"
+    broken = f"plain: null\nbroken: {{model: {{init_args: {{formulation: {heavy}}}}}}}\n"
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", REQUIREMENT, methods=broken)
-    assert "No answer yet: 1 of 4 runs failed" in capsys.readouterr().out
+    assert "No answer yet: 1 of 2 runs failed" in capsys.readouterr().out
     assert not (tmp_path / "out/certification").exists()
 
 
@@ -284,13 +284,10 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
     ("more", "said"),
     [
         (["--require", "nearr: violated <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
-        (["--require", "near: violated <= 1.5"], "between 0 and 1"),
         (["--require", "near/up: violated <= 0.1"], "It has left, right"),
         (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
         (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
         (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
-        (["--require", "near violated 0.1"], "is no requirement"),
-        (["--require", REQUIREMENT, "--confidence", "95"], "must lie between 0 and 1"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_training(tmp_path, capsys, more, said) -> None:

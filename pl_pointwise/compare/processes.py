@@ -1,0 +1,154 @@
+"""Several runs at once: in processes of their own, or as an array of SLURM jobs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from .runner import open_folder, reason, write_result
+from .runs import Comparison, Run
+
+Process = subprocess.Popen[bytes]
+
+
+def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: int) -> None:
+    """Runs the given runs, by number from 1, each in a process of its own, ``jobs`` at once.
+
+    The processes share the cores, and the GPUs where there are several. Whatever ends this one,
+    Ctrl-C and SIGTERM included, ends them too.
+    """
+    runs, waiting, free = comparison.runs, list(numbers), list(range(jobs))
+    running: dict[Process, tuple[int, int]] = {}
+
+    def tell(number: int, text: str = "") -> None:
+        print(f"[{number}/{len(runs)}] {text or runs[number - 1].title}", flush=True)
+
+    with _sigterm_raises():
+        try:
+            while waiting or running:
+                while waiting and free:
+                    number, slot = waiting.pop(0), free.pop(0)
+                    tell(number)
+                    try:
+                        running[_start(comparison, number, jobs, slot)] = (number, slot)
+                    except OSError as error:  # No room for its log.
+                        tell(number, f"failed: {reason(runs[number - 1], error)}")
+                        free.append(slot)
+                time.sleep(0.05)
+                for process in [p for p in running if p.poll() is not None]:
+                    number, slot = running.pop(process)
+                    free.append(slot)
+                    run = runs[number - 1]
+                    if process.returncode and run.result() is None:
+                        with suppress(OSError):  # It says itself what it ended by.
+                            write_result(run, {"digest": run.digest, "error": _end(run, process)})
+                    tell(number, f"{run.title}: {'failed' if process.returncode else 'done'}")
+        finally:
+            _stop(list(running))
+
+
+def command_of(comparison: Comparison) -> list[str]:
+    """Returns the words of the command that ``--only N`` stands behind for one run."""
+    return [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
+
+
+def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> Process:
+    run = comparison.runs[number - 1]
+    open_folder(run)
+    with (run.folder / "log.txt").open("wb") as file:
+        return subprocess.Popen(
+            [*command_of(comparison), "--only", str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_share(jobs, slot)},
+            start_new_session=True,
+        )
+
+
+def _share(jobs: int, slot: int) -> dict[str, str]:
+    """Returns the environment by which a process takes its share of cores and GPUs and no more."""
+    share = {}
+    if "OMP_NUM_THREADS" not in os.environ:
+        share["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if gpus == [""]:
+        gpus = [str(device) for device in range(torch.cuda.device_count())]
+    if len(gpus) > 1 and jobs > 1:
+        mine = gpus[slot::jobs] or [gpus[slot % len(gpus)]]
+        share["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return share
+
+
+def _end(run: Run, process: Process) -> str:
+    """Returns the error of a process that ended without one."""
+    code = process.returncode
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    hint = " Out of memory, perhaps." if code == -signal.SIGKILL else ""
+    return f"The process of this run ended {how}.{hint} See {run.folder / 'log.txt'}."
+
+
+def _stop(processes: Sequence[Process], patience: float = 10.0) -> None:
+    """Ends processes and what they started: asks, waits, then does not ask."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    """To the whole group of a process, which started a session of its own."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        process.wait()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends the block as an exception would, so that its ``finally`` is reached."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread alone.
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def slurm_array(comparison: Comparison, numbers: Sequence[int]) -> str:
+    """Returns a batch script for SLURM: a job array with one task for each of the runs ``numbers``.
+
+    Partition, GPUs and time limit are ``sbatch``'s options.
+    """
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "#SBATCH --job-name=pl-pointwise-compare",
+            f"#SBATCH --array={','.join(map(str, numbers))}",
+            f"#SBATCH --output={comparison.output.absolute()}/slurm-%A_%a.txt",
+            f"cd {shlex.quote(os.getcwd())}",
+            f'exec {shlex.join(command_of(comparison))} --only "$SLURM_ARRAY_TASK_ID"',
+            "",
+        ]
+    )

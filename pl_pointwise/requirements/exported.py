@@ -1,0 +1,128 @@
+"""An exported model's folder ``certificate/``: what it certified by, and the model on new records.
+
+    certificate.json    the requirements with what they were certified by (answer.py)
+    config.yaml         model, data and precision, without the run's files
+    model.ckpt          the trained module
+    samples.parquet     what the certification samples measured (samples.py)
+
+``compare --require`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import LightningDataModule
+from pandas import DataFrame
+
+from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.foreign_names import foreign_names
+from pl_pointwise.module import PointwiseModule
+
+from .requirement import RequirementError
+from .samples import read_samples, samples_of
+
+CERTIFICATE = "certificate"
+"""The folder in an exported one."""
+
+
+def write_certificate(
+    folder: Path, certificate: Mapping[str, Any], config: Mapping[str, Any]
+) -> Path:
+    """Writes what is text into an exported folder; returns where the other files go.
+
+    config: of the run.
+    """
+    inside = folder / CERTIFICATE
+    inside.mkdir(parents=True)
+    (inside / "certificate.json").write_text(json.dumps(certificate, indent=1))
+    text = yaml.safe_dump(config_for_new_records(config), sort_keys=False)
+    (inside / "config.yaml").write_text(text)
+    return inside
+
+
+def is_certified(folder: Path) -> bool:
+    return (folder / CERTIFICATE / "certificate.json").is_file()
+
+
+def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
+    """Returns the certificate, and the table of samples.py that it was made by.
+
+    Raises:
+        RequirementError: the folder has none.
+    """
+    if not is_certified(Path(folder)):
+        raise RequirementError(
+            f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
+            "--require wrote."
+        )
+    inside = Path(folder) / CERTIFICATE
+    certificate = json.loads((inside / "certificate.json").read_text())
+    return certificate, read_samples(inside / "samples.parquet")
+
+
+def measure_new_records(
+    folder: str | Path, options: Sequence[str], configs: Sequence[str] = ()
+) -> DataFrame:
+    """Returns the table of samples.py of new records, by a forward pass of the exported model.
+
+    options: of LightningCLI, which say where the records are:
+        ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
+    configs: names or paths, in place of the folder's configuration: their classes are imported.
+
+    Raises:
+        RequirementError: no certificate in the folder, a class or function in its configuration
+            that this package does not ship, or no option for the data.
+    """
+    read_certificate(folder)
+    inside = Path(folder) / CERTIFICATE
+    if not any(option.startswith("--data") for option in options):
+        raise RequirementError(
+            "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
+            "data module calls its test data."
+        )
+    if not configs:
+        configs = [yaml.safe_dump(_own_classes_only(inside / "config.yaml"))]
+    words = [word for config in configs for word in ("--config", config)]
+    words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
+    cli = PointwiseCLI(words, run=False)
+    path = inside / "model.ckpt"
+    cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+    return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
+
+
+def _own_classes_only(path: Path) -> dict[str, Any]:
+    """Returns model, data and precision of a configuration that nobody has vouched for.
+
+    Raises:
+        RequirementError: it names a class or function that this package does not ship.
+    """
+    config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
+    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
+        for name in foreign_names(config[part], kind):
+            raise RequirementError(
+                f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
+                f"own word is not imported. Read the file; if you trust it: --config {path}"
+            )
+    return config
+
+
+def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns model, data and precision of a run's configuration, for other data.
+
+    Without the run's files, so that an export names no folder of the machine it was made on, but
+    that of a base model.
+    """
+    data = config.get("data")
+    if isinstance(data, dict):
+        arguments = data.get("init_args") or {}
+        given: dict[str, Any] = {name: None for name in arguments if name.endswith("_file")}
+        if "source" in arguments:
+            given["source"] = "files"
+        data = {**data, "init_args": {**arguments, **given}}
+    precision = (config.get("trainer") or {}).get("precision")
+    return {"model": config["model"], "data": data, "trainer": {"precision": precision}}
