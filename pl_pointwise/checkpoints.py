@@ -5,7 +5,6 @@ What a checkpoint may hold, so that it loads without running code; writing and r
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from argparse import Namespace
@@ -134,14 +133,12 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
         raise ValueError(_no_formulation(config))
-    module_name, _, class_name = path.rpartition(".")
-    known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
-    if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
-        # Ours by another name, such as the "pl_pointwise.Pointwise" that LightningCLI writes.
-        with suppress(ModuleNotFoundError):
-            found = getattr(importlib.import_module(module_name), class_name, None)
-            if isinstance(found, type) and issubclass(found, Formulation) and not isabstract(found):
-                known[path] = found
+    package = __name__.partition(".")[0]
+    known = {}
+    for kind in _subclasses(Formulation):
+        known[f"{kind.__module__}.{kind.__qualname__}"] = kind
+        if kind.__module__.startswith(f"{package}."):  # As LightningCLI writes it.
+            known[f"{package}.{kind.__qualname__}"] = kind
     if path not in known:
         raise ValueError(
             f"Unknown formulation class {path!r}; import the module that defines it first. "

@@ -104,10 +104,7 @@ NEVER_CALLED = {
 
 
 def check_settings(task: Task) -> None:
-    """
-    Raises:
-        TrainingError: a setting of the Trainer or a hook of the module that would be ignored.
-    """
+    """Refuses settings of the Trainer and hooks of the module that would be ignored."""
     for is_set, sentence in REFUSED:
         if is_set(task):
             raise TrainingError(sentence)
@@ -120,10 +117,7 @@ def check_settings(task: Task) -> None:
 
 
 def check_launcher(task: Task) -> None:
-    """
-    Raises:
-        TrainingError: processes from which multipliers and violations do not come home.
-    """
+    """Refuses processes from which multipliers and violations do not come home."""
     if isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher):
         raise TrainingError(
             "This strategy starts processes that end with the run, and their multipliers, "
@@ -133,10 +127,7 @@ def check_launcher(task: Task) -> None:
 
 
 def check_module(task: Task) -> None:
-    """
-    Raises:
-        TrainingError: no weight or optimizer to train, or shards whose gradients nothing adds up.
-    """
+    """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
     check_trained(task)
     optimizers = task.trainer.optimizers
     if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
@@ -150,10 +141,7 @@ def check_module(task: Task) -> None:
 
 
 def check_trained(task: Task) -> None:
-    """
-    Raises:
-        TrainingError: no weight is trained.
-    """
+    """Refuses a module of which no weight is trained."""
     if not any(p.requires_grad for p in task.parameters()):
         raise TrainingError(
             "No weight requires a gradient, so that multipliers would grow and nothing would be "
@@ -255,10 +243,7 @@ def has_multipliers_per_sample(task: Task) -> bool:
 
 
 def check_sampler(loader: Any, ranks: int) -> None:
-    """
-    Raises:
-        TrainingError: over several ranks, some samples come twice in an epoch.
-    """
+    """Refuses samplers that give some samples twice in an epoch, over several ranks."""
     sampler = _sampler_of(loader)
     if ranks == 1 or isinstance(sampler, PointwiseSampler):
         return
@@ -295,12 +280,9 @@ def repeats_samples(loader: Any) -> bool:
 
 
 def check_index(dataset: Any) -> None:
-    """At the rows that a fingerprint reads: all of a small data set, 64 of a large one.
+    """Refuses rows with another index than their position, of those that a fingerprint reads.
 
     Rows without "index" are left to the collate function.
-
-    Raises:
-        TrainingError: a row carries another index than its position.
     """
     with preserve_random_state():
         for position in probes_of(len(dataset)):
@@ -357,11 +339,7 @@ class FirstSteps:
         self.watched = watched or self._first
 
     def epoch(self, task: Task) -> None:
-        """At the start of an epoch: Lightning may have reloaded the training data.
-
-        Raises:
-            TrainingError: multipliers belong to other samples than the new loader's.
-        """
+        """At the start of an epoch, in which Lightning may have reloaded other training data."""
         if task.trainer.train_dataloader is not self._loader:
             dataset = training_set(task)
             if dataset is not None and has_multipliers_per_sample(task):
@@ -383,11 +361,7 @@ class FirstSteps:
             )
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
-        """In the first batch that carries a term, its values must have a gradient.
-
-        Raises:
-            TrainingError: they have none.
-        """
+        """Refuses values without a gradient, in the first batch that carries a term."""
         if not torch.is_grad_enabled():
             return
         values = {OBJECTIVE: terms.objective, **terms.followed}
@@ -408,12 +382,7 @@ class FirstSteps:
             )
 
     def check(self, task: Task, measured: Measured) -> None:
-        """Before a step is taken.
-
-        Raises:
-            TrainingError: a sample comes twice in an epoch whose sampler hands out each position
-                once.
-        """
+        """Before a step; refuses a sample that comes twice where the sampler gives each once."""
         if self._visited is not None:
             self._require_distinct(task.current_epoch, measured.index)
         if self._first and measured.gradient_norm == 0:

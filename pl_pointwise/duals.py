@@ -6,14 +6,22 @@ Where λ is stored: multipliers.py. ψ and its derivative: formulations.py.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .batch_terms import BatchTerms
+from .batch_statistic import (
+    BatchStatistic,
+    Reduce,
+    Slope,
+    batch_statistic,
+    linearised,
+    slope_of,
+    stepped_threshold,
+)
 from .data import fingerprint
 from .errors import TrainingError
 from .fingerprints import RANDOM_ROWS
@@ -21,8 +29,10 @@ from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
-from .step import DualStep, Measured, Terms, carries, last_visits
+from .step import DualStep, Measured, Terms, carries, last_visits, weights
 from .task import Task, warn
+
+CPU = torch.device("cpu")
 
 
 class Duals:
@@ -63,20 +73,6 @@ class Duals:
                 found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
         return found
 
-    def batch_terms(self) -> BatchTerms | None:
-        """The constraints on a statistic of the batch; None where all are on samples."""
-        formulations = {
-            name: cast("BatchFormulation", formulation)
-            for name, formulation in self.in_force.items()
-            if formulation.scope == "batch"
-        }
-        if not formulations:
-            return None
-        constraints = self.task.constraints
-        return BatchTerms(
-            formulations, constraints, self.multipliers, self.thresholds, self.dual_first
-        )
-
     def note(self, measured: Measured, epoch: int, steps_an_epoch: float) -> None:
         """Keeps what the dual step needs of a step, by constraint, until it is due.
 
@@ -85,8 +81,7 @@ class Duals:
         the judged violation, or its statistic, stands the followed one where it is another.
         """
         visits: dict[str, list[Tensor]] = {}
-        batch_terms = self.batch_terms()
-        for name, formulation in self.task.formulations.items():
+        for name, formulation in self.in_force.items():
             mask = measured.masks[name]
             rows = None if mask.all() else carries(mask)
             if rows is not None and not rows.any():
@@ -95,9 +90,8 @@ class Duals:
                 visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
                 visit += [measured.followed[name]] if measured.strict else []
                 visits[name] = visit if rows is None else [part[rows] for part in visit]
-            elif batch_terms is not None and formulation.scope == "batch":
-                visits[name], psi = batch_terms.visit(name, measured)
-                measured.lagrangian += psi
+            elif formulation.scope == "batch":
+                visits[name] = self._visit_of_batch(name, measured)
         self._window.append((epoch, visits))
         self.units.add(measured, self.task.formulations, self.in_force, steps_an_epoch)
 
@@ -143,6 +137,103 @@ class Duals:
             self.task.trainer.strategy.barrier()
         self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
         return steps
+
+    # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------
+
+    @property
+    def on_batch(self) -> dict[str, BatchFormulation]:
+        """The formulations in force that act on one."""
+        return {
+            name: cast("BatchFormulation", formulation)
+            for name, formulation in self.in_force.items()
+            if formulation.scope == "batch"
+        }
+
+    def known_slopes(self) -> dict[str, Slope] | None:
+        """∂ψ/∂mean where it is λ, whatever the batch; None where it has to be measured."""
+        if self.dual_first or not all(f.linear for f in self.on_batch.values()):
+            return None
+        return {name: Slope(self._threshold(name), self._scalar(name)) for name in self.on_batch}
+
+    def slopes(
+        self,
+        terms: Sequence[Terms],
+        counts: Mapping[str, Tensor],
+        device: torch.device,
+        reduce: Reduce | None = None,
+    ) -> dict[str, Slope]:
+        """∂ψ/∂mean by constraint, at the violations of all micro-batches.
+
+        reduce: where the other ranks hold samples of the step too.
+        """
+        found = {}
+        for name, formulation in self.on_batch.items():
+            shared = counts[name], device, reduce
+            followed = [(part.followed[name].detach(), part.masks[name]) for part in terms]
+            statistic = self._statistic(name, followed, *shared)
+            multiplier = self._scalar(name).to(statistic.mean, non_blocking=True)
+            if self.dual_first:
+                parts = [(part.judged[name], part.masks[name]) for part in terms]
+                judged = self._statistic(name, parts, *shared)
+                multiplier = formulation.ascend(judged.value, multiplier)
+            found[name] = slope_of(statistic, multiplier)
+        return found
+
+    def batch_loss(
+        self, terms: Terms, slopes: Mapping[str, Slope], counts: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A micro-batch's share of terms whose gradients are those of ψ(statistic, λ)."""
+        total = torch.zeros((), dtype=terms.objective.dtype, device=terms.objective.device)
+        for name, formulation in self.on_batch.items():
+            violation, mask = terms.followed[name], terms.masks[name]
+            psi = linearised(formulation, violation, mask, slopes[name])
+            normalised = weights(mask, self._sides(name), violation.dtype) / counts[name]
+            total = total + (torch.where(mask, psi, 0) * normalised).sum()
+        return total
+
+    def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
+        """The statistic of a step (sides,), on the CPU; adds ψ of it, steps the threshold.
+
+        That of the judged violations, then, where it is another, that of those that the weights
+        followed; ψ is of the latter.
+        """
+        formulation, count = self.on_batch[name], measured.counts[name]
+        parts = [(measured.followed[name], measured.masks[name])]
+        value = self._statistic(name, parts, count, CPU).value
+        values = [value]
+        if measured.strict:
+            judged = [(measured.judged[name], measured.masks[name])]
+            values.insert(0, self._statistic(name, judged, count, CPU).value)
+        measured.lagrangian += float(formulation.lagrangian(value, self._scalar(name)).sum())
+        if formulation.learns_threshold:
+            sides, threshold = self._sides(name), self._threshold(name)
+            stepped = stepped_threshold(formulation, parts, sides, count, threshold)
+            self.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+        return values
+
+    def _statistic(
+        self,
+        name: str,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        count: Tensor | int,
+        device: torch.device,
+        reduce: Reduce | None = None,
+    ) -> BatchStatistic:
+        formulation, threshold = self.on_batch[name], self._threshold(name)
+        sides = self._sides(name)
+        return batch_statistic(formulation, parts, sides, count, threshold, device, reduce)
+
+    def _sides(self, name: str) -> int:
+        return self.task.constraints[name].sides
+
+    def _scalar(self, name: str) -> Tensor:
+        """λ of each side, (sides,)."""
+        return self.multipliers.scalar(name, self._sides(name))
+
+    def _threshold(self, name: str) -> Tensor:
+        """t of each side, (sides,); 0 where the formulation learns none."""
+        sides = self._sides(name)
+        return self.thresholds.get(name, torch.zeros(sides)).reshape(sides)
 
     # At the start of a fit ----------------------------------------------------------------------
 

@@ -39,10 +39,7 @@ def one_of(
 
 @contextmanager
 def explain_gradient_errors() -> Iterator[None]:
-    """
-    Raises:
-        TrainingError: the block, which runs without gradients, asks autograd for one.
-    """
+    """Says what to do where the block, which runs without gradients, asks autograd for one."""
     try:
         yield
     except RuntimeError as error:

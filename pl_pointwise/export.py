@@ -89,10 +89,7 @@ def export(
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """
-    Raises:
-        TrainingError: there is something that no export has written, by its model card.
-    """
+    """Refuses a folder with something that no export has written, by its model card."""
     card = folder / "README.md"
     if card.is_file() and "\n- pl-pointwise\n" in card.read_text(encoding="utf-8"):
         return

@@ -45,7 +45,9 @@ class Optimization:
     def __post_init__(self) -> None:
         _require_number("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
         _require_number("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
-        _require_number("warmup_ratio", self.warmup_ratio, "from 0 to 1", lambda x: 0 <= x <= 1)
+        _require_number(
+            "warmup_ratio", self.warmup_ratio, "at least 0 and at most 1", lambda x: 0 <= x <= 1
+        )
         one_of("schedule", self.schedule, get_args(Schedule))
 
     @property
@@ -98,6 +100,8 @@ class Training:
     multiplier_folder: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
+            self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
                 f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "

@@ -185,9 +185,6 @@ def terms_of(task: Task, micro: MicroBatch, columns: dict[str, int], strict: boo
 
     columns: of each constraint's violations, which stay as many as in its first batch.
     strict: whether strict values are asked for.
-
-    Raises:
-        ValueError, DataError: see :func:`evaluate_terms`; another number of columns than before.
     """
     outputs = task(micro.batch)
     objective, values = evaluate_terms(task, outputs, micro)
@@ -414,10 +411,7 @@ def last_visits(index: Tensor) -> Tensor:
 
 
 def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """
-    Raises:
-        ValueError: a name in ``given`` that is not in ``known``; lists the known ones.
-    """
+    """Refuses a name that is not among the known ones, and lists these."""
     known = list(known)
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -428,12 +422,7 @@ def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None
 
 
 def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
-    """
-    partial: whether names may be missing.
-
-    Raises:
-        ValueError: no mapping, a name that is not known, or one that is missing.
-    """
+    """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
     if not isinstance(given, Mapping):
         entries = ", ".join(f'"{name}": …' for name in names)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .batch_statistic import Slope
-from .batch_terms import BatchTerms
 from .checks import FirstSteps
 from .data import PADDING
 from .duals import Duals
@@ -127,8 +126,8 @@ class Stepper:
         """
         task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        batch_terms = duals.batch_terms()
-        slopes = batch_terms and self._slopes(batch_terms, micro_batches, counts)
+        on_batch = bool(duals.on_batch)
+        slopes = self._slopes(micro_batches, counts) if on_batch else None
         packed = []
         for position, micro in enumerate(micro_batches):
             with self._synchronised(position == len(micro_batches) - 1):
@@ -139,9 +138,9 @@ class Stepper:
                 loss = self._lagrangian(terms, multipliers, counts)
                 packed_rows, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
                 packed.append(packed_rows)
-                if batch_terms is not None:
-                    slopes = slopes or batch_terms.slopes([terms], counts, task.device)
-                    loss = loss + batch_terms.loss(terms, slopes, counts)
+                if on_batch:
+                    slopes = slopes or duals.slopes([terms], counts, task.device)
+                    loss = loss + duals.batch_loss(terms, slopes, counts)
                 # The ranks' gradients are averaged, and the counts are those of all ranks.
                 task.manual_backward(loss * ranks if ranks > 1 else loss)
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
@@ -174,23 +173,22 @@ class Stepper:
         return loss
 
     def _slopes(
-        self, terms: BatchTerms, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
         With several micro-batches or ranks a pass without gradients finds the mean, and its random
         state is replayed afterwards, so that both passes see the same dropout.
         """
-        if terms.linear:
-            return terms.slopes_without_data()
-        if len(micro_batches) == 1 and self.task.trainer.world_size == 1:
-            return None
+        known = self.duals.known_slopes()
+        if known is not None or (len(micro_batches) == 1 and self.task.trainer.world_size == 1):
+            return known
         device = self.task.device
         with torch.no_grad(), explain_gradient_errors(), replayed_random_state(device):
-            strict = self.strict and terms.dual_first
+            strict = self.strict and self.duals.dual_first
             found = [terms_of(self.task, micro, self.columns, strict) for micro in micro_batches]
         self.buffers.restore()
-        return terms.slopes(found, counts, device, self._over_ranks)
+        return self.duals.slopes(found, counts, device, self._over_ranks)
 
     # The gradient and the step of the weights ---------------------------------------------------
 
