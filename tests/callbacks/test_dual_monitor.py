@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning.pytorch import Callback, Trainer
 
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor
-from tests.callbacks.witness import Visit, Witness
+from tests.callbacks.witness import Reported, Visit, Witness
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     INTERVALS,
@@ -26,17 +25,6 @@ from tests.pl_pointwise.toy import (
 BOUNDS = {"fit": (-0.3, None), "pair": (None, 0.2)}
 WIDE = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}
 ROWS = ToyRows(23, seed=2, partial=True)
-
-
-class Reported(Callback):
-    """The dual figures of every epoch."""
-
-    def __init__(self) -> None:
-        self.epochs: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        found = trainer.callback_metrics.items()
-        self.epochs.append({key: float(v) for key, v in found if key.startswith("dual/")})
 
 
 def relaxation(formulation: Any, v: float, m: float) -> float:

@@ -63,5 +63,16 @@ class Witness(Callback):
         return [visit for visit in self.visits if visit.epoch == epoch]
 
 
+class Reported(Callback):
+    """The dual figures of every epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        found = trainer.callback_metrics.items()
+        self.epochs.append({key: float(v) for key, v in found if key.startswith("dual/")})
+
+
 def _tables(module: Any) -> dict[str, np.ndarray]:
     return {name: table.double().numpy().copy() for name, table in module.multipliers.items()}

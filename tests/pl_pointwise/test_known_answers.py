@@ -274,7 +274,7 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form(alpha: Any) -
     """Of 20 numbers the worst 3.5: the fourth largest counts half, and is the threshold."""
     numbers = np.sort(Levels().a.numpy())[::-1]
     least = (numbers[:3].sum() + numbers[3] / 2) / 3.5
-    module = above(CVaR(level=0.825, threshold_lr=0.02, alpha=alpha, dual_lr=0.3), 400, 0.1)
+    module = above(CVaR(level=0.825, threshold_lr=0.02, alpha=alpha, dual_lr=0.5), 160, 0.15)
     # The threshold steps to and fro across the quantile, and w after it.
     assert float(module.w.detach()) == pytest.approx(least, abs=0.03)
     assert float(module.thresholds["above"]) == pytest.approx(numbers[3] - least, abs=0.03)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -24,19 +23,9 @@ from pl_pointwise.callbacks import (
     ViolationCurves,
 )
 from tests.callbacks.test_predictions import predict
+from tests.callbacks.witness import Reported
 from tests.pl_pointwise import toy
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows
-
-
-class Figures(Callback):
-    """What every epoch logged for the duals."""
-
-    def __init__(self) -> None:
-        self.epochs: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        found = trainer.callback_metrics.items()
-        self.epochs.append({k: float(v) for k, v in found if k.startswith("dual/")})
 
 
 def on_ranks(ranks: int) -> dict[str, Any]:
@@ -48,7 +37,7 @@ def on_ranks(ranks: int) -> dict[str, Any]:
 
 def run(folder: Path, ranks: int) -> dict[str, Any]:
     best = FeasibleCheckpoint(at_most=1.5, dirpath=str(folder / "best"))
-    figures = Figures()
+    figures = Reported()
     trainer = toy.trainer(
         max_epochs=3,
         callbacks=[DualMonitor(), ViolationCurves(), HardestSamples(), best, figures],
