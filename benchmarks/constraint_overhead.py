@@ -9,10 +9,11 @@ how far the other one is from 1 says what the ratios are worth. All are fitted a
 threads that take turns step by step, so that a pair of steps has the same batch and the same moment
 of the machine. A GPU is used where the configuration uses it.
 
-Two figures for each. The ratio of whole steps, median over pairs, with its quartiles; on a machine
-that others use, of CPU time. And the time of the places where a formulation does anything, the
-loss made of the terms and the dual step, less what the loss of plain training takes: its share of
-a step is far below the noise of whole steps.
+Three figures for each. The ratio of whole steps, median over pairs, with its quartiles; on a
+machine that others use, of CPU time. The time of the places where a formulation does anything, the
+loss made of the terms and the dual step, less what the loss of plain training takes: its share of a
+step is far below the noise of whole steps. And the share of the time of all steps after the first
+64 that measuring the unit of the gradients takes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from pl_pointwise.cli import PointwiseCLI
 CONTROL, PLAIN = "formulation none, first in turn", "formulation none"
 LEFT_OUT = 3
 """Steps at the start that are not counted."""
+MEASURED_OFTEN = 65
+"""Steps that have measured the unit more often than is asked of a long fit."""
 
 
 class Turns:
@@ -64,23 +67,25 @@ class Clock(Callback):
         self.turns, self.position = turns, position
         self.steps: list[tuple[float, float]] = []
         self.own: list[float] = []
+        self.unit: list[float] = []
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.steps:  # Only now, so that loading its batch was in its own turn too.
             self.turns.hand_on(self.position)
             self.turns.take(self.position)
         self.own.append(0.0)
+        self.unit.append(0.0)
         self.start = now()
 
     def on_train_batch_end(self, *_: Any) -> None:
         end = now()
         self.steps.append((end[0] - self.start[0], end[1] - self.start[1]))
 
-    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, method: Callable[..., Any], sums: list[float]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = now()
             result = method(*args, **kwargs)
-            self.own[-1] += now()[0] - start[0]
+            sums[-1] += now()[0] - start[0]
             return result
 
         return call
@@ -137,7 +142,8 @@ def watch(module: PointwiseModule, clock: Clock) -> None:
     """Time the methods in which formulations are used."""
     duals, stepper = module._duals, module._stepper
     for part, name in ((duals, "rows"), (stepper, "_lagrangian"), (duals, "note"), (duals, "step")):
-        setattr(part, name, clock.timed(getattr(part, name)))
+        setattr(part, name, clock.timed(getattr(part, name), clock.own))
+    stepper._measure_units = clock.timed(stepper._measure_units, clock.unit)
 
 
 def run(cli: PointwiseCLI, turns: Turns, position: int, count: int) -> None:
@@ -156,8 +162,8 @@ def table(clocks: dict[str, Clock]) -> str:
     own_base = statistics.median(plain.own[LEFT_OUT:])
     lines = [
         "| | ms/step | × none, whole steps (quartiles) | the same, CPU time (quartiles) "
-        "| own work, µs/step | own work: × none |",
-        "|---" * 6 + "|",
+        "| own work, µs/step | own work: × none | unit, share of later steps |",
+        "|---" * 7 + "|",
     ]
     for name, clock in clocks.items():
         step = statistics.median(step[0] for step in clock.steps[LEFT_OUT:])
@@ -167,9 +173,11 @@ def table(clocks: dict[str, Clock]) -> str:
             low, middle, high = statistics.quantiles([a[kind] / b[kind] for a, b in pairs], n=4)
             ratios.append(f"{middle:.3f} ({low:.3f}–{high:.3f})")
         own = statistics.median(clock.own[LEFT_OUT:]) - own_base
+        later = sum(step[0] for step in clock.steps[MEASURED_OFTEN:])
+        unit = f"{sum(clock.unit[MEASURED_OFTEN:]) / later:.3f}" if later else "–"
         lines.append(
             f"| {name} | {1e3 * step:.0f} | {ratios[0]} | {ratios[1]} | {1e6 * own:.0f} "
-            f"| {1 + own / base:.4f} |"
+            f"| {1 + own / base:.4f} | {unit} |"
         )
     return "\n".join(lines)
 
