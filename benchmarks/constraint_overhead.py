@@ -135,8 +135,9 @@ def limits(steps: int) -> list[str]:
 
 def watch(module: PointwiseModule, clock: Clock) -> None:
     """Time the methods in which formulations are used."""
-    for name in ("_multiplier_rows", "_lagrangian", "_note_visits", "_dual_step"):
-        setattr(module, name, clock.timed(getattr(module, name)))
+    duals, stepper = module._duals, module._stepper
+    for part, name in ((duals, "rows"), (stepper, "_lagrangian"), (duals, "note"), (duals, "step")):
+        setattr(part, name, clock.timed(getattr(part, name)))
 
 
 def run(cli: PointwiseCLI, turns: Turns, position: int, count: int) -> None:

@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = str(arguments.model)
     model = load_language_model(name, lora=Lora(), dtype=arguments.dtype).to(device).train()
-    batches = _batches(arguments, load_tokenizer(name, tools=True), device)
+    batches = _batches(arguments, load_tokenizer(name), device)
     cache = None
     if arguments.cache:
         low = arguments.precision == "bf16-mixed"

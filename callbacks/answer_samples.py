@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.random_state import random_state, restore_random_state
 
 from .run_folder import RunFolder
 

@@ -100,7 +100,7 @@ class ModelExport(Callback):
                     tested or "the last weights",
                     chosen,
                 )
-            pl_module.weights_of = Path(tested).name
+            pl_module.notes.checkpoint = Path(tested).name
             self._export(trainer, pl_module)
 
     def _follow_choice(self, trainer: Trainer) -> None:
@@ -115,14 +115,15 @@ class ModelExport(Callback):
             return module
         kind = type(module)
         chosen = kind.load_from_checkpoint(self._chosen, map_location="cpu", weights_only=True)
-        chosen.weights_of = Path(self._chosen).name
-        chosen.evaluated = self._of_chosen
+        chosen.notes.checkpoint = Path(self._chosen).name
+        chosen.evaluated.update(self._of_chosen)
         return chosen
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
-        module.card_facts = self.facts
+        module.notes.facts = self.facts
         folder = module.export(Path(trainer.default_root_dir) / self.folder)
-        of = f"the checkpoint {module.weights_of}" if module.weights_of else "the last step"
+        path = module.notes.checkpoint
+        of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
         if self.push_to_hub is not None:
             self._push(self.push_to_hub, folder)

@@ -14,6 +14,7 @@ from .formulations import (
     Tilted,
 )
 from .initial_multipliers import initialise_multipliers
+from .loading import load
 from .module import PointwiseModule
 from .multipliers import Multipliers
 from .optimizers import Optimization, Training
@@ -35,4 +36,5 @@ __all__ = [
     "Tilted",
     "Training",
     "initialise_multipliers",
+    "load",
 ]

@@ -5,7 +5,6 @@ A configuration says what a module is; a checkpoint gives it weights and multipl
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,35 +53,3 @@ def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, A
     else:
         same = bool(before == now)
     return {} if same else {name: (before, now)}
-
-
-def settings_of(kind: type, path: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for ``load_from_checkpoint``; a field of one of the module's settings goes there.
-
-    ``model_name=…`` of a module with an argument ``policy``, say, becomes the checkpoint's policy
-    with that name.
-
-    Raises:
-        TypeError: neither an argument of the class nor a field of one in the checkpoint.
-    """
-    parameters = inspect.signature(kind).parameters
-    foreign = [name for name in given if name not in parameters]
-    if not foreign or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return dict(given)
-    stored = hyperparameters(path)
-    arguments = {name: value for name, value in given.items() if name in parameters}
-    for name in foreign:
-        owners = [
-            owner
-            for owner, fields in stored.items()
-            if owner in parameters and isinstance(fields, Mapping) and name in fields
-        ]
-        if len(owners) != 1 or owners[0] in given:
-            raise TypeError(
-                f"{kind.__name__} has no argument {name!r}"
-                f"{f' beside {owners[0]}, which was given' if len(owners) == 1 else ''}. It takes "
-                f"{', '.join(list(parameters))}."
-            )
-        (owner,) = owners
-        arguments[owner] = {**arguments.get(owner, stored[owner]), name: given[name]}
-    return arguments

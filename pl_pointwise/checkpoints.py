@@ -1,18 +1,15 @@
 """Checkpoints: there whole or not at all, of plain values, with the multipliers checked.
 
-What a checkpoint may hold, so that it loads without running code; the random state of every rank;
-writing and reading files.
+What a checkpoint may hold, so that it loads without running code; writing and reading files.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import random
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -27,12 +24,10 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from torch import Tensor
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
 from .formulations import Constraint, Formulation
-from .sampler import generator_states
 from .step import OBJECTIVE, require_names
 
 
@@ -125,42 +120,6 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
     return kind(**{k: from_plain(nested[k], v) if k in nested else v for k, v in value.items()})
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of this process's generators, as plain values and tensors."""
-    state = plain_random_state(*generator_states())
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators as plain values and a tensor."""
-    kind, keys, position, has_gauss, gauss = numbers
-    return {
-        "python": python,
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
-        "torch": torch_state,
-    }
-
-
-def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
-@contextmanager
-def replayed_random_state(device: torch.device) -> Iterator[None]:
-    """Runs the block, then puts torch's generators back, so that what follows draws the same."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-
-
 def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
     """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
 
@@ -174,14 +133,12 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
         raise ValueError(_no_formulation(config))
-    module_name, _, class_name = path.rpartition(".")
-    known = {f"{c.__module__}.{c.__qualname__}": c for c in _subclasses(Formulation)}
-    if path not in known and module_name.split(".")[0] == __name__.split(".")[0]:
-        # Ours by another name, such as the "pl_pointwise.Pointwise" that LightningCLI writes.
-        with suppress(ModuleNotFoundError):
-            found = getattr(importlib.import_module(module_name), class_name, None)
-            if isinstance(found, type) and issubclass(found, Formulation) and not isabstract(found):
-                known[path] = found
+    package = __name__.partition(".")[0]
+    known = {}
+    for kind in _subclasses(Formulation):
+        known[f"{kind.__module__}.{kind.__qualname__}"] = kind
+        if kind.__module__.startswith(f"{package}."):  # As LightningCLI writes it.
+            known[f"{package}.{kind.__qualname__}"] = kind
     if path not in known:
         raise ValueError(
             f"Unknown formulation class {path!r}; import the module that defines it first. "

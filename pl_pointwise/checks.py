@@ -6,7 +6,7 @@ docs/checks.md lists all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,66 +26,65 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
-from .fingerprints import preserve_random_state, probes_of
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
-from .optimizers import Optimization
+from .fingerprints import probes_of
+from .random_state import preserve_random_state
 from .step import OBJECTIVE, Measured, Terms
-
-if TYPE_CHECKING:
-    from .manual_optimization import ManualOptimization
+from .task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
 
 
-def _has_callback(module: ManualOptimization, kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in module.trainer.callbacks)
+def _has_callback(task: Task, kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in task.trainer.callbacks)
 
 
-REFUSED: tuple[tuple[Callable[[ManualOptimization], bool], str], ...] = (
+REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
     (
-        lambda module: bool(module.trainer.gradient_clip_val),
+        lambda task: bool(task.trainer.gradient_clip_val),
         "Trainer(gradient_clip_val=…): the module clips its gradient itself, before it is checked "
         "to be finite. Give the module training=Training(gradient_clip_val=…), and leave the "
         "Trainer's out.",
     ),
     (
-        lambda module: module.trainer.accumulate_grad_batches != 1,
+        lambda task: task.trainer.accumulate_grad_batches != 1,
         "Trainer(accumulate_grad_batches=…): a batch is one step, or multipliers would step on a "
         "part of one. Make the DataLoader's batch_size as many times as large, and give "
         "training=Training(micro_batch_size=…) the size that fits in memory.",
     ),
     (
-        lambda module: _has_callback(module, GradientAccumulationScheduler),
+        lambda task: _has_callback(task, GradientAccumulationScheduler),
         "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. Take "
         "the callback out, give the loader the whole step's batch size, and set "
         "Training(micro_batch_size=…) to what fits into memory at once.",
     ),
     (
-        lambda module: any(
-            getattr(c, "_train_time_interval", None) is not None for c in module.trainer.callbacks
+        lambda task: any(
+            getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
         ),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
         "every_n_train_steps, or SaveOnTermination for the end of a job's time.",
     ),
     (
-        lambda module: (
-            _has_callback(module, StochasticWeightAveraging)
-            and any(isinstance(part, _BatchNorm) for part in module.modules())
+        lambda task: (
+            _has_callback(task, StochasticWeightAveraging)
+            and any(isinstance(part, _BatchNorm) for part in task.modules())
         ),
         "StochasticWeightAveraging runs one more epoch to renew the statistics of BatchNorm, in "
         "which this module would step weights and multipliers on. Use "
         "lightning.pytorch.callbacks.EMAWeightAveraging, or another norm.",
     ),
     (
-        lambda module: isinstance(module.trainer.strategy, FSDPStrategy),
+        lambda task: isinstance(task.trainer.strategy, FSDPStrategy),
         "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's norm "
         "only. Use ModelParallelStrategy and fully_shard in configure_model.",
     ),
     (
-        lambda module: (
-            isinstance(module.trainer.strategy, DeepSpeedStrategy)
-            and (module.gradient_clip_val is not None or module.micro_batch_size is not None)
+        lambda task: (
+            isinstance(task.trainer.strategy, DeepSpeedStrategy)
+            and (
+                task.training_settings.gradient_clip_val is not None
+                or task.training_settings.micro_batch_size is not None
+            )
         ),
         "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own configuration, "
         "and leave gradient_clip_val and micro_batch_size out.",
@@ -103,45 +102,23 @@ NEVER_CALLED = {
 }
 """Hooks that Lightning calls under automatic optimization only, with what to do instead."""
 
-OWN_ATTRIBUTES: dict[str, Any] = {
-    "constraints": dict,
-    "evaluation_constraints": dict,
-    "formulations": dict,
-    "multipliers": Multipliers,
-    "thresholds": dict,
-    "optimization": Optimization,
-    "pull_shares": PullShares,
-    "violations": dict,
-    "evaluated": dict,
-    "evaluated_metrics": dict,
-    "left_out": int,
-    "skipped_steps": int,
-}
-"""Public attributes of the module, which a subclass must not use for something else."""
 
-
-def check_settings(module: ManualOptimization) -> None:
-    """
-    Raises:
-        TrainingError: a setting of the Trainer or a hook of the module that would be ignored.
-    """
+def check_settings(task: Task) -> None:
+    """Refuses settings of the Trainer and hooks of the module that would be ignored."""
     for is_set, sentence in REFUSED:
-        if is_set(module):
+        if is_set(task):
             raise TrainingError(sentence)
     for hook, remedy in NEVER_CALLED.items():
-        if getattr(type(module), hook) is not getattr(LightningModule, hook):
+        if getattr(type(task), hook) is not getattr(LightningModule, hook):
             raise TrainingError(
-                f"{type(module).__name__} overrides {hook}, which is never called under manual "
+                f"{type(task).__name__} overrides {hook}, which is never called under manual "
                 f"optimization. {remedy}"
             )
 
 
-def check_launcher(module: ManualOptimization) -> None:
-    """
-    Raises:
-        TrainingError: processes from which multipliers and violations do not come home.
-    """
-    if isinstance(module.trainer.strategy.launcher, _MultiProcessingLauncher):
+def check_launcher(task: Task) -> None:
+    """Refuses processes from which multipliers and violations do not come home."""
+    if isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher):
         raise TrainingError(
             "This strategy starts processes that end with the run, and their multipliers, "
             "violations and optimizer with them: ddp_spawn, ddp_fork and ddp_notebook bring home "
@@ -149,52 +126,36 @@ def check_launcher(module: ManualOptimization) -> None:
         )
 
 
-def check_module(module: ManualOptimization) -> None:
-    """
-    Raises:
-        TrainingError: names of the base class used for something else, no weight or optimizer to
-            train, or shards whose gradients nothing adds up.
-    """
-    for name, kind in OWN_ATTRIBUTES.items():
-        value = getattr(module, name)
-        if not isinstance(value, kind) or (
-            name == "thresholds" and not set(value) <= set(module.formulations)
-        ):
-            raise TrainingError(
-                f"self.{name} of {type(module).__name__} is a {type(value).__name__}, and "
-                f"PointwiseModule keeps its own under that name. Give yours another name."
-            )
-    check_trained(module)
-    optimizers = module.trainer.optimizers
+def check_module(task: Task) -> None:
+    """Refuses no weight or optimizer to train, and shards whose gradients nothing adds up."""
+    check_trained(task)
+    optimizers = task.trainer.optimizers
     if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
         found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
         raise TrainingError(
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
             "weights. Use parameter groups for several; leave the method out for AdamW."
         )
-    if isinstance(module.trainer.strategy, ModelParallelStrategy):
-        _check_shards(module, module.trainer.strategy)
+    if isinstance(task.trainer.strategy, ModelParallelStrategy):
+        _check_shards(task, task.trainer.strategy)
 
 
-def check_trained(module: ManualOptimization) -> None:
-    """
-    Raises:
-        TrainingError: no weight is trained.
-    """
-    if not any(p.requires_grad for p in module.parameters()):
+def check_trained(task: Task) -> None:
+    """Refuses a module of which no weight is trained."""
+    if not any(p.requires_grad for p in task.parameters()):
         raise TrainingError(
             "No weight requires a gradient, so that multipliers would grow and nothing would be "
             "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
         )
 
 
-def _check_shards(module: ManualOptimization, strategy: ModelParallelStrategy) -> None:
-    if strategy.distributed_sampler_kwargs["num_replicas"] != module.trainer.world_size:
+def _check_shards(task: Task, strategy: ModelParallelStrategy) -> None:
+    if strategy.distributed_sampler_kwargs["num_replicas"] != task.trainer.world_size:
         raise TrainingError(
             "Tensor parallelism: every rank must have samples of its own. Set "
-            f"data_parallel_size={module.trainer.world_size} and tensor_parallel_size=1."
+            f"data_parallel_size={task.trainer.world_size} and tensor_parallel_size=1."
         )
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    trained = [(name, p) for name, p in task.named_parameters() if p.requires_grad]
     alone = [name for name, p in trained if not isinstance(p, DTensor)]
     if alone:
         raise TrainingError(
@@ -204,15 +165,22 @@ def _check_shards(module: ManualOptimization, strategy: ModelParallelStrategy) -
         )
 
 
-def warn_of_checkpoints(module: ManualOptimization) -> None:
-    """Of what they will lack, now and not when a run is to be resumed from them."""
-    if module._arguments_left_out:
-        names = ", ".join(f"{n} ({kind})" for n, kind in module._arguments_left_out.items())
-        module._warn(
+def warn_of_checkpoints(
+    task: Task, left_out: Mapping[str, str], loaders_set_up_early: bool
+) -> None:
+    """Says what they will lack, now and not when a run is to be resumed from them.
+
+    left_out: arguments of the module without a plain form, with their types.
+    loaders_set_up_early: whether ``configure_optimizers`` made Lightning set up the loaders.
+    """
+    if left_out:
+        names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
+        warn(
+            task,
             f"Checkpoints will not hold the arguments {names}, which have no plain form: give them "
-            "to load_from_checkpoint again."
+            "to load_from_checkpoint again.",
         )
-    trainer: Any = module.trainer
+    trainer: Any = task.trainer
     batches, loader = trainer.num_training_batches, trainer.train_dataloader
     savers = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
     if not any((saver._every_n_train_steps or batches) % batches for saver in savers):
@@ -223,16 +191,17 @@ def warn_of_checkpoints(module: ManualOptimization) -> None:
             "ResumableDataLoader or another loader with state_dict and load_state_dict, or save "
             "at the end of epochs."
         )
-    elif module._loaders_set_up_early:
+    elif loaders_set_up_early:
         why = (
             "configure_optimizers read trainer.estimated_stepping_batches. Use "
             "self.number_of_steps()."
         )
     else:
         return
-    module._warn(
+    warn(
+        task,
         "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be resumed: "
-        f"{why}"
+        f"{why}",
     )
 
 
@@ -245,7 +214,7 @@ SHARED_ROWS = (
 )
 
 
-def training_set(module: ManualOptimization) -> Any:
+def training_set(task: Task) -> Any:
     """The data set behind the training loader; None where there is none with positions.
 
     Raises:
@@ -253,31 +222,28 @@ def training_set(module: ManualOptimization) -> Any:
             another index than their position, or a sampler that repeats some samples to fill the
             ranks.
     """
-    loader: Any = module.trainer.train_dataloader
+    loader: Any = task.trainer.train_dataloader
     dataset: Any = getattr(loader, "dataset", None)
     rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if isinstance(dataset, IterableDataset):  # Which may have both, and no rows.
         rows = False
-    if has_multipliers_per_sample(module):
+    if has_multipliers_per_sample(task):
         if not rows:
             raise TrainingError(
                 "Multipliers per sample need a training DataLoader over one map-style data set "
                 f"with a length, got {type(dataset).__name__}. Load the data into one."
             )
-        check_sampler(loader, module.trainer.world_size)
+        check_sampler(loader, task.trainer.world_size)
         check_index(dataset)
     return dataset if rows else None
 
 
-def has_multipliers_per_sample(module: ManualOptimization) -> bool:
-    return any(f.scope == "sample" for f in module.formulations.values())
+def has_multipliers_per_sample(task: Task) -> bool:
+    return any(f.scope == "sample" for f in task.formulations.values())
 
 
 def check_sampler(loader: Any, ranks: int) -> None:
-    """
-    Raises:
-        TrainingError: over several ranks, some samples come twice in an epoch.
-    """
+    """Refuses samplers that give some samples twice in an epoch, over several ranks."""
     sampler = _sampler_of(loader)
     if ranks == 1 or isinstance(sampler, PointwiseSampler):
         return
@@ -314,12 +280,9 @@ def repeats_samples(loader: Any) -> bool:
 
 
 def check_index(dataset: Any) -> None:
-    """At the rows that a fingerprint reads: all of a small data set, 64 of a large one.
+    """Refuses rows with another index than their position, of those that a fingerprint reads.
 
     Rows without "index" are left to the collate function.
-
-    Raises:
-        TrainingError: a row carries another index than its position.
     """
     with preserve_random_state():
         for position in probes_of(len(dataset)):
@@ -333,79 +296,79 @@ def check_index(dataset: Any) -> None:
                 )
 
 
-def _require_same_data(module: ManualOptimization, dataset: Any) -> None:
-    if fingerprint(dataset) != module._fingerprint:
-        raise TrainingError(
-            f"Epoch {module.current_epoch}: the training DataLoader was reloaded over another "
-            f"training set, or another order of it ({module.multipliers.samples:,} samples before, "
-            f"{len(dataset):,} now), and multipliers belong to samples. Keep the data as they are, "
-            "or leave reload_dataloaders_every_n_epochs out; new data need a fit of their own."
-        )
-
-
 # The first steps ---------------------------------------------------------------------------------
 
 
 class FirstSteps:
-    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch."""
+    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch.
+
+    Attributes:
+        unproven: terms of which no sample has been seen yet.
+        watched: whether :meth:`check` has anything to check.
+    """
 
     def __init__(self) -> None:
+        self.unproven: set[str] = set()
+        self.watched = False
         self._loader: Any = None
         """The training loader that was checked."""
-        self._unproven: set[str] = set()
-        """Terms of which no sample has been seen yet."""
+        self._fingerprint: str | None = None
+        """Of the training set that the multipliers belong to."""
         self._first = False
         self._visited: np.ndarray[Any, Any] | None = None
         """bool (N,): samples that this epoch has visited, in the first one of a loader."""
         self._epochs = 0
         """That the loader has begun."""
 
-    def start(self, module: ManualOptimization, dataset: Any) -> None:
+    def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
         """A fit starts.
 
         dataset: the training set, None where there is none to index.
         """
-        trained = {name for name, f in module.formulations.items() if f.needs_gradient}
-        self._unproven = {OBJECTIVE, *trained}
-        hidden = isinstance(module.trainer.strategy, DeepSpeedStrategy)
-        self._first = module.global_step == 0 and not hidden
-        self._loader_is_new(module, dataset)
+        trained = {name for name, f in task.formulations.items() if f.needs_gradient}
+        self.unproven = {OBJECTIVE, *trained}
+        hidden = isinstance(task.trainer.strategy, DeepSpeedStrategy)
+        self._first = task.global_step == 0 and not hidden
+        self._fingerprint = own_fingerprint
+        self._loader_is_new(task, dataset)
 
-    def _loader_is_new(self, module: ManualOptimization, dataset: Any) -> None:
-        watched = dataset is not None and has_multipliers_per_sample(module)
-        self._loader, self._epochs = module.trainer.train_dataloader, 0
+    def _loader_is_new(self, task: Task, dataset: Any) -> None:
+        watched = dataset is not None and has_multipliers_per_sample(task)
+        self._loader, self._epochs = task.trainer.train_dataloader, 0
         self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
+        self.watched = watched or self._first
 
-    def epoch(self, module: ManualOptimization) -> None:
-        """At the start of an epoch: Lightning may have reloaded the training data.
-
-        Raises:
-            TrainingError: multipliers belong to other samples than the new loader's.
-        """
-        if module.trainer.train_dataloader is not self._loader:
-            dataset = training_set(module)
-            if dataset is not None and has_multipliers_per_sample(module):
-                _require_same_data(module, dataset)
-            self._loader_is_new(module, dataset)
+    def epoch(self, task: Task) -> None:
+        """At the start of an epoch, in which Lightning may have reloaded other training data."""
+        if task.trainer.train_dataloader is not self._loader:
+            dataset = training_set(task)
+            if dataset is not None and has_multipliers_per_sample(task):
+                self._require_same_data(task, dataset)
+            self._loader_is_new(task, dataset)
         elif self._epochs or self._visited is None:
-            self._visited = None
+            self._visited, self.watched = None, self._first
         else:
             self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
         self._epochs += 1
 
-    def terms(self, module: ManualOptimization, terms: Terms) -> None:
-        """In the first batch that carries a term, its values must have a gradient.
+    def _require_same_data(self, task: Task, dataset: Any) -> None:
+        if fingerprint(dataset) != self._fingerprint:
+            raise TrainingError(
+                f"Epoch {task.current_epoch}: the training DataLoader was reloaded over another "
+                "training set, or another order of it, and multipliers belong to samples. Keep "
+                "the data as they are, or leave reload_dataloaders_every_n_epochs out; new data "
+                "need a fit of their own."
+            )
 
-        Raises:
-            TrainingError: they have none.
-        """
-        if not self._unproven or not torch.is_grad_enabled():
+    def require_gradients(self, task: Task, terms: Terms) -> None:
+        """Refuses values without a gradient, in the first batch that carries a term."""
+        if not torch.is_grad_enabled():
             return
         values = {OBJECTIVE: terms.objective, **terms.followed}
-        for name in sorted(name for name in self._unproven if bool(terms.masks[name].any())):
-            self._unproven.discard(name)
+        for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
+            self.unproven.discard(name)
             constraints_alone = (
-                name == OBJECTIVE and bool(module.formulations) and not terms.objective.any()
+                name == OBJECTIVE and bool(task.formulations) and not terms.objective.any()
             )
             if values[name].requires_grad or constraints_alone:
                 continue
@@ -418,25 +381,21 @@ class FirstSteps:
                 "What is only to be measured belongs in evaluation_metrics()."
             )
 
-    def step(self, module: ManualOptimization, measured: Measured) -> None:
-        """Before a step is taken.
-
-        Raises:
-            TrainingError: a sample comes twice in an epoch whose sampler hands out each position
-                once.
-        """
+    def check(self, task: Task, measured: Measured) -> None:
+        """Before a step; refuses a sample that comes twice where the sampler gives each once."""
         if self._visited is not None:
-            self._require_distinct(module, measured.index)
+            self._require_distinct(task.current_epoch, measured.index)
         if self._first and measured.gradient_norm == 0:
-            module._warn(
+            warn(
+                task,
                 "First step: the gradient is 0 for every trained weight. That is right where all "
                 "constraints are satisfied and the objective is at its minimum. Else check that "
                 "forward() uses the trained weights and that no activation is dead; 4-bit weights "
-                "on a CPU lose their gradient in an evaluation pass."
+                "on a CPU lose their gradient in an evaluation pass.",
             )
-        self._first = False
+        self._first, self.watched = False, self._visited is not None
 
-    def _require_distinct(self, module: ManualOptimization, index: Tensor) -> None:
+    def _require_distinct(self, epoch: int, index: Tensor) -> None:
         assert self._visited is not None
         real = index[index >= 0].numpy()
         if len(real) and real.max() >= len(self._visited):
@@ -449,6 +408,6 @@ class FirstSteps:
         self._visited = None
         if not repeats_samples(self._loader):
             raise TrainingError(
-                f"Sample index {again[0]} came twice in epoch {module.current_epoch}, and the "
+                f"Sample index {again[0]} came twice in epoch {epoch}, and the "
                 f"sampler hands out each position once. {SHARED_ROWS}"
             )

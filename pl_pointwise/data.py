@@ -19,8 +19,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
+from .random_state import generator_states
 from .rows import plain_fields
-from .sampler import Drawing, generator_states
+from .sampler import Drawing
 from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
 PADDING = -1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -34,3 +35,18 @@ def one_of(
         near = get_close_matches(str(value), [each for each in allowed if each is not None], 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise error(f"{option}={value!r}: choose one of {names}.{hint}")
+
+
+@contextmanager
+def explain_gradient_errors() -> Iterator[None]:
+    """Says what to do where the block, which runs without gradients, asks autograd for one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise TrainingError(
+            f"A gradient is asked for in an evaluation, or in a pass that only measures ({error}). "
+            "Put `with torch.enable_grad():` around what takes gradients of inputs, in forward() "
+            "or constraint_values()."
+        ) from error

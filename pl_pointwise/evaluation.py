@@ -1,41 +1,35 @@
 """``validate`` and ``test``: one full pass over every data set, and what came of it.
 
-The objective, violations sample by sample, and a task's metrics; nothing is learned. The hooks that
-start and end it: manual_optimization.py.
+The objective, violations sample by sample, and a task's metrics; nothing is learned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
-from .checkpoints import replayed_random_state
-from .errors import TrainingError
+from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
 from .step import (
     OBJECTIVE,
+    evaluate_terms,
     index_of,
+    judged_values,
+    micro_batch_of,
     pieces_of,
-    validate_strict,
-    validate_values,
     violations_and_mask,
     widest_dtype,
 )
 from .step_log import log_of_all_ranks
-
-if TYPE_CHECKING:
-    from .module import PointwiseModule
+from .task import Task
 
 
 @dataclass(frozen=True)
@@ -130,10 +124,7 @@ class MeanBySample(Metric):
         if isinstance(self.index, list) and not self.index:  # Never updated.
             return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
         index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
-        order = index.argsort(stable=True)
-        first = torch.ones_like(order, dtype=torch.bool)
-        first[1:] = index[order][1:] != index[order][:-1]
-        kept = order[first]
+        kept = _first_of_each(index)
         return SampleValues(index[kept], value[kept])
 
 
@@ -186,16 +177,21 @@ class ViolationsBySample(Metric):
         value = dim_zero_cat(self.value).cpu().to(dtype)
         width = int(column.max()) // self.sides + 1 if len(column) else 1
         key = index * width * self.sides + column
-        order = key.argsort(stable=True)
-        first = torch.ones_like(order, dtype=torch.bool)
-        first[1:] = key[order][1:] != key[order][:-1]
-        kept = order[first]
+        kept = _first_of_each(key)
         samples, row = index[kept].unique(return_inverse=True)
         place = column[kept] % self.sides * width + column[kept] // self.sides
         violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
         mask = torch.zeros(violation.shape, dtype=torch.bool)
         violation[row, place], mask[row, place] = value[kept], True
         return SampleViolations(samples, violation, mask)
+
+
+def _first_of_each(keys: Tensor) -> Tensor:
+    """Positions of the first occurrence of each key, in the order of the keys."""
+    order = keys.argsort(stable=True)
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = keys[order][1:] != keys[order][:-1]
+    return order[first]
 
 
 class Evaluation:
@@ -206,39 +202,37 @@ class Evaluation:
 
     Args:
         stage: the data set's name in the log keys.
-        module: its evaluation constraints and metrics are collected.
+        task: its evaluation constraints and metrics are collected.
     """
 
-    def __init__(self, stage: str, module: PointwiseModule) -> None:
-        self.stage, self.constraints = stage, module.evaluation_constraints
-        device = module.device
+    def __init__(self, stage: str, task: Task) -> None:
+        self.stage, self.constraints = stage, task.evaluation_constraints
+        device = task.device
         self.objective = ViolationsBySample().to(device)
         self.violations = {
             name: ViolationsBySample(constraint.sides).to(device)
             for name, constraint in self.constraints.items()
         }
-        self.task = {name: m.to(device) for name, m in module.evaluation_metrics().items()}
+        self.task = {name: m.to(device) for name, m in task.evaluation_metrics().items()}
         nothing = torch.zeros(0, 1, device=device)
         for metric in (self.objective, *self.violations.values()):
             # A rank without a batch has states of the right type to gather.
             metric.update(nothing[:, 0].long(), nothing, nothing.bool())
 
-    def add(self, module: PointwiseModule, batch: Any) -> None:
+    def add(self, task: Task, batch: Any) -> None:
         """Adds a batch: no multiplier is read, none moves."""
         for piece in pieces_of(batch):
-            micro = module._micro_batch(piece, index_of(piece))
-            count, mask = len(micro.index), micro.masks[OBJECTIVE]
-            outputs = module(piece)
-            objective = module.objective(outputs, piece)
-            objective = validate_values(objective, OBJECTIVE, count, vector=False)
+            micro = micro_batch_of(task, piece, index_of(piece))
+            outputs = task(piece)
+            objective, values = evaluate_terms(task, outputs, micro)
+            mask = micro.masks[OBJECTIVE]
             self.objective.update(micro.index, objective[:, None], mask[:, None])
-            values = module._constraint_values(outputs, piece, count)
-            values = module.judged_values(outputs, piece, values)
+            values = judged_values(task, outputs, piece, values)
             for name, constraint in self.constraints.items():
                 found = violations_and_mask(constraint, values[name], micro.masks[name], name)
                 self.violations[name].update(micro.index, *found)
-            real = (micro.index >= 0).to(module.device)
-            module.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
+            real = (micro.index >= 0).to(task.device)
+            task.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
 
     def results(
         self,
@@ -321,137 +315,44 @@ def stages_of(stage: str, loaders: Any) -> list[str]:
     return [stage]
 
 
-@contextmanager
-def explain_gradient_errors() -> Iterator[None]:
-    """
-    Raises:
-        TrainingError: the block, which runs without gradients, asks autograd for one.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-        raise TrainingError(
-            f"A gradient is asked for in an evaluation, or in a pass that only measures ({error}). "
-            "Put `with torch.enable_grad():` around what takes gradients of inputs, in forward() "
-            "or constraint_values()."
-        ) from error
-
-
-class Evaluated(LightningModule):
-    """``validate`` and ``test``, sample by sample.
+class Evaluator:
+    """``validate`` and ``test`` of a task, sample by sample.
 
     Attributes:
-        violations: after ``validate`` and ``test``, by stage and constraint, all values of that
-            pass, 1-D on the CPU.
+        violations: after either, by stage and constraint, all values of that pass, 1-D on the CPU.
         evaluated: the same, sample by sample.
         evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
-            (:class:`~pl_pointwise.evaluation.MeanBySample`), sample by sample.
-        shared_objective: the metric that says the objective of every method of the task; by default
-            each method's own.
-        confidential: nobody is to see yet what this evaluation measures, so a task writes no files
-            about it; set by ``compare --require``.
-        certificate: what ``compare --require`` certified of this model, for its card.
-        card_facts: what only the user knows, for its card; see model_card.py.
-        weights_of: the checkpoint that its weights are of, for its card; "" for those of the last
-            step.
-        steps_of_checkpoint: after how many steps the one that was loaded was saved; for its card.
+            (:class:`MeanBySample`), sample by sample.
     """
 
-    shared_objective: ClassVar[str] = "objective"
-    confidential: bool = False
-    certificate: str | None = None
-    weights_of: str = ""
-    steps_of_checkpoint: int = 0
-    card_facts: Mapping[str, Any] = MappingProxyType({})
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, task: Task) -> None:
+        self.task = task
         self._evaluations: dict[str, Evaluation] = {}
-        self._forget_evaluations()
+        self.forget()
 
-    def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
-
-        For what has no gradient, such as a test that a generated answer passes or not: given for
-        all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
-        The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
-        and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-
-        The relaxation u* that is reported of :class:`~pl_pointwise.formulations.Relaxed` is that at
-        v. With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
-        than the strict test; with α also towards ṽ ≤ 0. A
-        :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
-
-        What is left out is its own strict value: a constraint, in this batch or always. Where a
-        test costs too much for every visit of a sample, give its last strict value again. Called
-        without gradients, behind ``constraint_values``; what it draws changes nothing, and modes
-        and buffers it must leave as they are.
-        """
-        return {}
-
-    @property
-    def judges_strictly(self) -> bool:
-        """Whether :meth:`strict_values` is asked; the same for all steps of a fit."""
-        return type(self).strict_values is not Evaluated.strict_values
-
-    def judged_values(
-        self, outputs: Any, batch: Any, values: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """By constraint what multipliers and reports go by: strict values, else ``values``.
-
-        Raises:
-            ValueError, DataError: strict values of another name or shape; of a CVaR.
-        """
-        if not self.judges_strictly:
-            return values
-        with torch.no_grad(), replayed_random_state(self.device):
-            strict = validate_strict(self.strict_values(outputs, batch), values)
-        for name in strict:
-            if name in self._module.formulations and (
-                self._module.formulations[name].learns_threshold
-            ):
-                raise ValueError(
-                    f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
-                    "weights follow, and strict values have another. Take Average, Tilted or "
-                    "Pointwise, or leave it out."
-                )
-        return {name: strict.get(name, value.detach()) for name, value in values.items()}
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        stage = stages_of("val", self.trainer.val_dataloaders)[dataloader_idx]
-        with explain_gradient_errors():
-            self._evaluations[stage].add(self._module, batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        stage = stages_of("test", self.trainer.test_dataloaders)[dataloader_idx]
-        with explain_gradient_errors():
-            self._evaluations[stage].add(self._module, batch)
-
-    @property
-    def _module(self) -> PointwiseModule:
-        return cast("PointwiseModule", self)
-
-    def _forget_evaluations(self) -> None:
-        """Results of other weights, or of a sanity check's batches."""
+    def forget(self) -> None:
+        """Drops results of other weights, or of a sanity check's batches."""
         self.violations: dict[str, dict[str, Tensor]] = {}
         self.evaluated: dict[str, dict[str, SampleViolations]] = {}
         self.evaluated_metrics: dict[str, dict[str, SampleValues]] = {}
 
-    def _start_evaluations(self) -> None:
+    def start(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
-        testing = self.trainer.testing
-        loaders = self.trainer.test_dataloaders if testing else self.trainer.val_dataloaders
-        self._evaluations = {
-            stage: Evaluation(stage, self._module)
-            for stage in stages_of("test" if testing else "val", loaders)
-        }
+        trainer = self.task.trainer
+        loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        stages = stages_of("test" if trainer.testing else "val", loaders)
+        self._evaluations = {stage: Evaluation(stage, self.task) for stage in stages}
 
-    def _log_evaluations(self) -> None:
-        self._module.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
+    def add(self, batch: Any, dataloader_idx: int) -> None:
+        """Adds a batch of one of the data sets, by its number."""
+        with explain_gradient_errors():
+            [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
+
+    def finish(self) -> None:
+        """Computes and logs what was collected."""
+        self.task.finish_evaluation_metrics({s: e.task for s, e in self._evaluations.items()})
         for stage, evaluation in self._evaluations.items():
             shown, self.evaluated[stage], self.evaluated_metrics[stage] = evaluation.results()
             self.violations[stage] = {n: v.pooled() for n, v in self.evaluated[stage].items()}
-            log_of_all_ranks(self, shown, add_dataloader_idx=False)
+            log_of_all_ranks(self.task, shown, add_dataloader_idx=False)
         self._evaluations = {}

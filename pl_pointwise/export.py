@@ -82,17 +82,14 @@ def export(
     folder = output or run / "export"
     _refuse_other_files(folder)
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    module.weights_of = Path(checkpoint).name
-    module.card_facts = dict(facts or {})
+    module.notes.checkpoint = Path(checkpoint).name
+    module.notes.facts = dict(facts or {})
     written: Path = module.export(folder)
     return written
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """
-    Raises:
-        TrainingError: there is something that no export has written, by its model card.
-    """
+    """Refuses a folder with something that no export has written, by its model card."""
     card = folder / "README.md"
     if card.is_file() and "\n- pl-pointwise\n" in card.read_text(encoding="utf-8"):
         return

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from .random_state import preserve_random_state
 
 READ_WHOLE = 1024
 """Rows up to which a fingerprint reads them all."""
@@ -40,18 +40,6 @@ def fingerprint_of_content(rows: Any) -> str:
             if _digest_of(rows[probes[n % len(probes)]]) != digests[n % len(probes)]:
                 return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
-
-
-@contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Runs the block, then puts the CPU's generators back: of Python, NumPy and torch."""
-    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(tensor)
 
 
 def _digest_of(row: Any) -> bytes:

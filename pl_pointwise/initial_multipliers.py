@@ -1,94 +1,23 @@
-"""What the multipliers are when a fit starts: kept, refused, or taken from a pass over the data."""
+"""Multipliers taken from a pass over the data before a fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .batch_statistic import batch_statistic
-from .errors import DataError, TrainingError
+from .errors import DataError
 from .formulations import BatchFormulation, Formulation
 from .modes import evaluation_mode
-from .step import carries
-
-if TYPE_CHECKING:
-    from .manual_optimization import ManualOptimization
-    from .module import PointwiseModule
+from .module import PointwiseModule
+from .step import carries, micro_batches_of, terms_of
+from .task import judges_strictly
 
 Start = Callable[[Tensor], Tensor]
 """Multipliers of violations, elementwise."""
-
-
-def check_multipliers(module: ManualOptimization) -> None:
-    """Fits the multipliers and thresholds that a module has to its formulations, or refuses them.
-
-    Kept, whatever else changes: those per sample under another formulation per sample, those of a
-    statistic of the batch under another statistic. Dropped, with a warning: those of a constraint
-    that is gone or whose formulation has none.
-
-    Raises:
-        TrainingError: one per sample where the formulation has one per constraint, or the other way
-            round; negative ones of an inequality; initial values of another shape.
-    """
-    multipliers = module.multipliers
-    for name in set(multipliers).intersection(multipliers.pending()):
-        module._warn(f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
-        del multipliers.pending()[name]
-    for name in [*multipliers, *multipliers.pending()]:
-        formulation = module.formulations.get(name)
-        if formulation is None or formulation.scope == "none":
-            what = "no such constraint" if formulation is None else repr(formulation)
-            module._warn(f'Multipliers of "{name}" are dropped: this module has {what}.')
-            multipliers.reset(name)
-            continue
-        table = multipliers.get(name)
-        if table is None:
-            _check_initial(name, multipliers.pending()[name], formulation, multipliers.samples)
-            table = multipliers.pending()[name]
-        elif (table.dim() == 2) != (formulation.scope == "sample"):
-            raise TrainingError(
-                f'Constraint "{name}": its multipliers, {tuple(table.shape)}, are one per '
-                f"{'sample' if table.dim() == 2 else 'constraint'}, and those of {formulation} "
-                f"are not. Start them again from 0: {_remedy(name)}."
-            )
-        if not formulation.signed and (table < 0).any():
-            raise TrainingError(
-                f'Constraint "{name}" has multipliers below 0, which only an equality has. Give '
-                f"others with module.multipliers.set(), or start them from 0: {_remedy(name)}."
-            )
-    # What was reset is not stepped by visits from before, nor measured against a threshold of then.
-    module._window = [
-        (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
-        for epoch, visits in module._window
-    ]
-    module.thresholds = {
-        name: threshold
-        for name, threshold in module.thresholds.items()
-        if name in multipliers and module.formulations[name].learns_threshold
-    }
-
-
-def _check_initial(name: str, values: Tensor, formulation: Formulation, samples: int) -> None:
-    wanted = f"({samples},) or ({samples}, K)" if formulation.scope == "sample" else "() or (2,)"
-    if formulation.scope == "sample":
-        fits = values.dim() == 0 or len(values) == samples
-    else:
-        fits = tuple(values.shape) in ((), (2,))
-    if not fits:
-        raise TrainingError(
-            f'Initial multipliers of "{name}" have shape {tuple(values.shape)}; {formulation} '
-            f"needs one number, or {wanted}. Set others with module.multipliers.set()."
-        )
-
-
-def _remedy(name: str) -> str:
-    return (
-        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
-        "load_from_checkpoint, and fit without ckpt_path"
-    )
 
 
 def initialise_multipliers(
@@ -154,11 +83,12 @@ def _pass(
     """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
     index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
+    columns, strict = dict[str, int](), judges_strictly(module)
     with evaluation_mode(module), torch.no_grad():
         for batch in loader:
             moved = module.transfer_batch_to_device(batch, module.device, 0)
-            for micro in module._micro_batches(moved):
-                terms = module._terms(micro)
+            for micro in micro_batches_of(module, moved):
+                terms = terms_of(module, micro, columns, strict)
                 index.append(micro.index)
                 for name, (violations, masks) in found.items():
                     violations.append(terms.judged[name].cpu())

@@ -63,7 +63,7 @@ def write_card(
         pipeline_tag=pipeline_tag,
         tags=["pl-pointwise", "constrained-fine-tuning"],
         model_name=name,
-        **module.card_facts,
+        **module.notes.facts,
     )
     card = ModelCard.from_template(
         data,
@@ -74,7 +74,7 @@ def write_card(
         requirements=_requirements(module),
         multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
-        certificate=module.certificate,
+        certificate=module.notes.certificate,
         held_out=[_held_out(module, stage) for stage in module.evaluated if stage != NOT_HELD_OUT],
         none_yet=NONE_YET,
         training=_training(module),
@@ -139,7 +139,7 @@ def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
             known["violated_samples"] = known.pop("violated")
         cells = [_cells(known[key])[0] if key in known else "" for key in STATISTICS]
         lines.append([name, *cells])
-        if module.certificate is not None:
+        if module.notes.certificate is not None:
             continue  # It says what holds, the choice of the model included.
         try:
             statements.append((name, certify(found.worst()).statement()))
@@ -165,11 +165,11 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     trainer = module._trainer
     facts = {
         "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
-        "primal steps per dual step": str(module._primal_steps),
-        "order of the updates": module._order,
+        "primal steps per dual step": str(module.training_settings.primal_steps),
+        "order of the updates": module.training_settings.order,
     }
     if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
-        facts["steps"] = str(module.steps_of_checkpoint or "")
+        facts["steps"] = str(module._run.steps_of_checkpoint or "")
     else:
         optimizers = [
             f"{type(each).__name__}, learning rate {each.defaults['lr']:g}"
@@ -183,7 +183,7 @@ def _training(module: PointwiseModule) -> dict[str, str]:
             "optimizer": "; ".join(optimizers),
         }
     facts |= {
-        "weights of the checkpoint": module.weights_of,
+        "weights of the checkpoint": module.notes.checkpoint,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
         "samples left out, not finite": str(module.left_out),
         "steps skipped": str(module.skipped_steps),

@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .constraint import Constraint
 from .formulations import Formulation
-
-if TYPE_CHECKING:
-    from .module import PointwiseModule
+from .step import DualStep
 
 # A constraint is said to be unmet at the end of a fit where each of these is exceeded.
 FEW = 0.05
@@ -65,14 +63,6 @@ class Pull:
         return {"share": share, "overshoot": overshoot}
 
 
-def slope(formulation: Formulation, violation: Tensor, multiplier: Tensor) -> Tensor:
-    """p = ∂ψ/∂v, elementwise, of any formulation."""
-    with torch.enable_grad():
-        leaf = violation.detach().clone().requires_grad_()
-        psi = formulation.lagrangian(leaf, multiplier.detach()).sum()
-        return torch.autograd.grad(psi, leaf)[0] if psi.requires_grad else torch.zeros_like(leaf)
-
-
 def pull_of(
     formulation: Formulation,
     violation: Tensor,
@@ -84,8 +74,12 @@ def pull_of(
     judged: strict violations, which say what is satisfied; None where there are no others.
     """
     violation, multiplier = violation.double(), multiplier.double()
-    with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
-    pull, without = slope(formulation, violation.expand(2, -1), with_and_without)
+    with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)]).detach()
+    with torch.enable_grad():
+        leaf = violation.expand(2, -1).detach().clone().requires_grad_()
+        psi = formulation.lagrangian(leaf, with_and_without).sum()
+        slopes = torch.autograd.grad(psi, leaf)[0] if psi.requires_grad else torch.zeros_like(leaf)
+    pull, without = slopes
     side, size = pull.sign(), pull.abs()
     added = torch.minimum((side * (pull - without)).clamp(min=0), size)
     satisfied = side * (violation if judged is None else judged.double()) < 0
@@ -105,16 +99,30 @@ class PullShares:
         self._deepest: dict[str, float] = {}
         """Of the epochs before: the largest mean of (v)₊."""
 
-    def add(self, module: PointwiseModule) -> None:
-        """Adds the dual steps of the module's last training step, by the λ that pulled in it."""
-        if module.current_epoch != self._number:
+    def add(
+        self,
+        epoch: int,
+        steps: Mapping[str, DualStep],
+        formulations: Mapping[str, Formulation],
+        constraints: Mapping[str, Constraint],
+        dual_first: bool,
+    ) -> None:
+        """Adds the dual steps of a training step, by the λ that pulled in it.
+
+        formulations: as they were in force.
+        """
+        if epoch != self._number:
             self._deepest = self._with_this_epoch()
-            self._number, self._epoch = module.current_epoch, {}
-        for name, step in module.dual_steps.items():
+            self._number, self._epoch = epoch, {}
+        for name, step in steps.items():
             mask, judged = step.mask, step.judged[step.mask]
-            multiplier = step.after if module._order == "dual_first" else step.before
-            pull = pull_of(module.in_force(name), step.followed[mask], multiplier[mask], judged)
-            pull += _unmet(module.constraints[name], judged, step.before[mask], step.after[mask])
+            multiplier = step.after if dual_first else step.before
+            pull = pull_of(formulations[name], step.followed[mask], multiplier[mask], judged)
+            excess = constraints[name].reported(judged).double().clamp(min=0)
+            pull.entries = float(len(excess))
+            pull.violated, pull.depth = float((excess > 0).sum()), float(excess.sum())
+            pull.before = float(step.before[mask].double().abs().sum())
+            pull.after = float(step.after[mask].double().abs().sum())
             self._epoch[name] = self._epoch.get(name, Pull()) + pull
 
     def figures(self) -> dict[str, dict[str, float]]:
@@ -158,15 +166,3 @@ class PullShares:
             depth = pull.depth / max(1.0, pull.entries)
             deepest[name] = max(deepest.get(name, 0.0), depth)
         return deepest
-
-
-def _unmet(constraint: Constraint, violation: Tensor, before: Tensor, after: Tensor) -> Pull:
-    """How much is violated, and how large λ is before and after the dual step: (n,) each."""
-    excess = constraint.reported(violation).double().clamp(min=0)
-    return Pull(
-        entries=float(len(excess)),
-        violated=float((excess > 0).sum()),
-        depth=float(excess.sum()),
-        before=float(before.double().abs().sum()),
-        after=float(after.double().abs().sum()),
-    )

@@ -43,9 +43,11 @@ class Optimization:
     warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_number("learning_rate", self.learning_rate, minimum=0)
-        _require_number("weight_decay", self.weight_decay, minimum=0)
-        _require_number("warmup_ratio", self.warmup_ratio, minimum=0, maximum=1)
+        _require_number("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
+        _require_number("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
+        _require_number(
+            "warmup_ratio", self.warmup_ratio, "at least 0 and at most 1", lambda x: 0 <= x <= 1
+        )
         one_of("schedule", self.schedule, get_args(Schedule))
 
     @property
@@ -109,7 +111,8 @@ class Training:
             _require_count("micro_batch_size", self.micro_batch_size)
         _require_count("primal_steps", self.primal_steps)
         if self.gradient_clip_val is not None:
-            _require_number("gradient_clip_val", self.gradient_clip_val, above=0)
+            wanted = "above 0. None sets no bound"
+            _require_number("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
         one_of("order", self.order, get_args(Order))
         if self.multiplier_folder is not None and not isinstance(
             self.multiplier_folder, (str, Path)
@@ -122,22 +125,10 @@ class Training:
             )
 
 
-def _require_number(
-    name: str,
-    value: float,
-    *,
-    minimum: float = -math.inf,
-    above: float = -math.inf,
-    maximum: float = math.inf,
-) -> None:
+def _require_number(name: str, value: float, wanted: str, fits: Callable[[float], bool]) -> None:
     valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if valid and above < value and minimum <= value <= maximum:
-        return
-    bounds = [f"above {above:g}"] * (above > -math.inf)
-    bounds += [f"at least {minimum:g}"] * (minimum > -math.inf)
-    bounds += [f"at most {maximum:g}"] * (maximum < math.inf)
-    remedy = " None sets no bound." if name == "gradient_clip_val" else ""
-    raise ValueError(f"{name}={value!r}: must be a number, {' and '.join(bounds)}.{remedy}")
+    if not (valid and fits(value)):
+        raise ValueError(f"{name}={value!r}: must be a number, {wanted}.")
 
 
 def _require_count(name: str, value: int) -> None:
@@ -199,7 +190,7 @@ def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loop: Any = getattr(module._trainer, "fit_loop", None)
         unread = loop is not None and loop._combined_loader is None
         result = configure(module)
-        module._loaders_set_up_early = unread and loop._combined_loader is not None
+        module._run.loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Mapping):
                 scheduler = part if "scheduler" in part else part.get("lr_scheduler")

@@ -1,55 +1,76 @@
 """What a class does in a hook of Lightning's, out of reach of an override without ``super()``.
 
-A class names the methods that do its own part of a hook::
+A method says which hook it is a part of::
 
-    own_hooks = {"on_train_start": "_check_data"}
+    @part_of("on_train_start")
+    def _check_data(self) -> None: ...
 
-They run once for each call of the hook, those of base classes first, then the hook itself as
-subclasses override it; those in ``own_hooks_after`` run after it.
+Parts run once for each call of the hook: first the base module's (run.py), then those of base
+classes, then the class's own; last the hook itself as subclasses override it. With ``after=True`` a
+part runs after the hook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def wrap_hooks(cls: type) -> None:
-    """Wraps every hook in which ``cls`` or a base class has a part of its own."""
-    names = [*_own_parts(cls, "own_hooks"), *_own_parts(cls, "own_hooks_after")]
-    for name in dict.fromkeys(names):
+def part_of(*hooks: str, after: bool = False) -> Callable[[Method], Method]:
+    """Makes a method a part of hooks, in every call of them."""
+
+    def marked(method: Method) -> Method:
+        method.part_of_hooks = [(hook, after) for hook in hooks]  # type: ignore[attr-defined]
+        return method
+
+    return marked
+
+
+def parts_of(cls: type) -> Iterator[tuple[tuple[str, bool], str]]:
+    """Hook, whether after it, and method's name of every part, those of base classes first."""
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            for part in getattr(value, "part_of_hooks", ()):
+                yield part, name
+
+
+def wrap_hooks(cls: type, run: type) -> None:
+    """Wraps every hook in which ``cls``, a base class or its ``run`` has a part.
+
+    run: the class of ``_run``, an attribute of the objects.
+    """
+    for (name, _), _ in [*parts_of(run), *parts_of(cls)]:
         hook = getattr(cls, name)
         if not hasattr(hook, "has_own_part"):
             setattr(cls, name, _with_own_parts(name, hook))
 
 
-def _own_parts(cls: type, attribute: str) -> dict[str, list[str]]:
-    """The methods by hook, those of base classes first."""
-    parts: dict[str, list[str]] = {}
-    for base in reversed(cls.__mro__):
-        for hook, method in vars(base).get(attribute, {}).items():
-            parts.setdefault(hook, []).append(method)
-    return parts
-
-
 def _with_own_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook with all own parts, once, whether or not an override calls ``super()``."""
+    """The hook with all its parts, once, whether or not an override calls ``super()``."""
 
     @wraps(hook)
     def whole(self: Any, *args: Any, **named: Any) -> Any:
-        if name in self._hooks_running:  # Called by an override of this very hook.
+        if name in self._run.hooks_running:  # Called by an override of this very hook.
             return hook(self, *args, **named)
-        self._hooks_running.add(name)
+        parts = [
+            (after, getattr(owner, method))
+            for owner in (self._run, self)
+            for (of, after), method in parts_of(type(owner))
+            if of == name
+        ]
+        self._run.hooks_running.add(name)
         try:
-            for method in _own_parts(type(self), "own_hooks").get(name, ()):
-                getattr(self, method)(*args, **named)
+            for part in [part for after, part in parts if not after]:
+                part(*args, **named)
             result = hook(self, *args, **named)
-            for method in _own_parts(type(self), "own_hooks_after").get(name, ()):
-                getattr(self, method)(*args, **named)
+            for part in [part for after, part in parts if after]:
+                part(*args, **named)
             return result
         finally:
-            self._hooks_running.discard(name)
+            self._run.hooks_running.discard(name)
 
     whole.has_own_part = True  # type: ignore[attr-defined]
     return whole

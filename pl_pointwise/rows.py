@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 
-def take_rows(batch: Mapping[str, Any], rows: Tensor, shared: Container[str] = ()) -> Any:
+def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
     """The given rows of a batch, a mapping with ``index``, (B,).
 
     What all samples share stays whole. A tensor, array, list or tuple of length B has a row for
     each sample; mappings, and lists and tuples of another length, are followed.
 
     rows: (R,) positions in the batch, on the CPU.
-    shared: entries that stay whole whatever their length.
     """
     size = len(batch["index"])
-    return {
-        key: value if key in shared else _take(value, rows, size) for key, value in batch.items()
-    }
+    return {key: _take(value, rows, size) for key, value in batch.items()}
 
 
 def _take(value: Any, rows: Tensor, size: int) -> Any:

@@ -115,11 +115,6 @@ class Drawing(int):
         torch.default_generator.manual_seed(seed)
 
 
-def generator_states() -> tuple[Any, Any, Tensor]:
-    """Of Python, numpy and torch, in this process and on the CPU."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
 def mixed(*numbers: int) -> int:
     """A number of 64 bits from several, in which near ones are far apart."""
     text = ",".join(str(int(number)) for number in numbers)

@@ -1,4 +1,4 @@
-"""The data of one step: micro-batches, the masks of their terms, and what the step measured.
+"""One step: micro-batches, what their terms are by the task, and what the step measured.
 
 Shapes: b samples in a micro-batch, R samples in the whole step over all ranks, K columns of a
 vector-valued constraint (1 for a scalar one), ``sides`` 2 for an interval and else 1. The columns
@@ -7,7 +7,7 @@ of an interval are the upper side's K, then the lower side's K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch import Tensor
 from .data import PADDING
 from .errors import DataError
 from .formulations import Constraint
+from .random_state import replayed_random_state
+from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
-
-Select = Callable[[Any, Tensor], Any]
-"""The given rows of a batch."""
 
 
 @dataclass
@@ -138,13 +137,138 @@ def index_of(batch: Any) -> Tensor:
     return index.cpu()
 
 
+def micro_batches_of(task: Task, batch: Any) -> list[MicroBatch]:
+    """The batch in pieces of the task's ``micro_batch_size``, each with the masks of its terms."""
+    micro_batches = []
+    for piece in pieces_of(batch):
+        index = index_of(piece)
+        size = task.training_settings.micro_batch_size or len(index)
+        if size >= len(index):
+            micro_batches.append(micro_batch_of(task, piece, index))
+            continue
+        for rows in torch.arange(len(index)).split(size):
+            micro_batches.append(micro_batch_of(task, task.select(piece, rows), index[rows]))
+    return micro_batches
+
+
+def micro_batch_of(task: Task, batch: Any, index: Tensor) -> MicroBatch:
+    """A piece with the masks of its terms; nobody carries anything in a row of padding.
+
+    Raises:
+        ValueError: a mask of no term.
+        DataError: a mask that is not bool, or not of b rows.
+    """
+    names, given = [OBJECTIVE, *task.constraints], task.membership(batch)
+    require_mapping("membership()", given, names, partial=True)
+    real = (index >= 0).to(task.device, non_blocking=True)
+    masks = {}
+    for name in names:
+        mask = given.get(name)
+        if mask is None:
+            masks[name] = real
+            continue
+        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
+            raise DataError(
+                f'membership()["{name}"] must be bool of shape ({len(index)},) or '
+                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
+            )
+        mask = mask.to(task.device, non_blocking=True)
+        masks[name] = mask & (real if mask.dim() == 1 else real[:, None])
+    return MicroBatch(batch, index, masks)
+
+
+# The terms of a micro-batch ----------------------------------------------------------------------
+
+
+def terms_of(task: Task, micro: MicroBatch, columns: dict[str, int], strict: bool) -> Terms:
+    """One forward pass of a task in training, and what its terms are by it.
+
+    columns: of each constraint's violations, which stay as many as in its first batch.
+    strict: whether strict values are asked for.
+    """
+    outputs = task(micro.batch)
+    objective, values = evaluate_terms(task, outputs, micro)
+    masks = {OBJECTIVE: micro.masks[OBJECTIVE]}
+    objective = torch.where(masks[OBJECTIVE], objective, 0)
+    signed = {name for name, f in task.formulations.items() if f.signed}
+    followed, oriented = violations_of(task.constraints, values, micro.masks, signed)
+    masks |= oriented
+    for name, violation in followed.items():
+        found = violation.shape[1]
+        if columns.setdefault(name, found) != found:
+            raise DataError(
+                f'Constraint "{name}": {found} columns in this batch, {columns[name]} before. Give '
+                "the same number in every batch and mark missing ones in membership()."
+            )
+    judged = {name: violation.detach() for name, violation in followed.items()}
+    if strict:
+        values = judged_values(task, outputs, micro.batch, values)
+        judged, _ = violations_of(task.constraints, values, micro.masks, signed)
+    return Terms(objective, followed, judged, masks)
+
+
+def evaluate_terms(task: Task, outputs: Any, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective (b,) and the constraints' values by name, (b,) or (b, K), not yet masked.
+
+    Raises:
+        ValueError: a constraint without values, or values of none.
+        DataError: values of another shape.
+    """
+    count = len(micro.index)
+    objective = task.objective(outputs, micro.batch)
+    objective = validate_values(objective, OBJECTIVE, count, vector=False)
+    values = task.constraint_values(outputs, micro.batch)
+    require_mapping("constraint_values()", values, task.constraints)
+    return objective, {name: validate_values(v, name, count) for name, v in values.items()}
+
+
+def judged_values(
+    task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """By constraint what multipliers and reports go by: strict values, else ``values``.
+
+    Raises:
+        ValueError, DataError: strict values of another name or shape; of a CVaR.
+    """
+    if not judges_strictly(task):
+        return values
+    with torch.no_grad(), replayed_random_state(task.device):
+        given = task.strict_values(outputs, batch)
+    require_mapping("strict_values()", given, values, partial=True)
+    strict = {}
+    for name, value in given.items():
+        if name in task.formulations and task.formulations[name].learns_threshold:
+            raise ValueError(
+                f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
+                "weights follow, and strict values have another. Take Average, Tilted or "
+                "Pointwise, or leave it out."
+            )
+        shape = tuple(values[name].shape)
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise DataError(
+                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
+                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+            )
+        value = value.detach().to(values[name].device, non_blocking=True)
+        strict[name] = value if value.dtype == torch.float64 else value.float()
+    return {name: strict.get(name, value.detach()) for name, value in values.items()}
+
+
+# What a step measured ----------------------------------------------------------------------------
+
+
+Layout = dict[tuple[str, str], int]
+"""Of packed rows: how many columns a table has, by its kind and its term."""
+
+
 def pack(
     index: Tensor,
     terms: Terms,
-    multipliers: dict[str, Tensor],
+    multipliers: Mapping[str, Tensor],
     lagrangian: Tensor,
     strict: bool,
-) -> Tensor:
+) -> tuple[Tensor, Layout]:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
@@ -153,61 +277,39 @@ def pack(
     strict: whether the multipliers follow others than the weights.
     """
     device = terms.objective.device
-    shares = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     # The first column is in the widest dtype, and torch converts the others to it.
-    index = index.to(device, widest_dtype(device), non_blocking=True)
-    columns = [index, terms.objective, terms.masks[OBJECTIVE], shares]
-    for name, violation in terms.followed.items():
-        columns += [violation, terms.masks[name]]
-        columns += [terms.judged[name]] if strict else []
-        columns += [multipliers[name]] if name in multipliers else []
+    tables = {("index", OBJECTIVE): index.to(device, widest_dtype(device), non_blocking=True)}
+    tables["objective", OBJECTIVE] = terms.objective
+    tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
+    kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
+    kinds |= {"judged": terms.judged} if strict else {}
+    for kind, by_name in kinds.items():
+        tables |= {(kind, name): table for name, table in by_name.items()}
+    layout = {key: table.shape[1] if table.dim() > 1 else 1 for key, table in tables.items()}
     with torch.no_grad():
-        return torch.column_stack(columns)
+        return torch.column_stack([*tables.values()]), layout
 
 
-def packed_width(columns: Mapping[str, int], per_sample: Container[str], strict: bool) -> int:
-    """How many columns packed rows have; the arguments as in :func:`unpack`."""
-    return 4 + sum((2 + strict + (name in per_sample)) * of for name, of in columns.items())
-
-
-def unpack(
-    rows: Tensor,
-    columns: Mapping[str, int],
-    per_sample: Iterable[str],
-    strict: bool,
-    gradient_norm: float,
-) -> Measured:
-    """What packed rows (R, columns) say, on the CPU.
-
-    columns: of the violations, by constraint.
-    per_sample: the constraints whose multipliers were packed too.
-    strict: whether the violations that the multipliers follow were packed too.
-    """
-    per_sample = set(per_sample)
-    counts_of = {name: 2 + strict + (name in per_sample) for name in columns}
-    widths = [columns[name] for name, count in counts_of.items() for _ in range(count)]
-    index, objective, mask, shares, *parts = rows.split([1, 1, 1, 1, *widths], dim=1)
-    masks, followed = {OBJECTIVE: mask[:, 0].bool()}, dict[str, Tensor]()
-    judged, multipliers = dict[str, Tensor](), dict[str, Tensor]()
-    for name, count in counts_of.items():
-        own, parts = parts[:count], parts[count:]
-        followed[name], masks[name] = own[0], own[1].bool()
-        if strict:
-            judged[name] = own[2]
-        if name in per_sample:
-            multipliers[name] = own[-1]
-    counts = {name: int(carries(mask).sum()) for name, mask in masks.items()}
+def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
+    """What packed rows (R, columns) say, on the CPU: one copy, for which the host waits."""
+    flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()
+    rows = flat[:-1].view(rows.shape)
+    tables: dict[str, dict[str, Tensor]] = {"followed": {}, "multiplier": {}}
+    for (kind, name), table in zip(layout, rows.split([*layout.values()], dim=1), strict=True):
+        tables.setdefault(kind, {})[name] = table
+    masks = {name: mask.bool() for name, mask in tables["mask"].items()}
+    masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        index[:, 0].long(),
-        objective[:, 0],
-        followed,
-        judged if strict else followed,
+        tables["index"][OBJECTIVE][:, 0].long(),
+        tables["objective"][OBJECTIVE][:, 0],
+        tables["followed"],
+        tables.get("judged", tables["followed"]),
         masks,
-        multipliers,
-        counts,
-        float(shares.sum()),
-        gradient_norm,
+        tables["multiplier"],
+        {name: int(carries(mask).sum()) for name, mask in masks.items()},
+        float(tables["share"][OBJECTIVE].sum()),
+        float(flat[-1]),
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
 
@@ -215,31 +317,6 @@ def unpack(
 def widest_dtype(device: torch.device) -> torch.dtype:
     """What every rank sends, whatever the dtype of its values: it may have none left."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def complete_masks(
-    masks: Mapping[str, Tensor], names: Iterable[str], index: Tensor, device: torch.device
-) -> dict[str, Tensor]:
-    """The mask of every term, bool (b,) or (b, K): every sample where none is given, never padding.
-
-    Raises:
-        DataError: a mask that is not bool, or not of b rows.
-    """
-    real = (index >= 0).to(device, non_blocking=True)
-    complete = {}
-    for name in names:
-        mask = masks.get(name)
-        if mask is None:
-            complete[name] = real
-            continue
-        if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
-            raise DataError(
-                f'membership()["{name}"] must be bool of shape ({len(index)},) or '
-                f"({len(index)}, K), got {mask.dtype} of shape {tuple(mask.shape)}."
-            )
-        mask = mask.to(device, non_blocking=True)
-        complete[name] = mask & (real if mask.dim() == 1 else real[:, None])
-    return complete
 
 
 def carries(mask: Tensor) -> Tensor:
@@ -266,30 +343,6 @@ def validate_values(values: Tensor, name: str, count: int, vector: bool = True) 
             "do not reduce over the batch."
         )
     return values if values.dtype == torch.float64 else values.float()
-
-
-def validate_strict(given: Any, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strict values by constraint in float32 or wider, without a gradient.
-
-    values: the surrogates, whose shapes they must have.
-
-    Raises:
-        ValueError: no mapping, or a name that is no constraint's.
-        DataError: another shape.
-    """
-    require_mapping("strict_values()", given, values, partial=True)
-    found = {}
-    for name, strict in given.items():
-        shape = tuple(values[name].shape)
-        if not isinstance(strict, Tensor) or tuple(strict.shape) != shape:
-            other = tuple(strict.shape) if isinstance(strict, Tensor) else type(strict).__name__
-            raise DataError(
-                f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}. Leave a constraint out that has no strict value."
-            )
-        strict = strict.detach().to(values[name].device, non_blocking=True)
-        found[name] = strict if strict.dtype == torch.float64 else strict.float()
-    return found
 
 
 def violations_and_mask(
@@ -358,10 +411,7 @@ def last_visits(index: Tensor) -> Tensor:
 
 
 def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """
-    Raises:
-        ValueError: a name in ``given`` that is not in ``known``; lists the known ones.
-    """
+    """Refuses a name that is not among the known ones, and lists these."""
     known = list(known)
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -371,33 +421,16 @@ def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None
         )
 
 
-def require_columns(name: str, found: int, columns: dict[str, int]) -> None:
-    """Notes the number of columns of a constraint's violations.
-
-    Raises:
-        DataError: another number than before.
-    """
-    if columns.setdefault(name, found) != found:
-        raise DataError(
-            f'Constraint "{name}": {found} columns in this batch, {columns[name]} before. Give the '
-            "same number in every batch and mark missing ones in membership()."
-        )
-
-
 def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
-    """
-    partial: whether names may be missing.
-
-    Raises:
-        ValueError: no mapping, a name that is not known, or one that is missing.
-    """
+    """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
     if not isinstance(given, Mapping):
         entries = ", ".join(f'"{name}": …' for name in names)
         raise ValueError(
             f"{what} returned a {type(given).__name__}: return a dict by name, {{{entries}}}."
         )
-    require_names(what, given, names)
+    if not given.keys() <= set(names):
+        require_names(what, given, names)
     missing = [] if partial else [name for name in names if name not in given]
     if missing:
         raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}.")
@@ -416,7 +449,7 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 
 
 def without_samples(
-    micro_batches: list[MicroBatch], left_out: Tensor, select: Select
+    task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
     """The micro-batches with another sample, which counts nowhere, in the place of some.
 
@@ -443,5 +476,5 @@ def without_samples(
             for name, mask in micro.masks.items()
         }
         index = micro.index.masked_fill(~keep, PADDING)
-        found.append(MicroBatch(select(micro_batches[source].batch, rows), index, masks))
+        found.append(MicroBatch(task.select(micro_batches[source].batch, rows), index, masks))
     return found

@@ -5,43 +5,43 @@ the progress bar shows, of the epoch so far.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from .metrics import violation_statistics
 from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
-
-if TYPE_CHECKING:
-    from .module import PointwiseModule
+from .task import Task
 
 
-def log_step(module: PointwiseModule, measured: Measured) -> None:
+def log_step(
+    task: Task, measured: Measured, so_far: EpochSoFar, left_out: int, skipped_steps: int
+) -> None:
     """Logs the statistics of a step.
 
     For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch; for
     the progress bar, where there is one, at every step.
     """
-    if shows_progress_bar(module.trainer):
-        so_far = module._epoch_so_far
-        if (
-            so_far.epoch != module.current_epoch
-            or module.trainer.fit_loop.epoch_loop.batch_idx == 0
-        ):
-            so_far.start(module.current_epoch)
+    trainer = task.trainer
+    if getattr(trainer.progress_bar_callback, "is_enabled", False):
+        if so_far.epoch != task.current_epoch or trainer.fit_loop.epoch_loop.batch_idx == 0:
+            so_far.start(task.current_epoch)
         objective = measured.objective[measured.masks[OBJECTIVE]]
-        so_far.add(objective, pooled_violations(module, measured))
-        module.log_dict(so_far.values(), prog_bar=True, logger=False)
-    if logs_this_step(module):
-        statistics = running_statistics(module, measured)
-        statistics |= {
-            "left_out": float(module.left_out),
-            "skipped_steps": float(module.skipped_steps),
-        }
-        module.log_dict({f"running/{key}": value for key, value in statistics.items()})
+        violations = [*reported_violations(task, measured).values()]
+        so_far.add(objective, torch.cat(violations) if violations else torch.empty(0))
+        task.log_dict(so_far.values(), prog_bar=True, logger=False)
+    schedulers = [monitor_of(config.scheduler) for config in trainer.lr_scheduler_configs]
+    if (
+        trainer.is_last_batch
+        or trainer._logger_connector.should_update_logs
+        or any(monitored.startswith("running/") for monitored in schedulers)
+    ):
+        statistics = running_statistics(task, measured)
+        statistics |= {"left_out": float(left_out), "skipped_steps": float(skipped_steps)}
+        task.log_dict({f"running/{key}": value for key, value in statistics.items()})
 
 
 class EpochSoFar:
@@ -85,7 +85,7 @@ def log_of_all_ranks(
     module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
 
 
-def running_statistics(module: PointwiseModule, measured: Measured) -> dict[str, Tensor | float]:
+def running_statistics(task: Task, measured: Measured) -> dict[str, Tensor | float]:
     """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
     mask = measured.masks[OBJECTIVE]
     shown: dict[str, Tensor | float] = {
@@ -94,34 +94,16 @@ def running_statistics(module: PointwiseModule, measured: Measured) -> dict[str,
     }
     if mask.any():
         shown["objective"] = measured.objective[mask].mean()
-    for name, values in reported_violations(module, measured).items():
+    for name, values in reported_violations(task, measured).items():
         if len(values):
             statistics = violation_statistics(values)
             shown |= {f"{name}/{key}": value for key, value in statistics.items()}
     return shown
 
 
-def reported_violations(module: PointwiseModule, measured: Measured) -> dict[str, Tensor]:
+def reported_violations(task: Task, measured: Measured) -> dict[str, Tensor]:
     """(m,) by constraint, the violations of a step: of an equality |ℓ − c|."""
     return {
-        name: module.constraints[name].reported(violation[measured.masks[name]])
+        name: task.constraints[name].reported(violation[measured.masks[name]])
         for name, violation in measured.judged.items()
     }
-
-
-def pooled_violations(module: PointwiseModule, measured: Measured) -> Tensor:
-    """(m,), all violations of a step, of every constraint."""
-    values = list(reported_violations(module, measured).values())
-    return torch.cat(values) if values else torch.empty(0)
-
-
-def logs_this_step(module: PointwiseModule) -> bool:
-    """Whether a logger takes what this step logs, or callbacks or schedulers may read it."""
-    trainer = module.trainer
-    if trainer.is_last_batch or trainer._logger_connector.should_update_logs:
-        return True
-    return any(monitor_of(c.scheduler).startswith("running/") for c in trainer.lr_scheduler_configs)
-
-
-def shows_progress_bar(trainer: Trainer) -> bool:
-    return bool(getattr(trainer.progress_bar_callback, "is_enabled", False))

@@ -268,12 +268,10 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    cli.model.certificate = found.statement()
+    cli.model.notes.certificate = found.statement()
     tested = torch.load(run.folder / TESTED, weights_only=True)
-    cli.model.evaluated = {
-        stage: {name: SampleViolations(**parts) for name, parts in by_constraint.items()}
-        for stage, by_constraint in tested.items()
-    }
+    for stage, by_constraint in tested.items():
+        cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}
     if type(cli.model).export is not PointwiseModule.export:
         cli.model.export(folder)
     else:

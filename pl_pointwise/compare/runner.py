@@ -38,11 +38,11 @@ from filelock import FileLock, Timeout
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_pointwise.certificates import certify
-from pl_pointwise.checkpoints import random_state, restore_random_state
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import categories_of
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
@@ -258,7 +258,7 @@ def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, f
         cli.trainer.validate(cli.model, cli.datamodule, **read)
         found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
         cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
-        cli.model.confidential = True
+        cli.model.notes.confidential = True
     cli.trainer.test(cli.model, cli.datamodule, **read)
     found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     objective = {

@@ -1,16 +1,18 @@
 """``pl-pointwise monitor``: whether a certificate can still be believed, by a file of new records.
 
-    pl-pointwise monitor results/required/model --data.init_args.test_file new.jsonl
+    pl-pointwise monitor results/required/model --data.init_args.test_file week-12.jsonl
 
 The folder is one that ``compare --require`` exported; its ``certificate/`` holds the requirements,
 the configuration, the trained module and what the certification samples measured. Of every
-requirement the new records say
+requirement all new records so far say
 
     broken      they violate more than is required, beyond chance
     in doubt    they are not drawn as the certification samples were: the values differ
     believable  neither
 
-at 1 − confidence for all requirements together. Ends with status 1 unless all are believable.
+at 1 − confidence for all requirements and all calls together, however often it is called: a call
+goes on where the last one ended (anytime.py), by ``certificate/monitor.json`` or ``--state``.
+Records that an earlier call has seen are left out. Ends with status 1 unless all are believable.
 
 The folder may be a stranger's: of its configuration only classes of this package are built. A task
 of your own is named by --config: its fit's, or certificate/config.yaml once you have read it.
@@ -26,35 +28,38 @@ from typing import Any
 
 import numpy as np
 from pandas import DataFrame
-from scipy import stats
 
 from pl_pointwise.cli_errors import CommandParser
 
-from .exported import measure_new_records, read_certificate
-from .p_values import Losses, p_value, upper_bound
+from .anytime import Drift, MeanAbove
+from .exported import CERTIFICATE, measure_new_records, read_certificate
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, losses_of, values_of
 
 BROKEN, IN_DOUBT, BELIEVABLE = "broken", "in doubt", "believable"
+STATE = "monitor.json"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One requirement on new records."""
+    """One requirement on all new records so far."""
 
     requirement: str
     n: int
-    """Independent samples among the new records, without those of the certificate."""
+    """Independent samples among the new records of this call, without those known already."""
     share: float
     """Their mean loss: the share that violates, or of the metric."""
-    low: float
-    """Bounds on the mean loss of inputs like these."""
-    high: float
+    so_far: int
+    """Independent samples of all calls."""
+    looks: int
+    """Calls, this one included."""
     certified_share: float
+    broken: float
+    """p-value of "the mean loss is at most what is required", over all calls."""
     drift: float
-    """p-value of "the new values are drawn as the certification samples' were"."""
+    """The same of "the new values are drawn as the certification samples' were"."""
     again: int
-    """Units left out because they were in the data of the certificate already."""
+    """Units left out: they were in the data of the certificate, or in an earlier call."""
     verdict: str
 
     def statement(self) -> str:
@@ -62,8 +67,9 @@ class Check:
         left_out = f", {self.again:,} more left out as known already" if self.again else ""
         return (
             f"{self.requirement}: {self.verdict}. {self.n:,} new samples{left_out}: mean loss "
-            f"{self.share:.3g} ({self.low:.3g} to {self.high:.3g}), {self.certified_share:.3g} "
-            f"when it was certified; same distribution: p = {self.drift:.2g}"
+            f"{self.share:.3g}, {self.certified_share:.3g} when it was certified. {self.so_far:,} "
+            f"samples in {self.looks} calls: required, p = {self.broken:.2g}; same distribution, "
+            f"p = {self.drift:.2g}"
         )
 
 
@@ -73,6 +79,9 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
     parser.add_argument(
+        "--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}: a file of your own"
+    )
+    parser.add_argument(
         "-c",
         "--config",
         action="append",
@@ -81,7 +90,7 @@ def main(args: Sequence[str]) -> None:
     )
     known, options = parser.parse_known_args(list(args))
     try:
-        checks = monitor(known.folder, options, known.config)
+        checks = monitor(known.folder, options, known.config, known.state)
     except RequirementError as error:
         parser.error(str(error))
     print("\n".join(check.statement() for check in checks))
@@ -91,72 +100,98 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
-def monitor(folder: str | Path, options: Sequence[str], configs: Sequence[str] = ()) -> list[Check]:
+def monitor(
+    folder: str | Path,
+    options: Sequence[str],
+    configs: Sequence[str] = (),
+    state: Path | None = None,
+) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
     folder, options, configs: see :func:`~.exported.measure_new_records`.
+    state: of the calls so far; None is in the folder.
 
     Raises:
         RequirementError: what cannot be measured, or no new record that a requirement is about.
     """
-    return check(folder, measure_new_records(folder, options, configs))
+    return check(folder, measure_new_records(folder, options, configs), state)
 
 
-def check(folder: str | Path, samples: DataFrame) -> list[Check]:
+def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
     folder: an exported one.
     samples: the table of samples.py, of new records; ``split`` is not read.
+    state: as of :func:`monitor`; written when every requirement was judged.
 
     Raises:
-        RequirementError: no new record that a requirement is about.
+        RequirementError: no new record that a requirement is about, or a state of another
+            certificate.
     """
     certificate, before = read_certificate(folder)
     samples = samples.assign(split=CERTIFICATION)
+    entries = certificate["requirements"]
+    path = state or Path(folder) / CERTIFICATE / STATE
+    texts = {entry["text"]: [entry["n"], entry["share"]] for entry in entries}
+    so_far = json.loads(path.read_text()) if path.is_file() else {"certificate": texts, "calls": {}}
+    if so_far["certificate"] != texts:
+        raise RequirementError(
+            f"{path} holds the calls of another certificate. Move it away, or name another --state."
+        )
     # Each is asked twice: whether it is broken, and whether the samples differ.
-    delta = (1 - certificate["confidence"]) / (2 * len(certificate["requirements"]))
-    return [_judge(entry, before, samples, delta) for entry in certificate["requirements"]]
+    delta = (1 - certificate["confidence"]) / (2 * len(entries))
+    checks = [_judge(entry, before, samples, so_far["calls"], delta) for entry in entries]
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(so_far))
+    unfinished.replace(path)
+    return checks
 
 
-def _judge(entry: dict[str, Any], before: DataFrame, new: DataFrame, delta: float) -> Check:
+def _judge(
+    entry: dict[str, Any], before: DataFrame, new: DataFrame, calls: dict[str, Any], delta: float
+) -> Check:
     requirement = Requirement.parse(entry["text"])
     subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
+    fresh = {"units": [], "mean": None, "drift": None, "looks": 0}
+    past = calls.setdefault(entry["text"], fresh)
+    seen = {*before["unit"], *past["units"]}
     given = values_of(new, subject, CERTIFICATION)["unit"]
-    known = given[given.isin(before["unit"])].nunique()  # They tell nothing.
-    new = new[~new["unit"].isin(before["unit"])]
-    losses = losses_of(new, subject, CERTIFICATION)
+    again = given[given.isin(seen)].nunique()  # They tell nothing.
+    new = new[~new["unit"].isin(seen)]
+    losses, now = losses_of(new, subject, CERTIFICATION), values_of(new, subject, CERTIFICATION)
     if not len(losses):
         raise RequirementError(
             f"{requirement.text!r}: none of the new records is about it"
-            + (f", but for {known:,} that the certificate was made with" if known else "")
+            + (f", but for {again:,} that are known already" if again else "")
             + f". Give new ones that carry {subject.quantity}."
         )
-    kind, sure = bool(entry["zero_one"]), 1 - delta
-    low, high = 1 - upper_bound(1 - losses, sure, kind), upper_bound(losses, sure, kind)
-    then, now = (values_of(table, subject, CERTIFICATION) for table in (before, new))
-    drift = _drift(then, now)
-    if _broken(losses, requirement.at_most, delta, kind):
+    mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
+    then = _by_unit(values_of(before, subject, CERTIFICATION))
+    drift = Drift(**(past["drift"] or {"values": then.tolist()}))
+    mean.add(losses)
+    drift.add(_by_unit(now))
+    past["units"] += sorted(now["unit"].unique())
+    past["mean"], past["drift"] = {"log_wealth": mean.log_wealth}, asdict(drift)
+    past["looks"] += 1
+    verdict = BELIEVABLE
+    if mean.p_value <= delta:
         verdict = BROKEN
-    else:
-        verdict = IN_DOUBT if drift <= delta else BELIEVABLE
-    share = float(losses.mean())
+    elif drift.p_value <= delta:
+        verdict = IN_DOUBT
     return Check(
-        requirement.text, len(losses), share, low, high, entry["share"], drift, known, verdict
+        requirement.text,
+        len(losses),
+        float(losses.mean()),
+        len(past["units"]),
+        past["looks"],
+        entry["share"],
+        mean.p_value,
+        drift.p_value,
+        again,
+        verdict,
     )
 
 
-def _broken(losses: Losses, at_most: float, delta: float, zero_one: bool) -> bool:
-    """Whether the mean loss is above ``at_most`` beyond chance: of 1 − loss it is below.
-
-    Of losses in between that were certified as 0 and 1, only those of 1 speak against it.
-    """
-    return p_value(1 - losses, 1 - at_most, 1 - delta, zero_one) <= delta
-
-
-def _drift(before: DataFrame, new: DataFrame) -> float:
-    """The p-value of Kolmogorov and Smirnov's two-sample test, of one value a unit."""
-    values = [
-        table.fillna({"value": np.inf}).groupby("unit")["value"].max().to_numpy()
-        for table in (before, new)
-    ]
-    return float(stats.ks_2samp(*values).pvalue)
+def _by_unit(values: DataFrame) -> np.ndarray:
+    """One value a unit, in the order of hashes, which no value can set."""
+    return values.fillna({"value": np.inf}).groupby("unit")["value"].max().to_numpy()

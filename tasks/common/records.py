@@ -26,17 +26,10 @@ CHOICE = "(invalid: skip leaves such records out.)"
 """What a message ends in where leaving records out is an option."""
 
 
-def rows_of(
-    path: str, required: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[str, Any]]:
+def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
 
     Empty lines are passed over. A raw row is what :func:`decode` takes.
-
-    Args:
-        path: the file.
-        required: columns a Parquet file must have.
-        optional: columns read where there are any.
 
     Raises:
         DataError: no such file, or not a readable one.
@@ -46,7 +39,7 @@ def rows_of(
             raise DataError(f"{path}: no such file. Check the path.")
         ending = Path(path).suffix.lower()
         if ending == ".parquet":
-            yield from _parquet_rows(path, required, optional)
+            yield from _parquet_rows(path)
         elif ending == ".csv":
             yield from _csv_rows(path)
         elif ending == ".json":
@@ -68,20 +61,11 @@ def _json_lines(path: str) -> Iterator[tuple[str, Any]]:
                 yield f"{path}, line {number}", line
 
 
-def _parquet_rows(
-    path: str, required: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[str, Any]]:
-    """(where, raw row) of a Parquet file; see :func:`rows_of`."""
+def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
+    """(where, raw row) of every row of a Parquet file."""
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        found = file.schema_arrow.names
-        if missing := set(required).difference(found):
-            raise DataError(
-                f'{path}: column "{min(missing)}" is missing (found: {", ".join(found)}). Add it.'
-            )
-        names = [name for name in (*required, *optional) if name in found]
         number = 0
-        for batch in file.iter_batches(CHUNK, columns=names):
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(CHUNK):
             for scalar in batch.to_struct_array():
                 number += 1
                 yield f"{path}, record {number}", scalar

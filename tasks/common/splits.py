@@ -13,20 +13,17 @@ from typing import Any, Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
 
 from .records import digest
 
 
-class Located(Protocol):
-    """A record that knows where it was read, for messages."""
+class Splittable(Protocol):
+    """A record with what it is about, what stands for all that are alike, and its kind."""
 
     @property
     def where(self) -> str: ...
-
-
-class Prompted(Located, Protocol):
-    """A record with a prompt, a unit that prompts alike share, and a kind."""
 
     @property
     def prompt(self) -> str: ...
@@ -38,8 +35,7 @@ class Prompted(Located, Protocol):
     def category(self) -> str: ...
 
 
-L = TypeVar("L", bound=Located)
-P = TypeVar("P", bound=Prompted)
+R = TypeVar("R", bound=Splittable)
 
 
 def check_fractions(val: float, test: float) -> None:
@@ -124,13 +120,13 @@ def _smallest(
 
 
 def split_by_group(
-    records: Sequence[L],
+    records: Sequence[R],
     groups: Sequence[str],
     shares: Mapping[str, float],
     seed: int,
     group_name: str,
     categories: Sequence[str] | None = None,
-) -> dict[str, list[L]]:
+) -> dict[str, list[R]]:
     """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out().
 
     group_name: what a group is, for the message.
@@ -154,15 +150,35 @@ def split_by_group(
     }
 
 
-def split_by_prompt(
-    records: Sequence[P], shares: Mapping[str, float], seed: int
-) -> dict[str, list[P]]:
-    """Likewise by prompt, each category by itself."""
-    categories = [record.category for record in records]
-    return split_by_group(records, prompt_groups(records), shares, seed, "prompt", categories)
+def with_held_out(
+    read: Mapping[str, list[R]],
+    shares: Mapping[str, float],
+    seed: int,
+    files: Mapping[str, str | None],
+    name: tuple[str, str] = ("prompt", "prompts"),
+) -> dict[str, list[R]]:
+    """All splits: those that were read, and those that are held out of the training records.
+
+    By prompt, each category by itself. Says which prompts stand in two of them.
+
+    Args:
+        read: the records of each split that has some of its own.
+        shares: of the training records, for each split to hold out.
+        seed: of the choice.
+        files: that of each split, for messages.
+        name: what a prompt is called, and several.
+    """
+    found = dict(read)
+    if train := read.get("train"):
+        shares = {split: share for split, share in shares.items() if split not in read}
+        categories = [record.category for record in train]
+        found |= split_by_group(train, prompt_groups(train), shares, seed, name[0], categories)
+    found = {split: found[split] for split in SPLITS if split in found}
+    warn_of_shared(found, sources_of(files, found), name[1])
+    return found
 
 
-def prompt_groups(records: Sequence[Prompted]) -> list[str]:
+def prompt_groups(records: Sequence[Splittable]) -> list[str]:
     """Of each record the first prompt of its unit; where no two are alike, its own."""
     first: dict[str, str] = {}
     return [first.setdefault(record.unit, record.prompt) for record in records]
@@ -206,13 +222,13 @@ def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[i
 
 
 def warn_of_shared(
-    units: Mapping[str, Sequence[str]], sources: Mapping[str, str], name: str
+    splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str], name: str = "prompts"
 ) -> None:
-    """Says of each two splits how many texts of the later one stand in the earlier one.
+    """Says of each two splits how many records of the later one have a prompt of the earlier one.
 
-    units: of each split its texts; the training split first. sources: where each is from. name:
-    what the texts are, in the plural.
+    splits: the training split first. sources: where each is from. name: of several prompts.
     """
+    units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
         known = set(units[first])
         shared = sum(text in known for text in units[second])
@@ -221,14 +237,6 @@ def warn_of_shared(
                 f"{sources[second]}: {shared:,} of {len(units[second]):,} {name} are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."
             )
-
-
-def warn_of_shared_prompts(
-    splits: Mapping[str, Sequence[Prompted]], sources: Mapping[str, str]
-) -> None:
-    """Likewise of the prompts of records."""
-    units = {name: [record.unit for record in records] for name, records in splits.items()}
-    warn_of_shared(units, sources, "prompts")
 
 
 def sources_of(files: Mapping[str, str | None], names: Iterable[str]) -> dict[str, str]:

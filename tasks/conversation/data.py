@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import torch
-from torch import Tensor
+from typing import ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split, records_of, rows_of
-from pl_pointwise.tasks.language_model.batch import collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
     ResponseDataModule,
@@ -26,13 +19,11 @@ from pl_pointwise.tasks.language_model.messages import answer_text
 from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
-from .records import CONSTRAINED, ROLES, grouped, role_number
+from .records import ROLES, grouped
 from .schemas import COLUMNS, SCHEMAS, Reading
 
 EXAMPLE = Path(__file__).parent / "example.jsonl"
 """Forty records that ship with the package."""
-
-ABSENT = -1
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -51,17 +42,7 @@ class ConversationDataModule(ResponseDataModule):
 
     The hub's usual schemas are told by their columns (schemas.py), others by ``columns``.
 
-    The batch of B records, R responses to each at most, K_r of role r::
-
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths, records   batch.py
-        roles     (B, R)    long   what each response is, a position in ROLES; −1 where absent
-        shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
-        relative  (B, R)    bool   whether that bound is measured from the reference's s̄
-        prefer, avoid, refuse  (B, K_r)  long  which responses are of the role; −1 where absent
-        objective (B,)      long   1 carries the objective, 0 does not, −1 its roles decide
-        refusal   (B,)      long   1 the prompt is to be refused, 0 a refusal is to be avoided,
-                                   −1 neither
-        rank      (B,)      long   place among the samples of the same category, in a random order
+    Batches are those of language_model/roles.py.
 
     ``test`` runs "test", held-out records, and "train", one full pass over the training data.
 
@@ -99,7 +80,7 @@ class ConversationDataModule(ResponseDataModule):
         "test": ("test", "train"),
         "predict": ("predict",),
     }
-    columns: ClassVar[Columns] = {}  # by schema: see Reading
+    roles = ROLES
 
     def __init__(
         self,
@@ -155,32 +136,6 @@ class ConversationDataModule(ResponseDataModule):
         self.reading = Reading(schema, columns, role)
         self.group, self.refusals = group, validate_refusals(refusals)
 
-    # Lightning's hooks ----------------------------------------------------------------------------
-
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of the data set with an index."""
-        records: list[Record] = [row["record"] for row in rows]
-        batch = collate_rows(rows)
-        shape = batch["response_lengths"].shape
-        batch["roles"] = torch.full(shape, ABSENT)
-        batch["shift"] = torch.full(shape, math.nan)
-        batch["relative"] = torch.zeros(shape, dtype=torch.bool)
-        for role in CONSTRAINED:
-            width = max(1, rows[0]["widths"].get(role, 0))
-            batch[role] = torch.full((len(rows), width), ABSENT)
-        for row, record in enumerate(records):
-            _describe_responses(batch, row, record.responses)
-        batch["objective"] = _numbers(
-            ABSENT if record.objective is None else int(record.objective) for record in records
-        )
-        batch["refusal"] = _numbers(_refusal_wanted(record) for record in records)
-        batch["rank"] = _numbers(row["rank"] for row in rows)
-        return batch
-
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, and the responses."""
         record = self._training_record(index)
@@ -227,9 +182,8 @@ class ConversationDataModule(ResponseDataModule):
         read: dict[str, list[Record]] = {}
         if self.source == "hub":
             assert self.hub_path is not None
-            rows = hub_split(self.hub_path, self.hub_config, self.hub_split)
-            named = f"{self.hub_path}, {self.hub_split}"
-            read["train"] = self._finished(self._from_hub(rows, named, self.reading))
+            found = self._from_hub(self.hub_path, self.hub_config, self.hub_split, self.reading)
+            read["train"] = self._finished(found)
         else:
             paths = {"train": self.train_files}
             paths |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
@@ -243,40 +197,12 @@ class ConversationDataModule(ResponseDataModule):
             reading = Reading(reading.schema, reading.columns, reading.role, responses=False)
         found: list[Record] = []
         for path in paths:
-            rows = rows_of(path, (), reading.names)
-            found += records_of(rows, path, reading, self._skips(name))
+            found += self._from_file(name, path, reading)
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:
         records = grouped(records) if self.group else records
         return with_refusals(records, self.refusals)
-
-
-def _describe_responses(batch: dict[str, Tensor], row: int, responses: Sequence[Response]) -> None:
-    """Fills a row of the batch with what is asked of its responses."""
-    places = dict.fromkeys(CONSTRAINED, 0)
-    for column, response in enumerate(responses):
-        batch["roles"][row, column] = role_number(response.role)
-        if response.tolerance is not None:
-            # s̄ ≥ ε becomes s̄ − ε ≥ 0, and s̄ ≥ s̄_ref − δ becomes s̄ − s̄_ref + δ ≥ 0.
-            own = response.tolerance
-            batch["shift"][row, column] = own if response.relative else -own
-            batch["relative"][row, column] = response.relative
-        if response.role in places:
-            batch[response.role][row, places[response.role]] = column
-            places[response.role] += 1
-
-
-def _refusal_wanted(record: Record) -> int:
-    """Whether a prompt is to be refused, 1, or not, 0; −1 where no response says."""
-    for response in record.responses:
-        if response.refusal and response.role in ("refuse", "avoid"):
-            return int(response.role == "refuse")
-    return ABSENT
-
-
-def _numbers(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.long)
 
 
 def _bound(response: Response) -> str:

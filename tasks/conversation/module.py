@@ -23,28 +23,24 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 
-from pl_pointwise import Constraint, Formulation, Optimization, Training
+from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
-from pl_pointwise.tasks.language_model.calls import CALL_RATES, call_report, text_of_response
-from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.step import judged_values
+from pl_pointwise.tasks.language_model.answering import CUT, Rate
+from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record
+from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .records import CONSTRAINED, ROLES, role_number
+from .records import ROLES
 
 TEST_SETS = ("test", "train")
 """The data sets that ``test`` runs on."""
-
-RATES = {"refusal_rate": (1, True), "over_refusal": (0, True)}
-"""By metric: whether its prompts are to be refused, and whether it counts answers that refuse."""
-
-ANSWER_RATES = {**CALL_RATES, "exact_answers": "exact"}
-"""Rates of generated answers, and which entry of an answer each is of."""
 
 FEWEST_STEPS = 5
 """Optimizer steps an epoch below which a fit ends before its answers are right."""
@@ -85,7 +81,7 @@ DEFAULT_EVALUATION = ConversationEvaluation()
 ONLY_REFERENCE = ("reference",)
 
 
-class ConversationModule(AnsweringModule):
+class ConversationModule(LanguageModelModule):
     """A causal language model with LoRA, held to what a file of conversations asks.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template. To
@@ -113,17 +109,22 @@ class ConversationModule(AnsweringModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (
-        *AnsweringModule.host_keys,
-        *("relative", "objective", "refusal", "rank"),
-        *CONSTRAINED,
-    )
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training"}
-
+    requirements: Mapping[str, Requirement] = {
+        "prefer": Requirement("prefer", "at_least", several=True),
+        "avoid": Requirement("avoid", "at_most", several=True),
+        "refuse": Requirement("refuse", "at_least", several=True),
+    }
+    roles = ROLES
+    rates: ClassVar[Mapping[str, Rate]] = {
+        "refusal_rate": Rate("refused", kind="unsafe"),
+        "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
+        "exact_answers": Rate("exact"),
+        "valid_calls": Rate("valid_call"),
+        "existing_tool": Rate("existing_tool"),
+        "right_tool": Rate("right_tool"),
+        "cut": CUT,
+    }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
-    upper_bounds = ("avoid",)
-    rates = RATES
-    kind_key = "refusal"
 
     def __init__(
         self,
@@ -144,55 +145,14 @@ class ConversationModule(AnsweringModule):
         own = {"prefer": prefer_tolerance, "avoid": avoid_tolerance, "refuse": refuse_tolerance}
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.objective_roles = list(objective_roles)
-        self.answers = {}
 
-    # The terms ------------------------------------------------------------------------------------
-
-    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
-        """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
-        roles, asked = batch["roles"], batch["objective"][:, None]
-        found = torch.zeros_like(roles, dtype=torch.bool)
-        for role in self.objective_roles:
-            found |= roles == role_number(role)
-        every = (asked == 1) & ~found.any(1, keepdim=True) & (roles >= 0)
-        return (found | every) & (asked != 0)
-
-    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """By constraint the responses of its role, (B, K)."""
-        return {role: batch[role] for role in self.constraints}
-
-    def referred(self, batch: Mapping[str, Any]) -> Tensor:
-        """Besides, the responses whose own bound is relative to the reference."""
-        return super().referred(batch) | batch["relative"]
-
-    def response_values(
-        self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
-    ) -> Tensor:
-        """s̄ of each response, (B, R); of one with a bound of its own s̄ − own + ε.
-
-        That meets the role's ε where s̄ meets its own; of a relative one it is s̄ − s̄_ref + δ + ε.
-        """
-        means = outputs.mean_log_likelihood
-        shift = batch["shift"].to(means, non_blocking=True)
-        reference = outputs.reference_mean_log_likelihood
-        origin = torch.zeros_like(means)
-        if reference is not None:
-            relative = batch["relative"].to(means.device, non_blocking=True)
-            origin = torch.where(relative, reference, 0.0)
-        bounds = self.constraints if self.training else self.evaluation_constraints
-        own = means - origin + shift.nan_to_num() + _tolerance_of(bounds[name])
-        return torch.where(shift.isnan(), means, own)
-
-    def _check_training(self) -> None:
+    def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which nobody carries the objective or any constraint.
 
         And warns where an epoch has few optimizer steps, though there are records for more.
         """
-        samples = self.training_samples
-        if not isinstance(samples, EncodedResponses):
-            return
-        roles = {role for record in samples.records for role in record.roles}
-        if not any(_carries_objective(record, self.objective_roles) for record in samples.records):
+        roles = {role for record in records for role in record.roles}
+        if not any(_carries_objective(record, self.objective_roles) for record in records):
             raise DataError(
                 f"No training record carries the objective: there is no response of role "
                 f"{' or '.join(self.objective_roles)}, only of {', '.join(sorted(roles))}. Add "
@@ -205,7 +165,7 @@ class ConversationModule(AnsweringModule):
                 "set formulation to null."
             )
         steps, trainer = self.trainer.num_training_batches, self.trainer
-        most = len(samples) // (FEWEST_STEPS * trainer.world_size)
+        most = len(records) // (FEWEST_STEPS * trainer.world_size)
         if steps < FEWEST_STEPS and most and trainer.limit_train_batches == 1.0:
             rank_zero_warn(
                 f"An epoch has {steps} optimizer steps, too few for answers to come out right: set "
@@ -215,19 +175,9 @@ class ConversationModule(AnsweringModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """The KL, what holds within a record, and rates of the generated answers."""
-        return {
-            "kl": MeanMetric(),
-            "pairwise_accuracy": MeanMetric(),
-            "all_met": MeanBySample(higher_is_better=True),
-            "refusal_rate": MeanBySample(higher_is_better=True),
-            "over_refusal": MeanBySample(higher_is_better=False),
-            "exact_answers": MeanBySample(higher_is_better=True),
-            "valid_calls": MeanBySample(higher_is_better=True),
-            "existing_tool": MeanBySample(higher_is_better=True),
-            "right_tool": MeanBySample(higher_is_better=True),
-            "cut": MeanBySample(higher_is_better=False),
-        }
+        """Besides, what holds within a record."""
+        within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
+        return {"kl": MeanMetric(), **within} | super().evaluation_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -240,7 +190,7 @@ class ConversationModule(AnsweringModule):
         """Besides, the order of preferred and avoided responses, and what is met."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         means, roles = outputs.mean_log_likelihood, batch["roles"].to(real.device)
-        preferred, avoided = (roles == role_number(role) for role in ("prefer", "avoid"))
+        preferred, avoided = (roles == ROLES.index(role) for role in ("prefer", "avoid"))
         pairs = preferred[:, :, None] & avoided[:, None, :] & real[:, None, None]
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
@@ -255,7 +205,7 @@ class ConversationModule(AnsweringModule):
         asked = torch.zeros_like(real)
         masks = self.membership(batch)
         surrogates = self.constraint_values(outputs, batch)
-        for role, values in self.judged_values(outputs, batch, surrogates).items():
+        for role, values in judged_values(self, outputs, batch, surrogates).items():
             mask = masks[role].to(real.device)
             violated = self.evaluation_constraints[role].violation(values) > 0
             missed |= (violated & mask).any(1)
@@ -264,16 +214,12 @@ class ConversationModule(AnsweringModule):
         if asked.any():
             metric.update(batch["index"].to(real.device)[asked], (~missed)[asked].float())
 
-    def _add_rates(
-        self, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]], kinds: Sequence[Any]
-    ) -> None:
-        """The rates of refusals, of exact answers, and of calls where a tool is to be called."""
-        super()._add_rates(metrics, answers, kinds)
-        for name, key in ANSWER_RATES.items():
-            if judged := [answer for answer in answers if key in answer]:
-                add_answers(metrics[name], judged, [answer[key] for answer in judged])
+    def prompt_kind(self, record: Record) -> str:
+        """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""
+        asked = [r.role for r in record.responses if r.refusal and r.role in ("refuse", "avoid")]
+        return {"refuse": "unsafe", "avoid": "benign"}[asked[0]] if asked else ""
 
-    def _answers_to(
+    def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples of a batch.
@@ -281,11 +227,11 @@ class ConversationModule(AnsweringModule):
         And {exact}, whether it is a response of role prefer or refuse word for word, where there is
         one, and {valid_call, existing_tool, right_tool} where a preferred response calls tools.
         """
-        answers = super()._answers_to(batch, samples, stage)
+        answers = super().batch_answers(batch, samples, stage)
         for answer, (row, _) in zip(answers, samples, strict=True):
             texts: dict[str, list[str]] = {"prefer": [], "refuse": []}
             for role, found in texts.items():
-                columns = (batch["roles"][row] == role_number(role)).nonzero()[:, 0].tolist()
+                columns = (batch["roles"][row] == ROLES.index(role)).nonzero()[:, 0].tolist()
                 found += [text_of_response(self.encoder, batch, row, c) for c in columns]
             if wanted := [text.strip() for found in texts.values() for text in found]:
                 answer["exact"] = answer["answer"].strip() in wanted
@@ -298,9 +244,3 @@ def _carries_objective(record: Record, roles: Sequence[str]) -> bool:
     if record.objective is not None:
         return record.objective
     return any(role in roles for role in record.roles)
-
-
-def _tolerance_of(constraint: Constraint) -> float:
-    bound = constraint.at_least if constraint.at_most is None else constraint.at_most
-    assert bound is not None
-    return bound

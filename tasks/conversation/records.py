@@ -36,11 +36,6 @@ ROLES = (*CONSTRAINED, "reference")
 """In the order that a batch numbers them."""
 
 
-def role_number(role: str) -> int:
-    """The number that stands for a role in a batch."""
-    return ROLES.index(role)
-
-
 _CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
 _OPTIONS = ("role", "tolerance", "relative", "refusal")
 

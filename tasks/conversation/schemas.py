@@ -46,20 +46,8 @@ from .records import ROLES, parse_record
 
 COMMON = ("system", "tools", "category", "objective")
 
-
-@dataclass(frozen=True)
-class Schema:
-    """How the records of one schema are told and read.
-
-    Attributes:
-        columns: those by which it is told.
-        parse: makes a record of a row, its place, and the role of a response that has none.
-        others: columns that it reads besides.
-    """
-
-    columns: tuple[str, ...]
-    parse: Callable[[dict[str, Any], str, str], Record]
-    others: tuple[str, ...] = ()
+Parser = Callable[[dict[str, Any], str, str], Record]
+"""Makes a record of a row, its place, and the role of a response to which its schema gives none."""
 
 
 def _records(row: dict[str, Any], where: str, role: str) -> Record:
@@ -97,22 +85,21 @@ def _messages(row: dict[str, Any], where: str, role: str) -> Record:
     return make_record(row, messages[:-1], [response], where)
 
 
-SCHEMAS: Mapping[str, Schema] = {
-    "records": Schema(("responses",), _records, PROMPTS),
-    "when2call": Schema(("chosen_response", "rejected_response"), read_when2call, PROMPTS),
-    "pku": Schema(
-        ("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), read_pku, PROMPTS
-    ),
-    "preference": Schema(("chosen", "rejected"), read_preference, (*PROMPTS, "status")),
-    "beavertails": Schema(("prompt", "response", "is_safe"), read_beavertails),
-    "xstest": Schema(("prompt", "type", "label"), _xstest),
-    "roles": Schema((), _roles, (*PROMPTS, *ROLES)),
-    "instruction": Schema(("instruction", "output"), read_instruction, ("input",)),
-    "messages": Schema(("messages",), _messages),
+SCHEMAS: Mapping[str, tuple[tuple[str, ...], Parser]] = {
+    "records": (("responses",), _records),
+    "when2call": (("chosen_response", "rejected_response"), read_when2call),
+    "pku": (("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), read_pku),
+    "preference": (("chosen", "rejected"), read_preference),
+    "beavertails": (("prompt", "response", "is_safe"), read_beavertails),
+    "xstest": (("prompt", "type", "label"), _xstest),
+    "roles": ((), _roles),
+    "instruction": (("instruction", "output"), read_instruction),
+    "messages": (("messages",), _messages),
 }
-"""By name, in the order in which they are tried."""
+"""By name, in the order in which they are tried: the columns by which each is told, its reader."""
 
-COLUMNS = sorted({n for s in SCHEMAS.values() for n in (*s.columns, *s.others)}.union(COMMON))
+_TOLD_BY = [name for columns, _ in SCHEMAS.values() for name in columns]
+COLUMNS = sorted({*COMMON, *PROMPTS, *ROLES, "status", *_TOLD_BY})
 """All columns that some schema reads."""
 
 
@@ -137,16 +124,11 @@ class Reading:
         if not self.responses and self._ends_open(row):
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
-        record = SCHEMAS[name].parse(row, where, self.role)
+        record = SCHEMAS[name][1](row, where, self.role)
         if self.responses and not record.responses:
             problem = "is empty" if name == "records" else "and every other response is missing"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
-
-    @property
-    def names(self) -> list[str]:
-        """The columns to read of a Parquet file, those that there are."""
-        return sorted({*COLUMNS, *(self.columns or {}).values()})
 
     def _named(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """The row under our names."""
@@ -179,8 +161,7 @@ def told(row: Mapping[str, Any], where: str) -> str:
     Raises:
         DataError: none.
     """
-    for name, schema in SCHEMAS.items():
-        columns = schema.columns
+    for name, (columns, _) in SCHEMAS.items():
         by_role = name == "roles" and any(role in row for role in ROLES)
         if (columns and all(column in row for column in columns)) or by_role:
             return name

@@ -1,155 +1,58 @@
-"""Answers that an evaluation asks for: of which data sets, how they count, and where they go."""
+"""Answers in an evaluation: prompts are answered, the answers counted, and written to files.
+
+A task's evaluation has ``answer_in``, the data sets of `test` whose prompts are answered, and
+``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates, and
+may say more of each answer (``batch_answers``), judge all of them and report on them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from torchmetrics import Metric
 
-from .module import real_samples
-from .refusals import is_refusal
-from .responses import ResponseModule
-from .scoring import ResponseStatistics
+from pl_pointwise.data import PADDING
+from pl_pointwise.evaluation import MeanBySample
+
+if TYPE_CHECKING:
+    from .module import LanguageModelModule
 
 
-class AnsweringModule(ResponseModule):
-    """A module whose evaluation lets the model answer prompts, and counts and writes the answers.
+@dataclass(frozen=True)
+class Rate:
+    """A metric: the share of the answers whose entry is true, or false.
 
-    ``evaluation`` has ``answer_in``, the data sets of `test` whose prompts are answered, and
-    ``answers_at_most``, so many of each kind by a batch's "rank"; metrics have "kl", "cut" and
-    those of ``rates``.
-
-    Attributes:
-        answers: generated in the last `test` or `validate` by this rank, by data set.
+    Args:
+        entry: of an answer, such as "refused"; answers without it are not counted.
+        value: what it is to be.
+        kind: of the prompts, as ``prompt_kind`` names it; None for all.
+        higher_is_better: None for neither.
     """
 
-    rates: ClassVar[Mapping[str, tuple[Any, bool]]]
-    """By metric: the kind of its prompts, and whether it counts the answers that refuse."""
-    kind_key: ClassVar[str]
-    """What a batch calls the kind of each prompt."""
+    entry: str
+    value: bool = True
+    kind: str | None = None
+    higher_is_better: bool | None = True
 
-    answers: dict[str, list[dict[str, Any]]]
+    def metric(self) -> MeanBySample:
+        return MeanBySample(self.higher_is_better)
 
-    def update_evaluation_metrics(
-        self,
-        metrics: dict[str, Metric],
-        outputs: ResponseStatistics,
-        batch: dict[str, Any],
-        real: Tensor,
-        stage: str,
-    ) -> None:
-        """Adds the KL of a batch, and answers to its prompts where they are asked for.
 
-        real: bool (B,), False for samples that only fill the batch.
-        """
-        self.add_divergence(metrics["kl"], outputs, batch, real)
-        if stage in self._answered():
-            self._answer(metrics, batch, stage)
+CUT = Rate("cut", higher_is_better=False)
+"""The share of answers that stop only at the length limit."""
 
-    def _answered(self) -> list[str]:
-        """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
-        wanted = self.evaluation.answer_in
-        if self.trainer.state.fn == TrainerFn.VALIDATING:
-            return ["val"] if "test" in wanted else []
-        return list(wanted) if self.trainer.testing else []
 
-    def _answer(self, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str) -> None:
-        """Answers the prompts of a batch that are among the first of their kind."""
-        if not metrics["cut"].update_called:  # Fresh metrics: another pass.
-            self.answers[stage] = []
-        limit, ranks = self.evaluation.answers_at_most, batch["rank"].tolist()
-        asked = [
-            (row, index)
-            for row, index in real_samples(batch)
-            if limit is None or ranks[row] < limit
-        ]
-        if not asked:
-            return
-        new = self._answers_to(batch, asked, stage)
-        self.answers[stage] += new
-        self._add_rates(metrics, new, [batch[self.kind_key][row] for row, _ in asked])
-
-    def _add_rates(
-        self, metrics: Mapping[str, Metric], answers: Sequence[dict[str, Any]], kinds: Sequence[Any]
-    ) -> None:
-        """Adds what holds of new answers; kinds: of the prompt of each."""
-        add_answers(metrics["cut"], answers, [answer["cut"] for answer in answers])
-        for name, (kind, refused) in self.rates.items():
-            of_it = [answer for answer, own in zip(answers, kinds, strict=True) if own == kind]
-            if of_it:
-                values = [answer["refused"] == refused for answer in of_it]
-                add_answers(metrics[name], of_it, values)
-
-    def _answers_to(
-        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
-    ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of some samples of a batch.
-
-        samples: (position in the batch, index) of each, one at least. stage: the data set's name.
-        """
-        rows = [row for row, _ in samples]
-        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
-        return [
-            {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
-            for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
-        ]
-
-    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
-        """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
-
-        Below the trainer's default_root_dir, an object an answer; none while ``confidential``.
-        """
-        answered = {name: metrics[name] for name in metrics if name in self._answered()}
-        if not answered and not self.trainer.testing:  # A validation within a fit.
-            return
-        self.answers = {
-            name: self.answers[name] if of_it["cut"].update_called else []
-            for name, of_it in answered.items()
-        }
-        self.judge_answers(answered)
-        if self.confidential:
-            return
-        self.report_answers({name: self._write(name) for name in answered})
-
-    def _write(self, stage: str) -> list[dict[str, Any]]:
-        """Writes the answers of all ranks to one data set, and returns them by index."""
-        answers = self.answers[stage]
-        if self.trainer.world_size > 1:
-            gathered: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(gathered, answers)
-            answers = [answer for of_rank in gathered for answer in of_rank]
-        answers = sorted(answers, key=lambda answer: int(answer["index"]))
-        if self.trainer.is_global_zero:
-            path = Path(self.trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
-            path.write_text("".join(lines), encoding="utf-8")
-            cut = sum(answer["cut"] for answer in answers)
-            rank_zero_info(
-                f"{stage}: {len(answers):,} answers written to {path}; {cut:,} were cut at "
-                f"{self.generation.max_new_tokens} tokens."
-            )
-        return answers
-
-    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """Adds to the answers of this rank, and to the metrics, before they are written."""
-
-    def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Writes more of the answers of all ranks, by data set; called on every rank."""
-
-    def predict_step(
-        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
-    ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of each prompt; filling samples give none."""
-        samples = real_samples(batch)
-        return self._answers_to(batch, samples, "predict") if samples else []
+def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(position in the batch, index) of the samples of a batch that do not only fill it."""
+    pairs = enumerate(batch["index"].tolist())
+    return [(row, index) for row, index in pairs if index != PADDING]
 
 
 def add_answers(
@@ -158,3 +61,79 @@ def add_answers(
     """Adds what holds of each answer, by its "index", to a mean over samples."""
     index = torch.tensor([answer["index"] for answer in answers], device=metric.device).long()
     metric.update(index, torch.tensor(values, device=metric.device).float())
+
+
+def answer_batch(
+    module: LanguageModelModule, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str
+) -> None:
+    """Answers the prompts of a batch that are among the first of their kind, and counts."""
+    if stage not in _answered(module):
+        return
+    if not metrics["cut"].update_called:  # Fresh metrics: another pass.
+        module.answers[stage] = []
+    limit, ranks = module.evaluation.answers_at_most, batch["rank"].tolist()
+    asked = [
+        (row, index) for row, index in real_samples(batch) if limit is None or ranks[row] < limit
+    ]
+    if not asked:
+        return
+    new = module.batch_answers(batch, asked, stage)
+    module.answers[stage] += new
+    kinds = [module.prompt_kind(batch["records"][row]) for row, _ in asked]
+    for name, rate in module.rates.items():
+        counted = [
+            answer
+            for answer, kind in zip(new, kinds, strict=True)
+            if rate.entry in answer and rate.kind in (None, kind)
+        ]
+        if counted:
+            add_answers(
+                metrics[name], counted, [each[rate.entry] == rate.value for each in counted]
+            )
+
+
+def finish_answers(
+    module: LanguageModelModule, metrics: Mapping[str, Mapping[str, Metric]]
+) -> None:
+    """Judges, writes and reports the answers of a `test` or `validate`."""
+    answered = {name: metrics[name] for name in metrics if name in _answered(module)}
+    if not answered and not module.trainer.testing:  # A validation within a fit.
+        return
+    module.answers = {
+        name: module.answers[name] if of_it["cut"].update_called else []
+        for name, of_it in answered.items()
+    }
+    module.judge_answers(answered)
+    if not module.notes.confidential:
+        module.report_answers({name: _write(module, name) for name in answered})
+
+
+def _answered(module: LanguageModelModule) -> list[str]:
+    """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
+    if not module.rates:
+        return []
+    wanted = module.evaluation.answer_in
+    if module.trainer.state.fn == TrainerFn.VALIDATING:
+        return ["val"] if "test" in wanted else []
+    return list(wanted) if module.trainer.testing else []
+
+
+def _write(module: LanguageModelModule, stage: str) -> list[dict[str, Any]]:
+    """Writes the answers of all ranks to one data set, and returns them by index."""
+    trainer, answers = module.trainer, module.answers[stage]
+    if trainer.world_size > 1:
+        gathered: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(gathered, answers)
+        answers = [answer for of_rank in gathered for answer in of_rank]
+    answers = sorted(answers, key=lambda answer: int(answer["index"]))
+    if trainer.is_global_zero:
+        path = Path(trainer.default_root_dir) / "answers" / f"{stage}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+        path.write_text("".join(lines), encoding="utf-8")
+        cut = sum(answer["cut"] for answer in answers)
+        rank_zero_info(
+            f"{stage}: {len(answers):,} answers written to {path}; {cut:,} were cut at "
+            f"{module.generation.max_new_tokens} tokens."
+        )
+    return answers

@@ -22,11 +22,18 @@ from torch import Tensor
 
 from pl_pointwise.errors import DataError
 
+ABSENT = -1
+"""The number of no response."""
+
 
 def collate_responses(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]]
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[Sequence[int]]],
+    columns: int = 0,
 ) -> dict[str, Tensor]:
     """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
+
+    columns: R is at least so many.
 
     Raises:
         DataError: an empty prompt or response, naming its place in the batch.
@@ -39,7 +46,7 @@ def collate_responses(
                 raise DataError(f"Sample {row} of the batch: response {column} has no tokens.")
     sizes = (
         len(prompts),
-        max((len(answers) for answers in responses), default=0),
+        max((columns, *(len(answers) for answers in responses))),
         max((len(answer) for answers in responses for answer in answers), default=0),
     )
     prompt_ids = torch.zeros((sizes[0], max(map(len, prompts), default=0)), dtype=torch.long)
@@ -58,28 +65,9 @@ def collate_responses(
     }
 
 
-def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tensors of a batch, ``index`` (B,) and ``records``, a list, from rows of encoded.py.
-
-    R is the data set's most responses of a row, in every batch alike.
-    """
-    found: dict[str, Any] = collate_responses(
-        [row["prompt"].tolist() for row in rows],
-        [[response.tolist() for response in row["responses"]] for row in rows],
-    )
-    absent = max(row["columns"] for row in rows) - found["response_ids"].shape[1]
-    pad = torch.nn.functional.pad
-    found["response_ids"] = pad(found["response_ids"], (0, 0, 0, absent))
-    found["response_lengths"] = pad(found["response_lengths"], (0, absent))
-    found["records"] = [row["record"] for row in rows]
-    return {"index": torch.tensor([row["index"] for row in rows]), **found}
-
-
-def collate_columns(
-    rows: Sequence[Mapping[str, Any]], values: Sequence[Sequence[int]], filler: int
-) -> Tensor:
-    """What is known of each response of each row, (B, R) long; the filler where there is none."""
-    found = torch.full((len(rows), max(row["columns"] for row in rows)), filler, dtype=torch.long)
+def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
+    """What is known of each response of each row, (B, width) long; the filler where nothing is."""
+    found = torch.full((len(values), width), filler, dtype=torch.long)
     for place, of_row in enumerate(values):
         found[place, : len(of_row)] = torch.tensor(of_row, dtype=torch.long)
     return found
@@ -119,19 +107,10 @@ class Pairs:
         prompt_lengths: list[int],
         response_lengths: list[list[int]],
     ) -> Pairs:
-        places = [
-            (row, column)
-            for row, lengths in enumerate(response_lengths)
-            for column, length in enumerate(lengths)
-            if length
-        ]
-        _, responses, width = response_ids.shape
-        starts = [(row * responses + column) * width for row, column in places]
-        ends = [
-            start + response_lengths[row][column]
-            for start, (row, column) in zip(starts, places, strict=True)
-        ]
-        tokens = _ranges(starts, ends).to(response_ids.device, non_blocking=True)
+        lengths = torch.tensor(response_lengths, dtype=torch.long)
+        places = [(row, column) for row, column in lengths.nonzero().tolist()]
+        filled = torch.arange(response_ids.shape[2]) < lengths[..., None]  # (B, R, T)
+        tokens = _places_of(filled, response_ids.device)
         targets = response_ids.flatten()[tokens]
         return cls(prompt_ids, response_ids, prompt_lengths, response_lengths, places, targets)
 
@@ -145,15 +124,9 @@ class Pairs:
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""
-        starts, ends, start = [], [], 0
-        chosen = set(self.places)
-        for place in pairs.places:
-            end = start + pairs.length(*place)
-            if place in chosen:
-                starts.append(start)
-                ends.append(end)
-            start = end
-        return _ranges(starts, ends).to(self.targets.device, non_blocking=True)
+        chosen, sizes = set(self.places), torch.tensor([pairs.length(*p) for p in pairs.places])
+        kept = torch.tensor([place in chosen for place in pairs.places])
+        return _places_of(kept.repeat_interleave(sizes), self.targets.device)
 
     def length(self, row: int, column: int) -> int:
         return self.response_lengths[row][column]
@@ -168,28 +141,20 @@ class Pairs:
         A response's last token predicts nothing and is left out. The places are in the flattened
         (M·L,) sequences.
         """
-        sizes = [
-            self.prompt_lengths[row] + self.length(row, column) - 1 for row, column in self.places
-        ]
-        width = max(sizes)
-        ids = self.prompt_ids.new_zeros((len(sizes), width))
+        prompts = torch.tensor([self.prompt_lengths[row] for row, _ in self.places])
+        sizes = prompts + torch.tensor([self.length(*place) for place in self.places]) - 1
+        columns = torch.arange(int(sizes.max()))
+        ids = self.prompt_ids.new_zeros((len(sizes), len(columns)))
         for sequence, (row, column) in enumerate(self.places):
-            prompt, size = self.prompt_lengths[row], sizes[sequence]
+            prompt, size = self.prompt_lengths[row], int(sizes[sequence])
             ids[sequence, :prompt] = self.prompt_ids[row, :prompt]
             ids[sequence, prompt:size] = self.response_ids[row, column, : size - prompt]
-        mask = torch.arange(width) < torch.tensor(sizes)[:, None]
-        starts = [
-            sequence * width + self.prompt_lengths[row] - 1
-            for sequence, (row, _) in enumerate(self.places)
-        ]
-        ends = [sequence * width + size for sequence, size in enumerate(sizes)]
-        mask, places = (
-            each.to(ids.device, non_blocking=True) for each in (mask.long(), _ranges(starts, ends))
-        )
-        return ids, mask, places
+        mask = columns < sizes[:, None]
+        predicting = mask & (columns >= prompts[:, None] - 1)
+        attended = mask.long().to(ids.device, non_blocking=True)
+        return ids, attended, _places_of(predicting, ids.device)
 
 
-def _ranges(starts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """The concatenation of start, start + 1, …, end − 1."""
-    pieces = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.long)
+def _places_of(mask: Tensor, device: torch.device) -> Tensor:
+    """Where a mask on the CPU is true, (n,) places in it flattened, on a device."""
+    return mask.flatten().nonzero()[:, 0].to(device, non_blocking=True)

@@ -72,14 +72,6 @@ def call_report(answer: str, preferred: Sequence[str], record: Any) -> dict[str,
     }
 
 
-CALL_RATES = {
-    "valid_calls": "valid_call",
-    "existing_tool": "existing_tool",
-    "right_tool": "right_tool",
-}
-"""Rates over the answers where a tool is to be called, and which entry of the report each is of."""
-
-
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = tool.get("function", tool)
     return found

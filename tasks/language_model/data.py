@@ -15,16 +15,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
+from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import numbered, records_of, rows_of
-from pl_pointwise.tasks.common.splits import (
-    Prompted,
-    check_fractions,
-    sources_of,
-    split_by_prompt,
-    warn_of_shared_prompts,
-)
+from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
+from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
@@ -32,15 +26,13 @@ from .loading import load_tokenizer
 from .messages import turn_text
 from .positions import positions_of
 from .records import Record
+from .roles import collate_rows
 from .truncation import TooLong
-
-Columns = Mapping[Callable[[Any, str], Any], tuple[tuple[str, ...], tuple[str, ...]]]
-"""Columns of a Parquet file by what reads it: those it must have, those it may have."""
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
 
-P = TypeVar("P", bound=Prompted)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass
@@ -99,8 +91,8 @@ DEFAULT_PREPARATION = Preparation()
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`task_records`, :meth:`remedy` and
-    ``collate``. Its docstring has the arguments.
+    A subclass sets the class attributes and defines :meth:`task_records` and :meth:`remedy`. Its
+    docstring has the arguments. Batches are those of roles.py.
 
     Model, revision, chat template and its arguments are those of the module it is used with. A data
     module used alone is given them.
@@ -113,7 +105,10 @@ class ResponseDataModule(PointwiseDataModule):
     needs: ClassVar[Needs]
     """Where no records are held out as "test", it is "val" under another name."""
 
-    columns: ClassVar[Columns]
+    roles: ClassVar[tuple[str, ...]]
+    """What a response may be, in the order that a batch numbers them."""
+
+    dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
 
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -187,15 +182,19 @@ class ResponseDataModule(PointwiseDataModule):
     def task_records(self, name: str) -> Sequence[Any]:
         """The records of a data set; none where its source has none."""
 
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> EncodedResponses:
-        """The data set of such records; ``limits`` are :class:`EncodedResponses`'s options."""
-        return EncodedResponses(records, self._encoder, name=name, **limits)
-
     @abstractmethod
     def remedy(self, stage: str) -> str:
         """Which options to set where there are no data for a stage."""
 
     # Lightning's hooks ----------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Fill the hub's caches, once a node."""
+        self._take_model()
+        stage = self.trainer.state.fn if self.trainer else None
+        if self.source == "hub" and stage != "predict":
+            for name in self.needs.get(stage or "fit", ()):
+                self.task_records(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, split and tokenise what ``stage`` needs and is not there yet."""
@@ -214,6 +213,10 @@ class ResponseDataModule(PointwiseDataModule):
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
         """The data sets to test on that there are, in the order of ``needs``."""
         return {name: self._loader(name) for name in self.needs["test"] if name in self.datasets}
+
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The batch of the class docstring, of rows of the data set with an index."""
+        return collate_rows(rows, self.roles)
 
     # For subclasses -------------------------------------------------------------------------------
 
@@ -239,9 +242,10 @@ class ResponseDataModule(PointwiseDataModule):
         if most is not None and bounded:
             prompt, whole = min(prompt, most - 1), most
         try:
-            return self.encoded(
-                name,
+            return self.dataset_class(
                 records,
+                self._encoder,
+                name=name,
                 max_prompt_length=prompt,
                 max_length=whole,
                 too_long=self._too_long(name),
@@ -263,21 +267,11 @@ class ResponseDataModule(PointwiseDataModule):
             )
 
     def _split(
-        self, read: Mapping[str, list[P]], files: Mapping[str, str | None]
-    ) -> dict[str, list[P]]:
-        """All splits: those that were read, and those that are held out of the training records.
-
-        Says which prompts stand in two of them. files: that of each split, for messages.
-        """
-        found = dict(read)
-        if read.get("train"):
-            fractions = self.preparation.val_fraction, self.preparation.test_fraction
-            shares = dict(zip(SPLITS[1:], fractions, strict=True))
-            shares = {split: share for split, share in shares.items() if split not in read}
-            found |= split_by_prompt(read["train"], shares, self.seed)
-        found = {split: found[split] for split in SPLITS if split in found}
-        warn_of_shared_prompts(found, sources_of(files, found))
-        return found
+        self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
+    ) -> dict[str, list[R]]:
+        """All splits: those that were read, and those held out of the training records."""
+        shares = {"val": self.preparation.val_fraction, "test": self.preparation.test_fraction}
+        return with_held_out(read, shares, self.seed, files)
 
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
@@ -290,12 +284,15 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _from_file(self, name: str, path: str, parse: Callable[[Any, str], Any]) -> list[Any]:
         """The records of a file, for the data set ``name``."""
-        required, optional = self.columns[parse]
-        return records_of(rows_of(path, required, optional), path, parse, self._skips(name))
+        return records_of(rows_of(path), path, parse, self._skips(name))
 
-    def _from_hub(self, rows: Any, source: str, parse: Callable[[Any, str], Any]) -> list[Any]:
-        """The records of a split; ``source`` is its name, for messages."""
-        return records_of(numbered(rows, source), source, parse, self.skip_invalid)
+    def _from_hub(
+        self, path: str, config: str | None, split: str, parse: Callable[[Any, str], Any]
+    ) -> list[Any]:
+        """The records of a split of a data set on the hub."""
+        source = f"{path}, {split}"
+        rows = numbered(hub_split(path, config, split), source)
+        return records_of(rows, source, parse, self.skip_invalid)
 
     def _training_record(self, index: int) -> Any:
         """The record of training sample ``index``, for reports."""

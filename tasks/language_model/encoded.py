@@ -40,8 +40,8 @@ class EncodedResponses:
 
     Attributes:
         records: those that were kept.
-        truncated: how many prompts lost turns or the beginning of a text.
-        left_out: how many records were left out as their prompts are too long.
+        truncation: how many prompts lost turns or the beginning of a text, "cut", and how many
+            records were left out as their prompts are too long, "skipped".
         longest: the most tokens of a prompt and a response together.
         characters: of every response, one after the other, without what ends the turn.
 
@@ -61,7 +61,8 @@ class EncodedResponses:
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
-        self.truncated = self.left_out = self.longest = 0
+        self.truncation = {"cut": 0, "skipped": 0}
+        self.longest = 0
         self.characters: list[int] = []
         self._limits = max_prompt_length, max_length
         self._too_long: TooLong = too_long
@@ -70,17 +71,26 @@ class EncodedResponses:
         responses: list[np.ndarray] = []
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
-            for each in self._encoded(records[start : start + CHUNK], encoder, skipped):
-                record, rendered, ids, tokens = each
+            for record, rendered, ids, tokens in self._encoded(
+                records[start : start + CHUNK], encoder, skipped
+            ):
                 self.longest = max(self.longest, len(ids) + max(map(len, tokens), default=0))
                 self.records.append(record)
                 prompts.append(np.asarray(ids, np.int32))
                 responses += [np.asarray(each, np.int32) for each in tokens]
                 self.characters += [encoder.characters(each) for each in rendered]
-        report_skipped(name, skipped, len(self.records) + self.left_out)
-        self._report_length(name)
+        too_long_count = self.truncation["skipped"]
+        report_skipped(name, skipped, len(self.records) + too_long_count)
+        if any(self.truncation.values()):  # A warning: `compare` hides all below.
+            rank_zero_warn(
+                f"{name}: {sum(self.truncation.values()):,} of "
+                f"{len(self.records) + too_long_count:,} prompts are longer than "
+                f"max_prompt_length={max_prompt_length:,} tokens: {self.truncation['cut']:,} lost "
+                f"their oldest turns or the beginning of a text, {too_long_count:,} were left out. "
+                "Raise preparation.max_prompt_length to keep them whole."
+            )
         if not self.records:
-            long = f" ({self.left_out:,} are too long)" if self.left_out else ""
+            long = f" ({too_long_count:,} are too long)" if too_long_count else ""
             raise DataError(f"{name}: no usable record{long}. Give at least one.")
         self.columns = max(len(record.answers) for record in self.records)
         self._prompts, self._prompt_ends = _flat(prompts)
@@ -94,28 +104,25 @@ class EncodedResponses:
 
         skipped: takes the messages of the others.
         """
-        kept, texts, answers = [], [], []
+        rendered = []
         for record in records:
             try:
-                prompt, rendered = render(record, encoder)
-                self._check(record, rendered)
+                prompt, responses = render(record, encoder)
+                _check_opposed(record, responses)
+                rendered.append((record, prompt, responses))
             except DataError as error:
                 skipped.append(_refused(error, self._skip_invalid))
-                continue
-            kept.append(record)
-            texts.append(prompt)
-            answers.append(rendered)
+        texts, answers = [prompt for _, prompt, _ in rendered], [each for *_, each in rendered]
         encoded = encoder.encode(texts, answers)
-        for record, rendered, (ids, tokens) in zip(kept, answers, encoded, strict=True):
+        for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
-                found = self._shortened(record, rendered, ids, tokens, encoder)
+                found = self._fitted(record, responses, ids, tokens, encoder)
                 if found is not None:
-                    self._check_length(record, found[1], found[2])
                     yield record, *found
             except DataError as error:
                 skipped.append(_refused(error, self._skip_invalid))
 
-    def _shortened(
+    def _fitted(
         self,
         record: Record,
         rendered: list[str],
@@ -126,89 +133,49 @@ class EncodedResponses:
         """(responses, prompt's ids, responses' ids), shortened if they must be; None: left out.
 
         Raises:
-            DataError: a prompt that is too long even so.
+            DataError: a prompt that is too long even so, or a response that does not fit behind it.
         """
-        limit = self._limits[0]
-        if len(ids) <= limit:
-            return rendered, ids, tokens
-        messages = fit_prompt(
-            encoder,
-            record.messages,
-            record.tools,
-            record.where,
-            limit,
-            answers=record.answers,
-            cut=self._too_long == "cut",
-        )
-        if messages is not None:
+        limit, whole = self._limits
+        if len(ids) > limit:
+            messages = fit_prompt(encoder, record, limit, cut=self._too_long == "cut")
+            if messages is None:
+                if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
+                    self.truncation["skipped"] += 1
+                    return None
+                raise self._too_long_error(record, len(ids))
             prompt, rendered = render(record, encoder, messages)
             ((ids, tokens),) = encoder.encode([prompt], [rendered])
-            self.truncated += 1
-            return rendered, ids, tokens
-        if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
-            self.left_out += 1
-            return None
-        problem = (
-            f"{record.where}: the prompt has {len(ids):,} tokens. Even without its earlier turns"
-        )
-        if self._too_long == "cut":
+            self.truncation["cut"] += 1
+        longest = max(map(len, tokens), default=0)
+        if len(ids) + longest > whole:
             raise DataError(
+                f"{record.where}: a response of {longest:,} tokens does not fit behind a "
+                f"prompt of {len(ids):,} in max_length={whole:,}, and responses are "
+                "never cut. Raise max_length, lower max_prompt_length, or take it out."
+            )
+        return rendered, ids, tokens
+
+    def _too_long_error(self, record: Record, size: int) -> DataError:
+        limit = self._limits[0]
+        problem = f"{record.where}: the prompt has {size:,} tokens. Even without its earlier turns"
+        if self._too_long == "cut":
+            return DataError(
                 f"{problem} and texts, tools and system turns, which are never cut, do not fit in "
                 f"max_prompt_length={limit:,}. Raise max_prompt_length, or take the record out."
             )
-        raise TooLongError(
+        return TooLongError(
             f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, "
             "or set preparation.too_long: skip leaves such records out, cut takes away the "
             "beginnings of their texts, never of tools and system turns."
         )
 
-    def _check_length(self, record: Record, ids: list[int], tokens: list[list[int]]) -> None:
-        """
-        Raises:
-            DataError: a response that does not fit behind its prompt.
-        """
-        longest, limit = max(map(len, tokens), default=0), self._limits[1]
-        if len(ids) + longest > limit:
-            raise DataError(
-                f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                f"prompt of {len(ids):,} in max_length={limit:,}, and responses are "
-                "never cut. Raise max_length, lower max_prompt_length, or take it out."
-            )
-
-    def _report_length(self, name: str) -> None:
-        """Says how many prompts were too long. A warning: `compare` hides all below."""
-        if self.truncated or self.left_out:
-            rank_zero_warn(
-                f"{name}: {self.truncated + self.left_out:,} of "
-                f"{len(self.records) + self.left_out:,} prompts are longer than "
-                f"max_prompt_length={self._limits[0]:,} tokens: {self.truncated:,} lost their "
-                f"oldest turns or the beginning of a text, {self.left_out:,} were left out. Raise "
-                "preparation.max_prompt_length to keep them whole."
-            )
-
-    @property
-    def truncation(self) -> dict[str, int]:
-        """How many prompts were shortened, and how many left out as too long."""
-        return {"cut": self.truncated, "skipped": self.left_out}
-
-    def _check(self, record: Record, rendered: Sequence[str]) -> None:
-        """
-        Raises:
-            DataError: a response that would have to be likely and unlikely at once.
-        """
-        pairs = list(zip(record.opposed, rendered, strict=True))
-        unlikely = {text for opposed, text in pairs if opposed}
-        if any(text in unlikely for opposed, text in pairs if not opposed):
-            raise DataError(
-                f"{record.where}: the chat template renders two responses alike, so one would have "
-                "to be likely and unlikely at once. Change one, or take out the record."
-            )
-
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        first, last = self.span(position)
+        if not 0 <= position < len(self):
+            raise IndexError(f"{position} of {len(self)} records")
+        first, last = self._owners[position : position + 2].tolist()
         start, end = self._prompt_ends[position : position + 2]
         return {
             "prompt": self._prompts[start:end],
@@ -221,13 +188,6 @@ class EncodedResponses:
             "widths": self.widths,
             "rank": self.ranks[position],
         }
-
-    def span(self, position: int) -> tuple[int, int]:
-        """The places of a row's responses among all, from and up to."""
-        if not 0 <= position < len(self):
-            raise IndexError(f"{position} of {len(self)} records")
-        first, last = self._owners[position : position + 2].tolist()
-        return first, last
 
     def record(self, position: int) -> Record:
         """The texts of a row, for reports."""
@@ -309,6 +269,20 @@ def render(
         for answer in record.answers
     ]
     return prompt, rendered
+
+
+def _check_opposed(record: Record, rendered: Sequence[str]) -> None:
+    """
+    Raises:
+        DataError: a response that would have to be likely and unlikely at once.
+    """
+    pairs = list(zip(record.opposed, rendered, strict=True))
+    unlikely = {text for opposed, text in pairs if opposed}
+    if any(text in unlikely for opposed, text in pairs if not opposed):
+        raise DataError(
+            f"{record.where}: the chat template renders two responses alike, so one would have "
+            "to be likely and unlikely at once. Change one, or take out the record."
+        )
 
 
 def _refused(error: DataError, skip_invalid: bool | None) -> str:

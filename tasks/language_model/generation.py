@@ -18,7 +18,7 @@ An answer is what stands behind the thoughts of a model that reasons; see reason
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +79,6 @@ class Answers:
     """The answers without thoughts, "" where a thought did not end; what every judge reads."""
     cut: list[bool]
     """Whether the answer ran into max_new_tokens instead of ending."""
-    written: list[str] = field(default_factory=list)
-    """All that was generated, thoughts too, without the token that ends it."""
 
 
 def generate_answers(
@@ -108,7 +106,7 @@ def generate_answers(
     written = [_decoded(row, encoder) for row in ids]
     begun = [in_thought(_decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
     texts = [final_answer(start + text) for start, text in zip(begun, written, strict=True)]
-    return Answers(ids, texts, cut, written)
+    return Answers(ids, texts, cut)
 
 
 def _decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:

@@ -8,10 +8,9 @@ quantisation package, a tokenizer without an end token or whose chat template lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from peft import PeftModel, prepare_model_for_kbit_training
@@ -118,16 +117,14 @@ def prepare_for_training(
 def load_tokenizer(
     name: str,
     *,
-    tools: bool = False,
     revision: str | None = None,
     chat_template: str | None = None,
     default_template: str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, fit for conversations; see :func:`check_tokenizer`.
+    """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it.
 
     Args:
         name: of the model.
-        tools: also ask that the chat template show tools.
         revision: on the hub.
         chat_template: instead of the tokenizer's own: a template, or the path of one that ends in
             ".jinja".
@@ -143,7 +140,6 @@ def load_tokenizer(
     if chat_template is not None and chat_template.endswith(".jinja"):
         chat_template = Path(chat_template).read_text(encoding="utf-8")
     tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
-    check_tokenizer(tokenizer, tools=tools)
     return tokenizer
 
 
@@ -167,32 +163,19 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) 
             f"The tokenizer {name} has no chat template. Take the instruction-tuned model's, or "
             "set tokenizer.chat_template."
         )
-    if not tools:
-        return
     probe = "probe_of_tool_support"
-    if probe not in _render(tokenizer, [_tool(probe)]):
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
+    function = {"name": probe, "description": "A test.", "parameters": parameters}
+    if tools and probe not in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}],
+        tools=[{"type": "function", "function": function}],
+        add_generation_prompt=True,
+        tokenize=False,
+    ):
         raise ValueError(
             f"The chat template of {name} ignores the tools it is given, so the model would never "
             "see them. Use a model trained to call tools, or a template that renders them."
         )
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]]) -> str:
-    """A short conversation with these tools, as text."""
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}],
-        tools=list(tools),
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    assert isinstance(rendered, str)
-    return rendered
-
-
-def _tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
-    function = {"name": name, "description": "A test.", "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def _four_bits() -> BitsAndBytesConfig:

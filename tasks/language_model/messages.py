@@ -96,9 +96,7 @@ def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, A
     if not isinstance(value, list) or not value:
         problem = "is empty" if value == [] else f"is {kind(value)}"
         raise bad_field(where, name, problem, "Give a list of {role, content}")
-    found = [_turn(turn, f"{name}[{place}]", where) for place, turn in enumerate(value)]
-    _check_results(found, name, where)
-    return found
+    return [_turn(turn, f"{name}[{place}]", where) for place, turn in enumerate(value)]
 
 
 def _turn(turn: Any, name: str, where: str) -> dict[str, Any]:
@@ -161,18 +159,6 @@ def _reasoning(turn: dict[str, Any], name: str, where: str) -> str:
         if value is not None and not (isinstance(value, str) and not value.strip()):
             return text_field(value, f"{name}.{key}", where)
     return ""
-
-
-def _check_results(messages: Sequence[Message], name: str, where: str) -> None:
-    """Every result of a tool that names its call must follow it."""
-    known: set[str] = set()
-    for place, message in enumerate(messages):
-        known.update(call["id"] for call in message.get("tool_calls", ()) if "id" in call)
-        identifier = message.get("tool_call_id")
-        if identifier is not None and known and identifier not in known:
-            problem = f"is {shown(identifier)}, which no call before it has"
-            remedy = "Give the id of a call, or leave out the ids"
-            raise bad_field(where, f"{name}[{place}].tool_call_id", problem, remedy)
 
 
 # Tools --------------------------------------------------------------------------------------------

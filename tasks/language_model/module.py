@@ -1,70 +1,90 @@
-"""A module around a causal language model: what the language tasks share.
+"""The base of the language tasks: a causal language model, and bounds on its responses by role.
 
-Loading, training mode, scoring of responses, checkpoints without what is frozen, generation and
-export. Objectives and constraints are the task's.
+With s̄(y) the mean log-likelihood of a response's tokens under the policy π,
+
+    minimise   KL(π ‖ π_ref) a token, or −s̄, the mean over a sample's responses of the objective
+    subject to s̄(y) ≥ ε, or s̄(y) ≤ ε, for every response y that a constraint is about
+
+The reference π_ref is the same model without its adapters. A task is a table of requirements
+(roles.py), and perhaps a loss, metrics and rates of generated answers (answering.py) of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from peft import PeftModel
 from torch import Tensor
+from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pl_pointwise import PointwiseModule
-from pl_pointwise.checkpoints import from_plain, replayed_random_state
-from pl_pointwise.data import PADDING
-from pl_pointwise.model_card import write_card
-from pl_pointwise.step import pieces_of
+from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
+from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.own_hooks import part_of
 
-from .adapters import Lora, merged_weights, saved_adapter
+from .adapters import Lora
+from .answering import Rate, answer_batch, finish_answers, real_samples
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
-from .frozen import frozen_reference, keep_reference
+from .encoded import EncodedResponses
+from .export import export_policy
+from .frozen import keep_reference
 from .generation import Answers, Generation, generate_answers
 from .loading import Dtype, load_language_model, load_tokenizer
 from .policy import Policy
-from .reference import ReferenceCache, base_of, belongs_to_adapter, caching_problem
+from .records import Record
+from .reference import ReferenceCache, belongs_to_adapter, caching_problem, fill_cache
 from .refusals import is_refusal
+from .roles import Requirement, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
-
-USAGE = """
-from {package} import {kind}
-from transformers import AutoTokenizer
-
-name = "PATH OR NAME OF THIS REPOSITORY"
-model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-"""
 
 
 class LanguageModelModule(PointwiseModule):
-    """A causal language model; the reference is the model without its adapters, or before training.
+    """A causal language model whose responses are held to be likely or unlikely.
 
-    A subclass calls :meth:`load_policy` in ``__init__``, after the base class's, and scores with
-    :meth:`score`. Batches are those of batch.py.
+    Args:
+        policy: the model.
+        formulation: how the constraints are enforced; None for the objective alone.
+        tolerances: ε by constraint; None for no such constraint.
+        evaluation: what is measured, with a field NAME_tolerance for each constraint, None for ε.
+        objective: "kl", "cross_entropy", or a loss of the task's own.
+        training: how it is trained.
 
     Attributes:
         policy: as it was given.
         lora, generation: the policy's, or the task's where it has "default".
         model_name, revision, chat_template, template_arguments: the policy's, which the data module
             takes over.
+        answers: generated in the last `test` or `validate` by this rank, by data set.
+
+    Raises:
+        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or no
+            policy, but perhaps the model's name.
     """
 
-    host_keys: tuple[str, ...] = ("index", "records", "prompt_lengths", "response_lengths")
+    host_keys: tuple[str, ...] = (
+        *("index", "records", "prompt_lengths", "response_lengths"),
+        *("roles", "shift", "relative", "objective", "rank"),
+    )
     shared_objective = "kl"
 
-    own_hooks: ClassVar[Mapping[str, str]] = {
-        "on_fit_start": "_prepare_fit",
-        "on_train_epoch_end": "_log_reference_cache",
-        "on_train_start": "_fill_cache",
-    }
+    # A task's own ---------------------------------------------------------------------------------
 
+    requirements: Mapping[str, Requirement]
+    """What each constraint asks; those without a tolerance are left out."""
+    roles: ClassVar[tuple[str, ...]]
+    """What a response may be, in the order in which the data module numbers them."""
+    objective_roles: Sequence[str]
+    """The roles of the responses that the objective is taken over."""
+    need_reference: ClassVar[tuple[str, ...]] = ("kl",)
+    """The objectives that need the reference."""
+    rates: ClassVar[Mapping[str, Rate]] = {}
+    """Metrics of generated answers; with none, evaluations generate none."""
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
     default_lora: ClassVar[Lora]
@@ -72,13 +92,39 @@ class LanguageModelModule(PointwiseModule):
     default_generation: ClassVar[Generation] = Generation()
     """How the task answers prompts."""
 
-    def load_policy(self, policy: Policy | Mapping[str, Any]) -> None:
-        """Load the model; a mapping is from a checkpoint's hyperparameters.
+    def __init__(
+        self,
+        policy: Policy,
+        formulation: Formulation | dict[str, Formulation] | None,
+        tolerances: Mapping[str, float | None],
+        evaluation: Any,
+        objective: str,
+        training: Training,
+    ) -> None:
+        own = {name: value for name, value in tolerances.items() if value is not None}
+        measured = {name: getattr(evaluation, f"{name}_tolerance") for name in own}
+        super().__init__(
+            formulation=formulation,
+            constraints=self._constraints("", own),
+            evaluation_constraints=self._constraints("evaluation.", measured),
+            training=training,
+        )
+        self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
+        self.trained_on = objective
+        self.evaluation = evaluation
+        self.answers: dict[str, list[dict[str, Any]]] = {}
+        self._load_policy(from_plain(Policy, policy))
 
-        Raises:
-            ValueError: no policy, but perhaps the model's name.
-        """
-        policy = from_plain(Policy, policy)
+    def _constraints(
+        self, prefix: str, tolerances: Mapping[str, float | None]
+    ) -> dict[str, Constraint]:
+        return {
+            name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
+            for name, value in tolerances.items()
+            if value is not None
+        }
+
+    def _load_policy(self, policy: Policy) -> None:
         self.policy = policy
         self.lora = self.default_lora if policy.lora == "default" else policy.lora
         self.generation = self.default_generation
@@ -87,14 +133,11 @@ class LanguageModelModule(PointwiseModule):
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
-        dtype: Dtype = policy.dtype
-        if self.lora is None:
-            dtype = _trainable_dtype(dtype)
         load = partial(
             _loaded,
             policy.model_name,
             seed=torch.initial_seed(),
-            dtype=dtype,
+            dtype=_trainable_dtype(policy.dtype) if self.lora is None else policy.dtype,
             attention=policy.attention,
             quantize_4bit=policy.quantize_4bit,
             revision=policy.revision,
@@ -108,6 +151,97 @@ class LanguageModelModule(PointwiseModule):
         self._encoder: ConversationEncoder | None = None
         self.register_state_dict_post_hook(_drop_frozen_base)
 
+    # The terms ------------------------------------------------------------------------------------
+
+    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
+        """Statistics of every response, with the reference where it is needed."""
+        return self.score(batch, self.referred(batch))
+
+    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
+        """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
+        return self.scorer(batch, reference)
+
+    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
+        """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
+        roles, asked = batch["roles"], batch["objective"][:, None]
+        numbers = torch.tensor([self.roles.index(role) for role in self.objective_roles])
+        found = torch.isin(roles, numbers)
+        every = (asked == 1) & ~found.any(1, keepdim=True) & (roles >= 0)
+        return (found | every) & (asked != 0)
+
+    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+        """The responses that need the reference, (B, R) bool.
+
+        In evaluation those of the objective do, as every method's KL is reported; and always those
+        whose own bound is relative to it.
+        """
+        needed = not self.training or self.trained_on in self.need_reference
+        relative: Tensor = batch["relative"]
+        return (self.of_objective(batch) & needed) | relative
+
+    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The mean over the objective's responses of the KL a token, or of −s̄; 0 of none, (B,)."""
+        if self.trained_on == "cross_entropy":
+            return self._over_objective(-outputs.mean_log_likelihood, batch)
+        return self._divergence(outputs, batch)
+
+    def constraint_values(
+        self, outputs: ResponseStatistics, batch: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """By constraint the values of the responses it is about, (B,) or (B, K)."""
+        found = {}
+        for name in self.constraints:
+            values = self._response_values(name, outputs, batch)
+            columns = self.requirements[name].columns(batch).clamp(min=0)
+            columns = columns.to(values.device, non_blocking=True)
+            rows = columns.reshape(len(columns), -1)
+            found[name] = values.gather(1, rows).view(columns.shape)
+        return found
+
+    def _response_values(
+        self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
+    ) -> Tensor:
+        """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
+
+        That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
+        """
+        values = self.requirements[name].value(outputs)
+        if batch["shift"].isnan().all():
+            return values
+        shift = batch["shift"].to(values, non_blocking=True)
+        reference = outputs.reference_mean_log_likelihood
+        origin = torch.zeros_like(values)
+        if reference is not None:
+            relative = batch["relative"].to(values.device, non_blocking=True)
+            origin = torch.where(relative, reference, 0.0)
+        bound = (self.constraints if self.training else self.evaluation_constraints)[name]
+        tolerance = bound.at_least if bound.at_most is None else bound.at_most
+        own = values - origin + shift.nan_to_num() + tolerance
+        return torch.where(shift.isnan(), values, own)
+
+    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """A sample carries what it has responses for."""
+        terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
+        return {"objective": self.of_objective(batch).any(1), **terms}
+
+    def _divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
+        """The mean over the objective's responses of the KL a token, 0 of none, (B,)."""
+        kl = outputs.kl
+        if kl is None:  # The batch has none. Zeros that a gradient goes through:
+            kl = outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0)
+        return self._over_objective(kl, batch)
+
+    def _over_objective(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
+        """The mean over the objective's responses, (B, R) → (B,)."""
+        carried = self.of_objective(batch).to(values.device, non_blocking=True)
+        return mean_over(values, carried)
+
+    # Training -------------------------------------------------------------------------------------
+
+    def check_training_records(self, records: Sequence[Any]) -> None:
+        """Refuses a training set in which a term has no sample at all."""
+
+    @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
         """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
         self.train()
@@ -115,8 +249,7 @@ class LanguageModelModule(PointwiseModule):
         kept_in = self.policy.reference_cache
         if kept_in is None or self.scorer.cache is not None:
             return
-        problem = caching_problem(self.model)
-        if problem:
+        if problem := caching_problem(self.model):
             rank_zero_warn(problem)
             return
         folder = None if kept_in == "memory" else kept_in
@@ -124,86 +257,80 @@ class LanguageModelModule(PointwiseModule):
             self.model, folder, counts_files=self.trainer.is_global_zero
         )
 
+    @part_of("on_train_start")
+    def _prepare_training(self) -> None:
+        fill_cache(self)
+        samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
+        if isinstance(samples, EncodedResponses):
+            self.check_training_records(samples.records)
+
+    @part_of("on_train_epoch_end")
     def _log_reference_cache(self) -> None:
         if self.scorer.cache is not None:
             self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
 
-    def _fill_cache(self) -> None:
-        """Where all weights are trained: the cache in place of a second copy of them."""
-        frozen, cache = frozen_reference(self.model), self.scorer.cache
-        if frozen is None or cache is None:
-            return
-        with torch.no_grad(), replayed_random_state(self.device):
-            for batch in self._batches_to_come(share=cache.folder is not None):
-                self(batch)
-                if self.scorer.method == "plain":
-                    break  # It reads no cache.
-        self.train()
-        self.trainer.strategy.barrier()
-        if self.scorer.method == "plain":
-            return
-        before = frozen.size
-        frozen.release(self.model)
-        rank_zero_info(
-            f"The reference cache holds every sample. The copy of the weights is dropped, "
-            f"{before / 2**20:,.0f} MiB, but for {frozen.size / 2**20:,.0f} MiB of the head."
-        )
+    # Evaluation -----------------------------------------------------------------------------------
 
-    def _batches_to_come(self, share: bool) -> Iterator[Mapping[str, Any]]:
-        """All samples that this fit trains on, and then those it validates on, once each.
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        """The KL of every method, and rates of the generated answers."""
+        return {"kl": MeanMetric(), **{name: rate.metric() for name, rate in self.rates.items()}}
 
-        share: this rank's part of them, where all ranks read what one has kept.
+    def update_evaluation_metrics(
+        self,
+        metrics: dict[str, Metric],
+        outputs: ResponseStatistics,
+        batch: dict[str, Any],
+        real: Tensor,
+        stage: str,
+    ) -> None:
+        """Adds the KL of a batch, and answers to its prompts where they are asked for.
+
+        real: bool (B,), False for samples that only fill the batch.
         """
-        rank, ranks = (self.global_rank, self.trainer.world_size) if share else (0, 1)
-        validation = self.trainer.val_dataloaders or []
-        if not isinstance(validation, list):
-            validation = [validation]
-        for loader in (self.trainer.train_dataloader, *validation):
-            self.train(loader is self.trainer.train_dataloader)
-            dataset, size = loader.dataset, self.micro_batch_size or loader.batch_size or 1
-            for start in range(rank * size, len(dataset), ranks * size):
-                rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
-                batch = loader.collate_fn(rows)
-                yield from pieces_of(self._apply_batch_transfer_handler(batch, self.device))
+        carries = self.of_objective(batch).any(1).to(real.device) & real
+        if carries.any():
+            metrics["kl"].update(self._divergence(outputs, batch)[carries])
+        answer_batch(self, metrics, batch, stage)
 
-    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
-        """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
-        return self.scorer(batch, reference)
+    def prompt_kind(self, record: Record) -> str:
+        """The kind of a prompt, of which some rates are."""
+        return record.kind
 
-    # The state: what is trained, and nothing of the frozen base -----------------------------------
+    def batch_answers(
+        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
+    ) -> list[dict[str, Any]]:
+        """{index, answer, refused, cut} of some samples of a batch.
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Takes a checkpoint's state, which holds what is trained only, and a whole one.
-
-        Raises:
-            RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
+        samples: (position in the batch, index) of each, one at least. stage: the data set's name.
         """
-        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
-        missing = sorted(self._trained_names().intersection(keys.missing_keys))
-        problems = [f"missing {name}" for name in missing]
-        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
-        if strict and problems:
-            raise RuntimeError(
-                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
-                f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
-                "the model and the lora settings it was trained with."
-            )
-        return keys
+        rows = [row for row, _ in samples]
+        new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
+        return [
+            {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
+            for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
+        ]
 
-    def _trained_names(self) -> set[str]:
-        """Names, in the state, of what is trained or belongs to the adapters."""
-        trained = {name for name, p in self.named_parameters() if p.requires_grad}
-        prefix = "model."
-        adapters = {
-            prefix + name
-            for name in self.model.state_dict()
-            if belongs_to_adapter(self.model, name)
-        }
-        return trained | adapters
+    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
+        """Adds to the answers of this rank, and to the metrics, before they are written."""
 
-    # Generation and export ------------------------------------------------------------------------
+    def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Writes more of the answers of all ranks, by data set; called on every rank."""
+
+    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+        """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
+
+        Below the trainer's default_root_dir, an object an answer; none of a confidential model.
+        """
+        finish_answers(self, metrics)
+
+    def predict_step(
+        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+    ) -> list[dict[str, Any]]:
+        """{index, answer, refused, cut} of each prompt; filling samples give none."""
+        samples = real_samples(batch)
+        return self.batch_answers(batch, samples, "predict") if samples else []
+
+    # Answers and export ---------------------------------------------------------------------------
 
     @property
     def encoder(self) -> ConversationEncoder:
@@ -268,38 +395,38 @@ class LanguageModelModule(PointwiseModule):
         is itself an adapter on another. The card says which. Another run takes either kind as its
         `model_name`.
         """
-        path = Path(path)
-        path.mkdir(parents=True, exist_ok=True)
-        if not isinstance(self.model, PeftModel):
-            whole = True
-            self.model.save_pretrained(path)
-        elif whole := self._exports_whole():
-            base_of(self.model).save_pretrained(path, state_dict=merged_weights(self.model))
-        else:
-            self.model.active_peft_config.revision = self.revision  # of the base
-            self.model.save_pretrained(path)
-        self.tokenizer.save_pretrained(path)
-        package = "transformers" if whole else "peft"
-        kind = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
-        write_card(
-            self,
-            path,
-            library_name=package,
-            pipeline_tag="text-generation",
-            base_model=self.model_name,
-            usage=USAGE.format(package=package, kind=kind),
-        )
-        return path
+        return export_policy(self, Path(path))
 
-    def _exports_whole(self) -> bool:
-        """Whether adapters are merged: an adapter file can name a base, but not two adapters."""
-        if not self.policy.merge_on_export and saved_adapter(self.model_name, self.revision):
-            rank_zero_info(
-                f"{self.model_name} is an adapter itself, so the whole model is exported, with "
-                "both adapters merged into it."
+    # The state: what is trained, and nothing of the frozen base -----------------------------------
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Takes a checkpoint's state, which holds what is trained only, and a whole one.
+
+        Raises:
+            RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
+        """
+        keys = super().load_state_dict(state_dict, strict=False, assign=assign)
+        missing = sorted(self._trained_names().intersection(keys.missing_keys))
+        problems = [f"missing {name}" for name in missing]
+        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
+        if strict and problems:
+            raise RuntimeError(
+                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
+                f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
+                "the model and the lora settings it was trained with."
             )
-            return True
-        return self.policy.merge_on_export
+        return keys
+
+    def _trained_names(self) -> set[str]:
+        """Names, in the state, of what is trained or belongs to the adapters."""
+        trained = {name for name, p in self.named_parameters() if p.requires_grad}
+        return trained | {
+            f"model.{name}"
+            for name in self.model.state_dict()
+            if belongs_to_adapter(self.model, name)
+        }
 
 
 def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
@@ -327,9 +454,3 @@ def _drop_frozen_base(
     names = {prefix + name for name in module._trained_names()}
     for name in [name for name in state if name.startswith(prefix) and name not in names]:
         del state[name]
-
-
-def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(position in the batch, index) of the samples of a batch that do not only fill it."""
-    pairs = enumerate(batch["index"].tolist())
-    return [(row, index) for row, index in pairs if index != PADDING]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -33,15 +31,10 @@ def positions_of(name: str, revision: str | None, tokenizer: PreTrainedTokenizer
     except (OSError, ValueError):  # a folder of a tokenizer alone
         config = None
     most = getattr(config, "max_position_embeddings", None)
-    if most is None:
-        most = tokenizer.model_max_length
-        return Positions(most if most < _UNKNOWN else None, learnt=False)
-    rope = _rope(config)
-    factor = rope.get("factor")
-    if isinstance(factor, (int, float)):  # not every configuration counts it in
-        original = getattr(config, "original_max_position_embeddings", None) or most
-        most = max(most, int(factor * rope.get("original_max_position_embeddings", original)))
-    return Positions(most, learnt=_learnt(config))
+    if most is not None:
+        return Positions(most, _learnt(config))
+    most = tokenizer.model_max_length
+    return Positions(most if most < _UNKNOWN else None, learnt=False)
 
 
 def check_room(config: PreTrainedConfig, prompt: int, answer: int) -> None:
@@ -67,16 +60,7 @@ def check_room(config: PreTrainedConfig, prompt: int, answer: int) -> None:
     )
 
 
-def _learnt(config: PreTrainedConfig) -> bool:
+def _learnt(config: PreTrainedConfig | None) -> bool:
     """Whether every position has weights of its own, as GPT-2's."""
-    return not _rope(config) and not getattr(config, "rope_theta", None)
-
-
-def _rope(config: PreTrainedConfig | None) -> Mapping[str, Any]:
-    """The settings of rotary positions; {} where there are none."""
-    for name in ("rope_parameters", "rope_scaling"):
-        found = getattr(config, name, None)
-        if found:
-            nested = [each for each in found.values() if isinstance(each, Mapping)]
-            return nested[0] if nested else dict(found)  # nested: by the kind of layer
-    return {}
+    rotary = ("rope_parameters", "rope_scaling", "rope_theta")
+    return not any(getattr(config, name, None) for name in rotary)

@@ -144,21 +144,22 @@ def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     return messages
 
 
-def with_refusals(records: Iterable[R], refusals: Sequence[str]) -> list[R]:
+def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
     """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
 
-    A prompt has the same refusal wherever it stands. A record's own refusal stays.
+    A prompt has the same refusal wherever it stands. own: a record's own refusal stays.
     """
+
+    def replaced(response: Response) -> bool:
+        return response.answer is None or (response.refusal and not own)
+
     found = []
     for record in records:
-        if any(each.answer is None for each in record.responses):
-            text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-            responses = [
-                replace(each, answer=text) if each.answer is None else each
-                for each in record.responses
-            ]
-            record = replace(record, responses=tuple(responses))
-        found.append(record)
+        text = refusals[int(record.prompt[:12], 16) % len(refusals)]
+        responses = [
+            replace(each, answer=text) if replaced(each) else each for each in record.responses
+        ]
+        found.append(replace(record, responses=tuple(responses)))
     return found
 
 

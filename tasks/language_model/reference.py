@@ -13,13 +13,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
@@ -29,8 +31,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.random_state import replayed_random_state
+from pl_pointwise.step import pieces_of
 
 from .frozen import frozen_reference
+
+if TYPE_CHECKING:
+    from .module import LanguageModelModule
 
 log = logging.getLogger(__name__)
 
@@ -256,3 +263,45 @@ def belongs_to_adapter(model: nn.Module, name: str) -> bool:
         return False
     prefix = getattr(model.base_model, "prefix", "lora_")
     return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
+
+
+def fill_cache(module: LanguageModelModule) -> None:
+    """Where all weights are trained: the cache in place of a second copy of them."""
+    frozen, scorer = frozen_reference(module.model), module.scorer
+    if frozen is None or scorer.cache is None:
+        return
+    with torch.no_grad(), replayed_random_state(module.device):
+        for batch in _batches_to_come(module, share=scorer.cache.folder is not None):
+            module(batch)
+            if scorer.method == "plain":
+                break  # It reads no cache.
+    module.train()
+    module.trainer.strategy.barrier()
+    if scorer.method == "plain":
+        return
+    before = frozen.size
+    frozen.release(module.model)
+    rank_zero_info(
+        f"The reference cache holds every sample. The copy of the weights is dropped, "
+        f"{before / 2**20:,.0f} MiB, but for {frozen.size / 2**20:,.0f} MiB of the head."
+    )
+
+
+def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mapping[str, Any]]:
+    """All samples that this fit trains on, and then those it validates on, once each.
+
+    share: this rank's part of them, where all ranks read what one has kept.
+    """
+    trainer = module.trainer
+    rank, ranks = (module.global_rank, trainer.world_size) if share else (0, 1)
+    validation = trainer.val_dataloaders or []
+    if not isinstance(validation, list):
+        validation = [validation]
+    for loader in (trainer.train_dataloader, *validation):
+        module.train(loader is trainer.train_dataloader)
+        dataset = loader.dataset
+        size = module.training_settings.micro_batch_size or loader.batch_size or 1
+        for start in range(rank * size, len(dataset), ranks * size):
+            rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
+            batch = module._apply_batch_transfer_handler(loader.collate_fn(rows), module.device)
+            yield from pieces_of(batch)

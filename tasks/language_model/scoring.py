@@ -232,13 +232,13 @@ class ResponseScorer:
             with torch.no_grad(), mode():
                 reference_head = VocabularyHead(base)
 
-        def statistics(
-            hidden: Tensor, targets: Tensor, reference: Tensor | None
-        ) -> TokenStatistics:
-            return chunked_token_statistics(
-                head, hidden, targets, reference, mode, self.chunk_elements, reference_head
-            )
-
+        statistics = partial(
+            chunked_token_statistics,
+            head,
+            reference_mode=mode,
+            chunk_elements=self.chunk_elements,
+            reference_head=reference_head,
+        )
         if wanted is None or len(wanted.targets) == len(pairs.targets):
             return statistics(hidden, pairs.targets, reference)
         others = pairs.only(set(pairs.places) - set(wanted.places))

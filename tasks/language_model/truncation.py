@@ -16,7 +16,8 @@ from typing import Literal
 from pl_pointwise.errors import DataError
 
 from .conversations import ConversationEncoder
-from .messages import Answer, Message
+from .messages import Message
+from .records import Record
 
 TooLong = Literal["error", "skip", "cut"]
 
@@ -24,41 +25,25 @@ _KEPT = ("system", "developer")
 
 
 def fit_prompt(
-    encoder: ConversationEncoder,
-    messages: Sequence[Message],
-    tools: Sequence[Message],
-    where: str,
-    limit: int,
-    *,
-    answers: Sequence[Answer] = (),
-    cut: bool = True,
+    encoder: ConversationEncoder, record: Record, limit: int, *, cut: bool = True
 ) -> list[Message] | None:
-    """The conversation, shortened until its prompt has at most ``limit`` tokens.
+    """A record's conversation, shortened until its prompt has at most ``limit`` tokens.
 
-    Args:
-        encoder: renders and tokenises.
-        messages: ending before the assistant's turn.
-        tools: with them.
-        where: the record, for errors.
-        limit: the most tokens.
-        answers: to the prompt, which decide about its scaffold.
-        cut: whether texts may lose their beginning.
-
-    Returns:
-        The messages, or None if they do not fit.
+    cut: whether texts may lose their beginning.
+    Returns: the messages, or None if they do not fit.
     """
 
     def fits(turns: Sequence[Message]) -> bool:
         try:
-            prompt = encoder.prompt(turns, tools, where, answers)
+            prompt = encoder.prompt(turns, record.tools, record.where, record.answers)
         except DataError:  # the template does not take it without those turns
             return False
         return len(encoder.encode([prompt], [[]])[0][0]) <= limit
 
-    kept = list(messages)
+    kept: list[Message] = list(record.messages)
     if fits(kept):
         return kept
-    for kept in _with_fewer_turns(messages):
+    for kept in _with_fewer_turns(record.messages):
         if fits(kept):
             return kept
     return _with_shorter_texts(kept, fits) if cut else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ def token_statistics(
         logits, reference_logits: (n, V), computed in float32 or wider.
         targets: (n,) token ids.
     """
-    return _statistics(_log_softmax(logits), targets, _log_softmax(reference_logits))
+    log_reference = None if reference_logits is None else _log_softmax(reference_logits)
+    return _statistics(_log_softmax(logits), targets, log_reference)
 
 
 def _statistics(
@@ -123,9 +124,11 @@ class _WithGradient(torch.autograd.Function):
         ctx: Any, hidden: Tensor, targets: Tensor, reference: Tensor | None, head: VocabularyHead
     ) -> TokenStatistics:
         with torch.enable_grad():
-            rows = _at_least_float32(hidden.detach()).requires_grad_()  # Rounded once, at the end.
+            wide = torch.promote_types(hidden.dtype, torch.float32)  # Rounded once, at the end.
+            rows = hidden.detach().to(wide).requires_grad_()
             logits = head(rows)
-        log_policy, log_reference = _log_softmax(logits.detach()), _log_softmax(reference)
+        log_policy = _log_softmax(logits.detach())
+        log_reference = None if reference is None else _log_softmax(reference)
         log_likelihood, divergence, reference_ll = _statistics(log_policy, targets, log_reference)
         probability = log_policy.exp()
         gradients: list[Tensor] = []
@@ -158,13 +161,9 @@ class _WithGradient(torch.autograd.Function):
 
 def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
     """Statistics of tokens one after the other, all with a reference or all without."""
-
-    def column(place: int) -> Tensor:
-        return torch.cat([value for piece in pieces if (value := piece[place]) is not None])
-
-    if pieces[0][1] is None:
-        return column(0), None, None
-    return column(0), column(1), column(2)
+    first, *others = zip(*pieces, strict=True)
+    divergence, reference = (None if each[0] is None else torch.cat(each) for each in others)
+    return torch.cat(first), divergence, reference
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -206,9 +205,11 @@ class VocabularyHead:
             if not torch.is_grad_enabled():  # A frozen reference's: its values as they are now.
                 weight = weight.detach()
                 self.bias = None if self.bias is None else self.bias.detach()
-            self.products = _product_dtype(weight)
-            on_cuda = weight.device.type == "cuda"
-            self.weight = weight.to(self.products if on_cuda else _wide(linear))
+            device, wide = weight.device.type, torch.promote_types(weight.dtype, torch.float32)
+            # The dtype in which the model would multiply: autocast's, else the weight's own.
+            autocast = torch.is_autocast_enabled(device)
+            self.products = torch.get_autocast_dtype(device) if autocast else weight.dtype
+            self.weight = weight.to(self.products if device == "cuda" else wide)
 
     @property
     def frozen(self) -> bool:
@@ -289,26 +290,9 @@ def _fast_float32() -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
-    """The dtype in which the model would multiply: autocast's, else the weight's own."""
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-
-
-def _wide(linear: nn.Linear) -> torch.dtype:
-    return torch.promote_types(linear.weight.dtype, torch.float32)
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-@overload
-def _log_softmax(logits: Tensor) -> Tensor: ...
-@overload
-def _log_softmax(logits: Tensor | None) -> Tensor | None: ...
-def _log_softmax(logits: Tensor | None) -> Tensor | None:
-    return None if logits is None else _at_least_float32(logits).log_softmax(-1)
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In float32 or wider."""
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 @contextmanager

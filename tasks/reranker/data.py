@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pl_pointwise.data import SPLITS, PointwiseDataModule
+from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
@@ -27,9 +27,8 @@ from pl_pointwise.tasks.common.records import (
 from pl_pointwise.tasks.common.splits import (
     check_fractions,
     side_of_held_out,
-    sources_of,
     split_by_group,
-    warn_of_shared,
+    with_held_out,
 )
 
 from .corpus import docstring_records
@@ -336,14 +335,7 @@ class RerankerDataModule(PointwiseDataModule):
             if path and name != "predict"
         }
         shares = {"val": self.val_fraction, "test": self.test_fraction}
-        if records := read.get("train"):
-            shares = {name: share for name, share in shares.items() if name not in read}
-            groups = [record.unit for record in records]
-            categories = [record.category for record in records]
-            read |= split_by_group(records, groups, shares, self.seed, "query", categories)
-        queries = {name: [record.unit for record in read[name]] for name in SPLITS if name in read}
-        warn_of_shared(queries, sources_of(self.files, queries), "queries")
-        return read
+        return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
 
     def _select(self, name: str, records: list[Record]) -> list[Record]:
         kept = self._kept(name, len(records), lambda: _variances(self._tokenizer, records))

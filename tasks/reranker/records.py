@@ -44,6 +44,11 @@ class Record:
         text: str = folded(self.query)
         return text
 
+    @property
+    def prompt(self) -> str:
+        """The same, as a split by prompts takes it."""
+        return self.unit
+
 
 Parser = Callable[[Any, str], Record]
 
@@ -122,5 +127,4 @@ def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> 
 
     Args and errors as of :func:`pl_pointwise.tasks.common.records.records_of`.
     """
-    rows = rows_of(path, ("query", "passages"), ("query_id", "query_type"))
-    return records_of(rows, path, parse, skip_invalid)
+    return records_of(rows_of(path), path, parse, skip_invalid)

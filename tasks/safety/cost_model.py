@@ -32,7 +32,6 @@ from transformers import (
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.models import model_source
-from pl_pointwise.tasks.language_model.loading import Dtype
 from pl_pointwise.tasks.language_model.reasoning import final_answer
 
 READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
@@ -82,21 +81,11 @@ class CostModel:
         self.longest: int = model.config.max_position_embeddings
 
     @classmethod
-    def load(
-        cls,
-        name: str,
-        *,
-        revision: str | None = None,
-        dtype: Dtype = "auto",
-        device: torch.device | str = "cpu",
-    ) -> CostModel:
+    def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
         """A cost model from safetensors; no code that comes with it is run.
 
         Args:
             name: a folder, a name on the hub, or ``package:NAME/FOLDER``.
-            revision: of a model on the hub.
-            dtype: of the backbone's weights; "auto" is that of the files. The score is computed in
-                float32 whatever it is.
             device: where to compute.
 
         Raises:
@@ -104,7 +93,7 @@ class CostModel:
             OSError: no weights in safetensors.
         """
         source = model_source(name)
-        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         for option, wanted in READ.items():
             if (found := getattr(config, option, wanted)) != wanted:
                 raise ValueError(
@@ -115,8 +104,7 @@ class CostModel:
         model, report = ScoringLlama.from_pretrained(
             source,
             config=config,
-            revision=revision,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            dtype="auto",
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -129,7 +117,7 @@ class CostModel:
                 f"{', '.join(others[:4]) or 'nothing'}. Take a complete copy of a cost model."
             )
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False
+            source, trust_remote_code=False
         )
         return cls(model.to(device), tokenizer)
 
@@ -174,8 +162,8 @@ class CostModel:
         if bad:
             raise DataError(
                 f"The cost of answer {bad[0]} is {costs[bad[0]].item()} ({len(bad)} of "
-                f"{len(costs)} are not finite), so whether it is unsafe cannot be told. Load the "
-                'cost model in another dtype, "bfloat16" or "float32".'
+                f"{len(costs)} are not finite), so whether it is unsafe cannot be told. Take "
+                "a copy of the cost model in another dtype, bfloat16 or float32."
             )
         return costs
 

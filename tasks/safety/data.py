@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
-
-import torch
+from typing import ClassVar, Literal, get_args
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.splits import stratified_ranks
-from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
 )
@@ -25,21 +21,12 @@ from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .records import (
-    ABSENT,
     KINDS,
-    PKU_COLUMNS,
     REFUSAL,
     ROLES,
     UNSAFE,
     Record,
     Selection,
-    parse_borderline,
-    parse_instruction,
-    parse_judgement,
-    parse_labelled,
-    parse_pair,
-    parse_prompt,
-    without_own_refusals,
     without_role,
 )
 from .sources import BORDERLINE, SafetySources
@@ -108,16 +95,8 @@ class SafetyDataModule(SafetySources):
     all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
     the same wherever the prompt stands.
 
-    The batch of B prompts, R responses to each at most::
-
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        roles    (B, R)  long  what each response is, a position in ROLES; −1 where absent
-        unsafe   (B,)    bool  whether the prompt is to be refused
-        borderline (B,)  bool  whether it is a borderline one
-        rank     (B,)    long  how many prompts of the same kind stand before it in the data set
-        text     B texts       what the user says
-        kind     B texts       "benign", "unsafe" or "borderline"
-        category B texts       BeaverTails' category, XSTest's type, or the kind
+    Batches are those of language_model/roles.py; the kind of a record is "benign", "unsafe" or
+    "borderline", its category BeaverTails' category, XSTest's type, or the kind.
 
     Responses are [answer, refusal] of a benign prompt, and of a borderline one that has an answer;
     [refusal] of an unsafe one, with
@@ -171,17 +150,8 @@ class SafetyDataModule(SafetySources):
         "test": TEST_SETS,
         "predict": ("predict",),
     }
-    columns: ClassVar[Columns] = {
-        parse_instruction: (("output",), ("instruction", "input", "messages")),
-        parse_labelled: ((), ("prompt", "messages", "response", "is_safe")),
-        parse_borderline: (
-            (),
-            ("prompt", "messages", "answer", "response", "refusal", "type", "label"),
-        ),
-        parse_judgement: (("prompt", "response", "category", "is_safe"), ()),
-        parse_pair: (PKU_COLUMNS, ()),
-        parse_prompt: ((), ("prompt", "instruction", "messages", "type", "label")),
-    }
+    roles = ROLES
+    dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
 
     def __init__(
@@ -245,41 +215,11 @@ class SafetyDataModule(SafetySources):
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
 
-    # Lightning's hooks --------------------------------------------------------------------------
-
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-        stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub" and stage != "predict":
-            self._read_splits()
-            if stage == "test":
-                self._read("pku")
-
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of a :class:`SafetyDataset` with an index."""
-        records: list[Record] = [row["record"] for row in rows]
-        roles = [[ROLES.index(role) for role in record.roles] for record in records]
-        return {
-            **collate_rows(rows),
-            "roles": collate_columns(rows, roles, ABSENT),
-            "unsafe": torch.tensor([record.unsafe for record in records]),
-            "borderline": torch.tensor([record.borderline for record in records]),
-            "rank": torch.tensor([row["rank"] for row in rows]),
-            **{name: [getattr(r, name) for r in records] for name in ("text", "kind", "category")},
-        }
-
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: prompt, its kind, and the responses."""
         record = self._training_record(index)
         texts = {"record": record.where, "prompt": record.text, "kind": record.kind}
         return texts | {each.role: answer_text(each.answer) for each in record.responses}
-
-    # Data sets ------------------------------------------------------------------------------------
-
-    def encoded(self, name: str, records: Sequence[Any], **limits: Any) -> SafetyDataset:
-        """Prompts and responses as token ids."""
-        return SafetyDataset(records, self._encoder, name=name, **limits)
 
     def remedy(self, stage: str) -> str:
         """The files that a stage needs."""
@@ -297,9 +237,7 @@ class SafetyDataModule(SafetySources):
             records = self._read(name)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
             records = without_role(UNSAFE, records)
-        if not self.own_refusals:
-            records = without_own_refusals(records)
-        return with_refusals(records, self.refusals)
+        return with_refusals(records, self.refusals, self.own_refusals)
 
 
 def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:

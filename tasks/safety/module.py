@@ -19,31 +19,31 @@ tokens have a probability of e^−0.16 = 0.85 each, in the geometric mean.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.tasks.language_model.answering import AnsweringModule, add_answers
+from pl_pointwise.tasks.language_model.answering import CUT, Rate, add_answers
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .alpaca_eval import write_outputs
 from .cost_model import CostModel
-from .data import ALPACA_TEMPLATE, TEST_SETS, SafetyDataset
-from .rates import RATES, side_by_side, summary, write_rates
-from .records import HELPFUL, REFUSAL, ROLES, UNSAFE
+from .data import ALPACA_TEMPLATE, TEST_SETS
+from .rates import side_by_side, summary, write_outputs, write_rates
+from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
 
@@ -91,7 +91,7 @@ class SafetyEvaluation:
 DEFAULT_EVALUATION = SafetyEvaluation()
 
 
-class SafetyModule(AnsweringModule):
+class SafetyModule(LanguageModelModule):
     """A causal language model with LoRA that refuses what is unsafe and answers the rest.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do; one without a chat
@@ -126,15 +126,25 @@ class SafetyModule(AnsweringModule):
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
-    host_keys = (*AnsweringModule.host_keys, "unsafe", "borderline", "rank")
-    own_hooks: ClassVar[Mapping[str, str]] = {"on_train_start": "_check_training_set"}
-
+    requirements: Mapping[str, Requirement] = {
+        "refuse": Requirement(REFUSAL, "at_least", kinds=("unsafe",)),
+        "comply": Requirement(REFUSAL, "at_most", kinds=("benign", "borderline")),
+        "comply_borderline": Requirement(REFUSAL, "at_most", kinds=("borderline",)),
+        "avoid": Requirement(UNSAFE, "at_most", kinds=("unsafe",)),
+    }
+    roles = ROLES
+    objective_roles = (HELPFUL,)
+    rates: ClassVar[Mapping[str, Rate]] = {
+        "refusal_rate": Rate("refused", kind="unsafe"),
+        "harmful": Rate("refused", False, kind="unsafe", higher_is_better=False),
+        "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
+        "over_refusal_borderline": Rate("refused", kind="borderline", higher_is_better=False),
+        "harmless": Rate("harmless"),  # of the cost model
+        "cut": CUT,
+    }
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
     default_generation = PAPER_SAMPLING
-    upper_bounds = ("comply", "comply_borderline", "avoid")
-    rates = RATES
-    kind_key = "kind"
 
     def __init__(
         self,
@@ -163,25 +173,14 @@ class SafetyModule(AnsweringModule):
         if constrain == "refusal":
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
+            if comply_borderline_tolerance is not None:
+                comply = replace(self.requirements["comply"], kinds=("benign",))
+                self.requirements = {**self.requirements, "comply": comply}
         evaluation = from_plain(SafetyEvaluation, evaluation)
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
-        self.answers = {}
 
     # The terms ------------------------------------------------------------------------------------
-
-    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
-        """The helpful answers, (B, R) bool."""
-        roles: Tensor = batch["roles"]
-        return roles == ROLES.index(HELPFUL)
-
-    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The refusal, for "avoid" the unsafe answer, (B,)."""
-        found = {}
-        for name in self.constraints:
-            here = batch["roles"] == ROLES.index(UNSAFE if name == "avoid" else REFUSAL)
-            found[name] = torch.where(here.any(1), here.long().argmax(1), -1)
-        return found
 
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
         """Besides, the pairs of Safe-DPO."""
@@ -198,22 +197,8 @@ class SafetyModule(AnsweringModule):
         return torch.where(paired, self._safe_dpo(outputs, batch), 0)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Benign prompts carry the objective and "comply", unsafe ones "refuse" or "avoid".
-
-        Borderline ones carry "comply_borderline", or "comply" where there is no such constraint;
-        and the objective if they have an answer. Under Safe-DPO every pair carries the objective.
-        """
-        unsafe = batch["unsafe"]
-        looks_unsafe = batch.get("borderline", torch.zeros_like(unsafe))
-        borderline = looks_unsafe & ("comply_borderline" in self.constraints)
-        prompts = {
-            "refuse": unsafe,
-            "comply": ~unsafe & ~borderline,
-            "comply_borderline": borderline,
-            "avoid": unsafe,
-        }
+        """Under Safe-DPO every pair carries the objective."""
         masks = super().membership(batch)
-        masks |= {name: masks[name] & prompts[name] for name in self.constraints}
         if self.trained_on == "safe_dpo":
             masks["objective"] = self._paired(batch)
         return masks
@@ -241,12 +226,9 @@ class SafetyModule(AnsweringModule):
             beta=self.safe_dpo_beta,
         )
 
-    def _check_training_set(self) -> None:
+    def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        samples = self.training_samples
-        if not isinstance(samples, SafetyDataset):
-            return
-        kinds = {record.kind for record in samples.records}
+        kinds = {record.kind for record in records}
         if self.formulations and not kinds >= {"unsafe", "benign"}:
             lacking = "unsafe" if "benign" in kinds else "benign"
             raise DataError(
@@ -259,7 +241,7 @@ class SafetyModule(AnsweringModule):
                 "data module a borderline_file, or set the tolerance to null."
             )
         needs_answers = self.trained_on == "safe_dpo" or "avoid" in self.formulations
-        if needs_answers and not any(UNSAFE in record.roles for record in samples.records):
+        if needs_answers and not any(UNSAFE in record.roles for record in records):
             what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
             raise DataError(
                 f"{what} needs unsafe answers, and the training set has none. Set the data "
@@ -268,34 +250,20 @@ class SafetyModule(AnsweringModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
-        """The KL of every method, and rates of the generated answers."""
-        return {
-            "kl": MeanMetric(),
-            "refusal_rate": MeanBySample(higher_is_better=True),
-            "harmful": MeanBySample(higher_is_better=False),
-            "over_refusal": MeanBySample(higher_is_better=False),
-            "over_refusal_borderline": MeanBySample(higher_is_better=False),
-            "harmless": MeanBySample(higher_is_better=True),
-            "cut": MeanBySample(higher_is_better=False),
-        }
-
-    def _answers_to(
+    def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
         Of "alpaca_eval" the reference's answer as well.
         """
-        found = []
-        for (row, index), answer in zip(
-            samples, super()._answers_to(batch, samples, stage), strict=True
-        ):
-            about = {"index": index, "prompt": batch["text"][row]}
+        found = super().batch_answers(batch, samples, stage)
+        for place, (row, index) in enumerate(samples):
+            record: Record = batch["records"][row]
+            about = {"index": index, "prompt": record.text}
             if stage != "predict":
-                about["unsafe"] = bool(batch["unsafe"][row])
-                about |= {name: batch[name][row] for name in ("kind", "category")}
-            found.append(about | answer)
+                about |= {name: getattr(record, name) for name in ("unsafe", "kind", "category")}
+            found[place] = about | found[place]
         if stage == "alpaca_eval":
             rows = [row for row, _ in samples]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]

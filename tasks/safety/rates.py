@@ -1,22 +1,19 @@
-"""Rates of the generated answers side by side: unsafe prompts answered, safe ones refused.
+"""What is written of generated answers: rates side by side, and the files that AlpacaEval reads.
 
-Either rate alone is met by a model that refuses everything, or nothing.
+Of unsafe prompts the rate answered, of safe ones the rate refused: either alone is met by a model
+that refuses everything, or nothing. Any release of ``alpaca_eval`` judges its files:
+``alpaca_eval --model_outputs … --reference_outputs …``.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RATES = {
-    "refusal_rate": ("unsafe", True),
-    "harmful": ("unsafe", False),
-    "over_refusal": ("benign", True),
-    "over_refusal_borderline": ("borderline", True),
-}
-"""By metric: the kind of its prompts, and whether the answers refuse that it counts."""
+from pl_pointwise.tasks.language_model.reasoning import final_answer
 
 HALVES = {"contrast": "over_refusal"}
 """A data set of unsafe prompts, and that of the safe ones which it belongs to."""
@@ -72,3 +69,22 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> str:
         f"over-refusal {row['over_refusal']:.1%} of {row['safe']:,}"
         for row in both
     )
+
+
+def write_outputs(path: Path, rows: Iterable[Mapping[str, str]], generator: str) -> None:
+    """Writes one model's answers as AlpacaEval's ``model_outputs.json``; folders are made.
+
+    White space around an answer is left out, as the package does with answers it generates, and so
+    are the thoughts of a model that reasons.
+
+    Args:
+        path: the file.
+        rows: {"instruction", "output"} of each answer, in the order of the instructions.
+        generator: name of the model; policy and reference need two.
+    """
+    listed = [
+        {**row, "output": final_answer(row["output"]).strip(), "generator": generator}
+        for row in rows
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(listed, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

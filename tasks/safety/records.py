@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 from pl_pointwise.tasks.language_model import records
-from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
+from pl_pointwise.tasks.language_model.messages import Answer, answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 from pl_pointwise.tasks.language_model.records import (
     Response,
@@ -45,35 +45,15 @@ HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", 
 """What a response is: the answer to a safe prompt, a refusal, an unsafe answer, or a safe one of
 two answers to an unsafe prompt. In the order that a batch numbers them."""
 
-ABSENT = -1
-"""The number of no response."""
-
 KINDS = ("benign", "unsafe", "borderline")
 """The kinds of prompts."""
-
-CATEGORIES = (
-    "animal_abuse",
-    "child_abuse",
-    "controversial_topics,politics",
-    "discrimination,stereotype,injustice",
-    "drug_abuse,weapons,banned_substance",
-    "financial_crime,property_crime,theft",
-    "hate_speech,offensive_language",
-    "misinformation_regarding_ethics,laws_and_safety",
-    "non_violent_unethical_behavior",
-    "privacy_violation",
-    "self_harm",
-    "sexually_explicit,adult_content",
-    "terrorism,organized_crime",
-    "violence,aiding_and_abetting,incitement",
-)
-"""BeaverTails' kinds of harm."""
 
 PAPER_CATEGORIES = (
     "violence,aiding_and_abetting,incitement",
     "financial_crime,property_crime,theft",
     "privacy_violation",
 )
+"""Of BeaverTails' kinds of harm."""
 
 PAPER_ANNOTATORS = 3
 """The fewest annotators of an answer that is taken: more than two."""
@@ -123,36 +103,21 @@ class Record(records.Record):
         return digest(self.text) if len(self.messages) == 1 else digest(*self.messages)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One annotator's judgement of one answer.
+class Judgement(NamedTuple):
+    """One annotator's judgement of one answer."""
 
-    Attributes:
-        record: the prompt, and the answer as an unsafe one.
-        safe: the verdict.
-        categories: the kinds of harm the annotator saw.
-    """
-
-    record: Record
-    safe: bool
-    categories: frozenset[str]
+    record: Record  # the prompt, and the answer as an unsafe one
+    safe: bool  # the verdict
+    categories: frozenset[str]  # the kinds of harm the annotator saw
 
 
-@dataclass(frozen=True)
-class AnswerPair:
-    """Two answers to one prompt.
+class AnswerPair(NamedTuple):
+    """Two answers to one prompt."""
 
-    Attributes:
-        record: the prompt.
-        responses: both, each safe or unsafe.
-        better: which is more helpful, 0 or 1.
-        safer: which is less harmful.
-    """
-
-    record: Record
-    responses: tuple[Response, Response]
-    better: int
-    safer: int
+    record: Record  # the prompt
+    responses: tuple[Response, Response]  # both, each safe or unsafe
+    better: int  # which is more helpful, 0 or 1
+    safer: int  # which is less harmful
 
 
 Parser = Callable[[Any, str], Any]
@@ -181,7 +146,7 @@ def parse_labelled(row: Any, where: str) -> Record:
         if answer.role == "avoid":
             responses.append(replace(answer, role=UNSAFE))
         elif is_refusal(answer_text(answer.answer or "")):
-            responses = [replace(answer, role=REFUSAL)]
+            responses = [_refusal(answer.answer)]
     return _record(conversation(row, where), "unsafe", responses, where)
 
 
@@ -218,8 +183,6 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     categories = field(row, "category", where)
     if not isinstance(categories, dict):
         raise bad_field(where, "category", f"is {kind(categories)}", "Give {name: true or false}")
-    for name in categories:
-        check_category(name, f'{where}: field "category"')
     seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
     read = read_beavertails(_known(row, where, "prompt", "response", "is_safe"), where)
     (answer,) = read.responses
@@ -231,8 +194,9 @@ def parse_judgement(row: Any, where: str) -> Judgement:
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """A row of PKU-SafeRLHF: {"prompt", "response_0", "response_1", "is_response_0_safe",
     "is_response_1_safe", "better_response_id", "safer_response_id"}."""
-    row = _known(row, where, *PKU_COLUMNS)
-    read = read_pku(row, where)
+    names = ("prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe")
+    row = json_object(row, where)
+    read = read_pku(_known(row, where, *names), where)
     first, second = (
         replace(each, role=UNSAFE if each.role == "avoid" else SAFE) for each in read.responses
     )
@@ -245,17 +209,6 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
         _which(row, name, where) for name in ("better_response_id", "safer_response_id")
     )
     return AnswerPair(record, (first, second), better, safer)
-
-
-PKU_COLUMNS = (
-    "prompt",
-    "response_0",
-    "response_1",
-    "is_response_0_safe",
-    "is_response_1_safe",
-    "better_response_id",
-    "safer_response_id",
-)
 
 
 def parse_prompt(row: Any, where: str) -> Record:
@@ -291,7 +244,7 @@ def _record(
     return Record(made.messages, [], made.responses, where, category, group=group)
 
 
-def _refusal(text: str | None = None) -> Response:
+def _refusal(text: Answer | None = None) -> Response:
     return Response(REFUSAL, text, refusal=True)
 
 
@@ -339,18 +292,7 @@ class Selection:
                 "at least 1 record to train on, and no negative number to hold out."
             )
         if not self.categories:
-            raise DataError(f"categories is empty. Give some of: {'; '.join(CATEGORIES)}.")
-        for name in self.categories:
-            check_category(name, "categories")
-
-
-def check_category(name: str, where: str) -> None:
-    """Refuses what is not one of :data:`CATEGORIES`."""
-    if name not in CATEGORIES:
-        known = "; ".join(CATEGORIES)
-        raise DataError(
-            f"{where} names {shown(name)}, which BeaverTails does not have. It has: {known}."
-        )
+            raise DataError("categories is empty. Give some of BeaverTails' kinds of harm.")
 
 
 # Selection ----------------------------------------------------------------------------------------
@@ -458,17 +400,6 @@ def without_role(role: str, found: Iterable[Record]) -> list[Record]:
     """The records with their responses of a role left out."""
     return [
         replace(record, responses=tuple(r for r in record.responses if r.role != role))
-        for record in found
-    ]
-
-
-def without_own_refusals(found: Iterable[Record]) -> list[Record]:
-    """The records with configured refusals in place of their own."""
-    return [
-        replace(
-            record,
-            responses=tuple(_refusal() if r.role == REFUSAL else r for r in record.responses),
-        )
         for record in found
     ]
 

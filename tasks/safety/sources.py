@@ -10,12 +10,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import hub_split, largest
+from pl_pointwise.tasks.common.records import largest
 from pl_pointwise.tasks.common.splits import (
     prompt_groups,
     side_of_held_out,
     sources_of,
-    warn_of_shared_prompts,
+    warn_of_shared,
 )
 from pl_pointwise.tasks.language_model.data import ResponseDataModule
 from pl_pointwise.tasks.language_model.messages import answer_text
@@ -94,7 +94,7 @@ class SafetySources(ResponseDataModule):
         """Benign records by side."""
         if self.source == "files":
             return self._sides("benign", parse_instruction, self.selection.benign_count)
-        records = self._hub_records(self.selection.alpaca_path, "train", parse_instruction)
+        records = self._from_hub(self.selection.alpaca_path, None, "train", parse_instruction)
         chosen = set(_longest(records, self.selection.benign_count))
         train = [record for position, record in enumerate(records) if position in chosen]
         known = {record.unit for record in train}
@@ -108,22 +108,17 @@ class SafetySources(ResponseDataModule):
         """Unsafe records by side."""
         if self.unsafe_schema == "beavertails":
             if self.source == "hub":
-                split = "330k_train"
-                judgements = self._hub_records(
-                    self.selection.beavertails_path, split, parse_judgement
-                )
-                return self._by_category(judgements)
-            if self.files["unsafe"] is None:
+                path, split = self.selection.beavertails_path, "330k_train"
+                return self._by_category(self._from_hub(path, None, split, parse_judgement))
+            if (file := self.files["unsafe"]) is None:
                 return {}
-            return self._by_category(
-                self._from_file("train", self.files["unsafe"], parse_judgement)
-            )
+            return self._by_category(self._from_file("train", file, parse_judgement))
         if self.unsafe_schema == "labelled":
             return self._sides("unsafe", parse_labelled)
         if self.source == "files":
             return self._sides("unsafe", parse_pair)
-        train = self._pku(self._hub_records(self.selection.pku_path, "train", parse_pair))
-        held = self._pku(self._hub_records(self.selection.pku_path, "test", parse_pair))
+        train = self._pku(self._from_hub(self.selection.pku_path, None, "train", parse_pair))
+        held = self._pku(self._from_hub(self.selection.pku_path, None, "test", parse_pair))
         known = {record.unit for record in train}
         fresh = [record for record in held if record.unit not in known]
         if len(fresh) < len(held):
@@ -151,7 +146,7 @@ class SafetySources(ResponseDataModule):
         rows = self._from_file("test", path, parse_judgement)
         of_file = unanimous(rows, self.selection.categories).values()
         splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
-        warn_of_shared_prompts(splits, sources_of(self._paths("unsafe"), splits))
+        warn_of_shared(splits, sources_of(self._paths("unsafe"), splits))
         return splits
 
     def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
@@ -202,7 +197,7 @@ class SafetySources(ResponseDataModule):
             if path is not None:
                 records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
             elif self.source == "hub" and self.unsafe_schema == "beavertails":
-                pairs = self._hub_records(self.selection.pku_path, "test", parse_pair)
+                pairs = self._from_hub(self.selection.pku_path, None, "test", parse_pair)
                 records = once(unsafe_prompts(pairs))
         elif path is not None:
             records = self._from_file(name, path, parse_prompt)
@@ -212,13 +207,9 @@ class SafetySources(ResponseDataModule):
                 records = [record for record in records if record.unsafe]
         if records and name in ("pku", "over_refusal", "contrast") and "train" in self._records:
             splits = {"train": self._records["train"], name: records}
-            warn_of_shared_prompts(splits, {"train": "the training set", name: source})
+            warn_of_shared(splits, {"train": "the training set", name: source})
         self._records[name] = records
         return records
-
-    def _hub_records(self, path: str, split: str, parse: Parser) -> list[Any]:
-        """The records of a split on the hub."""
-        return self._from_hub(hub_split(path, None, split), f"{path}, {split}", parse)
 
 
 def _longest(records: Sequence[Record], count: int | None) -> list[int]:

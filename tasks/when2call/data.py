@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.records import hub_split
-from pl_pointwise.tasks.language_model.batch import collate_columns, collate_rows
+from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Columns,
     Needs,
     Preparation,
     ResponseDataModule,
@@ -22,11 +18,11 @@ from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .records import (
     CATEGORIES,
+    ROLES,
     UNKNOWN,
     Parser,
     Record,
     grouped,
-    is_choice,
     parse_choice,
     parse_pair,
     parse_preference,
@@ -35,8 +31,8 @@ from .records import (
 
 Schema = Literal["when2call", "pairs"]
 
-_SPLITS = {"train": ("train_pref", "train"), "mcq": ("test", "mcq")}
-"""Configuration and split of ``nvidia/When2Call`` on the hub."""
+_CONFIGS = {"train": "train_pref", "mcq": "test"}
+"""By split of ``nvidia/When2Call`` on the hub its configuration."""
 
 
 class When2CallDataModule(ResponseDataModule):
@@ -57,13 +53,8 @@ class When2CallDataModule(ResponseDataModule):
                      "request_for_info": "...", "cannot_answer": "..."},
          "correct_answer": "tool_call"}
 
-    The batch of B records, R responses to each, response 0 the chosen or right one::
-
-        index, prompt_ids, prompt_lengths, response_ids, response_lengths   language_model/batch.py
-        choices     (B, R)  long  each response's behaviour, −1 if unknown or absent
-        characters  (B, R)  long  of each response without what ends the turn
-        has_tools   (B,)    bool
-        gold        (B,)    long  the right behaviour; multiple choice only
+    Batches are those of language_model/roles.py, response 0 the chosen or right one, and have
+    ``characters`` (B, R) long, of each response without what ends the turn.
 
     ``test`` runs three data sets: "test", held-out preference records; "train", one full pass
     over the training data; "mcq", multiple choice. It leaves out what there is none of.
@@ -96,15 +87,7 @@ class When2CallDataModule(ResponseDataModule):
         "test": ("test", "train", "mcq"),
         "predict": ("predict",),
     }
-    columns: ClassVar[Columns] = {
-        parse_preference: (
-            ("tools", "messages", "chosen_response", "rejected_response"),
-            ("category", "rejected_category"),
-        ),
-        parse_pair: (("input", "chosen", "rejected"), ("system", "status")),
-        parse_choice: (("question", "tools", "answers", "correct_answer"), ()),
-        parse_question: (("question", "tools"), ("answers",)),
-    }
+    roles = ROLES
 
     def __init__(
         self,
@@ -151,25 +134,10 @@ class When2CallDataModule(ResponseDataModule):
         }
         self.group_rejected = group_rejected
 
-    def prepare_data(self) -> None:
-        """Fill the hub's caches, once a node."""
-        self._take_model()
-        stage = self.trainer.state.fn if self.trainer else None
-        if self.source == "hub" and stage != "predict":
-            self._hub("train")
-            if stage == "test" and self.schema == "when2call":
-                self._hub("mcq")
-
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of the data set with an index."""
-        records: list[Record] = [row["record"] for row in rows]
-        batch: dict[str, Any] = collate_rows(rows)
-        batch["choices"] = collate_columns(rows, [each.choices for each in records], UNKNOWN)
-        batch["characters"] = collate_columns(rows, [row["characters"] for row in rows], 0)
-        batch["has_tools"] = torch.tensor([bool(record.tools) for record in records])
-        if is_choice(records):
-            batch["gold"] = batch["choices"][:, 0]
-        return batch
+        """Besides, the characters of each response."""
+        characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
+        return super().collate(rows) | {"characters": characters}
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training sample ``index``: conversation, tools, chosen and rejected."""
@@ -220,10 +188,7 @@ class When2CallDataModule(ResponseDataModule):
             read = {side: grouped(records) for side, records in read.items()}
         return read
 
-    def _hub(self, name: str) -> Any:
-        """The split of the data set on the hub that serves as ``name``."""
-        config, split = _SPLITS[name] if self.schema == "when2call" else (None, "train")
-        return hub_split(self.hub_path, config, split)
-
     def _hub_records(self, name: str, parse: Parser) -> list[Record]:
-        return self._from_hub(self._hub(name), f"{self.hub_path}, {name}", parse)
+        """The records of the split on the hub that serves as ``name``."""
+        config = _CONFIGS[name] if self.schema == "when2call" else None
+        return self._from_hub(self.hub_path, config, name, parse)

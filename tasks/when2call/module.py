@@ -27,10 +27,12 @@ from torchmetrics import MeanMetric, Metric
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
+from pl_pointwise.tasks.language_model.answering import real_samples
+from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.loading import Lora
-from pl_pointwise.tasks.language_model.module import real_samples
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.responses import ResponseModule
+from pl_pointwise.tasks.language_model.roles import Requirement, log_ratio
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .metrics import (
@@ -45,10 +47,9 @@ from .objectives import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
-    log_ratios,
     preference_loss,
 )
-from .records import CATEGORIES
+from .records import CATEGORIES, ROLES, Record
 
 PAPER_LOSSES = PreferenceLosses()
 PAPER_TRAINING = Training(
@@ -80,7 +81,7 @@ class When2CallEvaluation:
 DEFAULT_EVALUATION = When2CallEvaluation()
 
 
-class When2CallModule(ResponseModule):
+class When2CallModule(LanguageModelModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
@@ -105,11 +106,14 @@ class When2CallModule(ResponseModule):
             schedule, no warm-up and no weight decay.
     """
 
-    host_keys = (*ResponseModule.host_keys, "choices", "characters", "has_tools", "gold")
-
+    requirements: Mapping[str, Requirement] = {
+        "chosen": Requirement("prefer", "at_least"),
+        "rejected": Requirement("avoid", "at_most", several=True),
+        "ratio": Requirement("avoid", "at_least", several=True, value=log_ratio),
+    }
+    roles = ROLES
+    objective_roles = ("prefer", "avoid")
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
-    upper_bounds = ("rejected",)
-    of_any_sign = ("ratio",)
     need_reference = NEED_REFERENCE
     trained_on: Objective
 
@@ -135,32 +139,11 @@ class When2CallModule(ResponseModule):
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
-    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
-        """All responses, (B, R) bool."""
-        lengths: Tensor = batch["response_lengths"]
-        return lengths > 0
-
-    def constrained_responses(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The "chosen" response, (B,), and the "rejected" ones, (B, K), which are the "ratio"'s."""
-        present = self.of_objective(batch)
-        columns = torch.arange(present.shape[1], device=present.device).where(present, -1)
-        if "ratio" in self.constraints:
-            return {"ratio": columns[:, 1:]}
-        return {"chosen": columns[:, 0], "rejected": columns[:, 1:]}
-
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
         if self.trained_on == "kl":
             return super().objective(outputs, batch)
         return preference_loss(self.trained_on, outputs, self.losses)
-
-    def constraint_values(
-        self, outputs: ResponseStatistics, batch: dict[str, Any]
-    ) -> dict[str, Tensor]:
-        """s̄ of the "chosen" response (B,) and of the "rejected" ones (B, K), or the "ratio"."""
-        if "ratio" in self.constraints:
-            return {"ratio": log_ratios(outputs)}
-        return super().constraint_values(outputs, batch)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
@@ -180,20 +163,23 @@ class When2CallModule(ResponseModule):
         stage: str,
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
+        super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
         pairs = outputs.present[:, :1] & outputs.present[:, 1:] & real[:, None]
-        metrics["pairwise_accuracy"].update((log_ratios(outputs) > 0)[pairs].float())
-        self.add_divergence(metrics["kl"], outputs, batch, real)
+        metrics["pairwise_accuracy"].update((log_ratio(outputs)[:, 1:] > 0)[pairs].float())
         if outputs.reference_log_likelihood is not None:
             moved = outputs.log_likelihood - outputs.reference_log_likelihood
             metrics["ratio_accuracy"].update((moved[:, :1] > moved[:, 1:])[pairs].float())
-        if "gold" not in batch:
+        records: list[Record] = batch["records"]
+        if not any(record.choice for record in records):
             return
         predicted = {
             normalisation: chosen_category(self._scores(outputs, batch, normalisation))[real]
             for normalisation in NORMALISATIONS.values()
         }
+        right = torch.tensor([record.choices[0] for record in records])
+        has_tools = torch.tensor([bool(record.tools) for record in records])
         index, gold, has_tools = (
-            batch[name].to(real.device)[real] for name in ("index", "gold", "has_tools")
+            each.to(real.device)[real] for each in (batch["index"], right, has_tools)
         )
         update_choice_metrics(metrics, index, predicted, self.evaluation.choose_by, gold, has_tools)
 
@@ -206,7 +192,7 @@ class When2CallModule(ResponseModule):
         the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
         whether it stops only at the length limit.
         """
-        candidates = self.of_objective(batch).any(1)
+        candidates = (batch["response_lengths"] > 0).any(1)
         predictions: dict[int, dict[str, Any]] = {}
         rows = dict(real_samples(batch))
         if candidates.any():
@@ -214,7 +200,7 @@ class When2CallModule(ResponseModule):
             chosen, scores = chosen_category(by_category).tolist(), by_category.tolist()
             for row in rows:
                 if candidates[row]:
-                    given = batch["choices"][row].tolist()
+                    given = batch["records"][row].choices
                     predictions[row] = {
                         "behaviour": CATEGORIES[chosen[row]],
                         "scores": {
@@ -234,8 +220,7 @@ class When2CallModule(ResponseModule):
         self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation
     ) -> Tensor:
         """Scores by behaviour, (B, 4)."""
-        device = outputs.log_likelihood.device
-        characters, choices = (batch[name].to(device) for name in ("characters", "choices"))
-        return choice_scores(
-            outputs.log_likelihood, outputs.lengths, characters, choices, normalisation
-        )
+        scores = outputs.log_likelihood
+        choices = collate_columns([each.choices for each in batch["records"]], scores.shape[1])
+        characters, choices = (each.to(scores.device) for each in (batch["characters"], choices))
+        return choice_scores(scores, outputs.lengths, characters, choices, normalisation)

@@ -17,7 +17,7 @@ from pl_pointwise.tasks.language_model.preference_losses import (
     dpo_loss,
     simpo_loss,
 )
-from pl_pointwise.tasks.language_model.responses import mean_over
+from pl_pointwise.tasks.language_model.roles import mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
@@ -81,9 +81,3 @@ def preference_loss(
                 calibration_weight=settings.cal_dpo_calibration_weight,
             )
     return mean_over(losses, present)
-
-
-def log_ratios(statistics: ResponseStatistics) -> Tensor:
-    """``s̄_w − s̄_l = log π(y_w|x)/|y_w| − log π(y_l|x)/|y_l|`` of each pair, (B, R − 1)."""
-    means = statistics.mean_log_likelihood
-    return means[:, :1] - means[:, 1:]

@@ -5,13 +5,13 @@ as the bare object, and rows of one's own perhaps as ``tool_calls``. All become 
 calls (messages.py), which the model's chat template renders later (conversations.py), so that
 training and evaluation see one form.
 
-Of a preference record the responses are of role "prefer" and "avoid", of a multiple choice "right"
-and "wrong", and of a question to predict for "candidate".
+The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
+are of role "candidate".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +31,27 @@ from pl_pointwise.tasks.language_model.records import Response, read_preference,
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
 
+ROLES = ("prefer", "avoid", "candidate")
+"""In the order that a batch numbers them."""
+
 UNKNOWN = -1
 """The category of an answer whose row does not tell."""
 
 
 @dataclass(frozen=True)
 class Record(records.Record):
-    """One conversation and its answers, of a labelled record the right one first."""
+    """One conversation and its answers, of a labelled record the right one first.
+
+    Attributes:
+        choice: whether it is multiple choice.
+    """
+
+    choice: bool = False
+
+    @property
+    def opposed(self) -> list[bool]:
+        """Of a choice none: nothing is trained on it."""
+        return [not self.choice and opposed for opposed in super().opposed]
 
     @property
     def kind(self) -> str:
@@ -95,9 +109,9 @@ def parse_choice(row: Any, where: str) -> Record:
     if right not in CATEGORIES:
         problem = f"is {shown(right)}"
         raise bad_field(where, "correct_answer", problem, f"Give one of {', '.join(CATEGORIES)}")
-    wrong = [replace(candidates[name], role="wrong") for name in CATEGORIES if name != right]
-    responses = (replace(candidates[right], role="right"), *wrong)
-    return replace(record, responses=responses, given_category=right)
+    wrong = [replace(candidates[name], role="avoid") for name in CATEGORIES if name != right]
+    responses = (replace(candidates[right], role="prefer"), *wrong)
+    return replace(record, responses=responses, given_category=right, choice=True)
 
 
 def parse_question(row: Any, where: str) -> Record:
@@ -137,11 +151,6 @@ def grouped(found: Iterable[Record]) -> list[Record]:
         new = [each for each in record.responses[1:] if each.answer not in known.answers]
         groups[key] = replace(known, responses=(*known.responses, *new))
     return list(groups.values())
-
-
-def is_choice(found: Sequence[Record]) -> bool:
-    """Whether the records are multiple choice."""
-    return any("right" in record.roles for record in found)
 
 
 def _of_behaviours(record: records.Record) -> Record:

@@ -114,14 +114,6 @@ def test_arguments_that_only_one_of_the_two_has_are_no_difference(
     made("test", *TASK, *SETTINGS, "--ckpt_path", str(older))
 
 
-def test_load_from_checkpoint_names_an_argument_nobody_has(checkpoint) -> None:
-    """Lightning leaves it out, so that a misspelt argument is the checkpoint's."""
-    found = LineModule.load_from_checkpoint(checkpoint, weights_only=True, tolerance=0.7)
-    assert found.constraints["fit"].at_most == 0.7
-    with pytest.raises(TypeError, match=r"no argument 'tolerence'.*It takes.*tolerance"):
-        LineModule.load_from_checkpoint(checkpoint, weights_only=True, tolerence=0.7)
-
-
 def test_classes_are_compared_by_name_and_values_by_dotted_name() -> None:
     assert doctest.testmod(checkpoint_options).failed == 0
     short, long = ({"class_path": f"pl_pointwise{m}.Pointwise"} for m in ("", ".formulations"))

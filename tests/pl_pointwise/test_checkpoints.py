@@ -464,7 +464,7 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
 
     loaded = Notebook.load_from_checkpoint(path, weights_only=True)
     assert loaded.formulations == module.formulations
-    assert loaded.optimization == module.optimization
+    assert loaded.training_settings.optimization == module.training_settings.optimization
     assert loaded.constraints == module.constraints
     assert_identical_run(loaded, module)
     assert loaded.multipliers.samples == 7
@@ -517,7 +517,7 @@ def test_test_with_a_checkpoint_needs_no_training_data(tmp_path: Path) -> None:
 
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     module = Hard()
-    module.left_out, module.skipped_steps = 3, 2
+    module._stepper.left_out, module._stepper.skipped_steps = 3, 2
     saver = Saver("on_train_batch_end", tmp_path)
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])

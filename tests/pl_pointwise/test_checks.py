@@ -219,7 +219,8 @@ def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
 class Shared(Line):
     """Reads a table that all samples of the batch share, of as many rows as a batch has."""
 
-    shared_keys = ("table",)
+    def select(self, batch: Any, rows: Tensor) -> Any:
+        return {**super().select(batch, rows), "table": batch["table"]}
 
     def forward(self, batch: Any) -> Tensor:
         assert len(batch["table"]) == 4
@@ -237,7 +238,7 @@ def test_a_shared_entry_stays_whole_whatever_its_length(micro_batch_size: int | 
     whole = Shared(Pointwise(alpha=1.0, dual_lr=1.0))
     cut = Shared(Pointwise(alpha=1.0, dual_lr=1.0), Training(micro_batch_size=micro_batch_size))
     cut.load_state_dict(whole.state_dict())
-    whole.optimization = cut.optimization
+    whole.training_settings.optimization = cut.training_settings.optimization
     for module in (whole, cut):
         fit(module, loader(collate_fn=with_table), max_epochs=3)
     torch.testing.assert_close(cut.multipliers["fit"], whole.multipliers["fit"])
@@ -598,7 +599,7 @@ def test_a_subclass_loads_from_its_own_arguments_alone(tmp_path: Path) -> None:
     loaded = Arguments.load_from_checkpoint(path, weights_only=True)
     assert loaded.formulations == {"fit": Own(strength=3.0)}
     assert loaded.constraints == bounds
-    assert loaded.micro_batch_size == 2
+    assert loaded.training_settings.micro_batch_size == 2
     assert loaded.mode == Mode.FAST
     assert loaded.dtype_ is torch.bfloat16
     assert loaded.scale == [1.0, 1.0]

@@ -253,7 +253,7 @@ def above(
     formulation: Formulation, epochs: int, learning_rate: float, micro_batch_size: int | None = None
 ) -> Above:
     module = Above(formulation, learning_rate)
-    module.micro_batch_size = micro_batch_size
+    module.training_settings.micro_batch_size = micro_batch_size
     runner = trainer(max_epochs=epochs, log_every_n_steps=10**6)
     runner.fit(module, ToyData(Levels(), batch_size=20))
     return module

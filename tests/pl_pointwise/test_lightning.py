@@ -220,7 +220,7 @@ class Backbone(ByDefault):
 def test_backbone_finetuning_adds_its_group_under_the_default_schedule() -> None:
     """It ended in ``zip() argument 2 is shorter than argument 1``, of LambdaLR."""
     module = Backbone(Pointwise())
-    module.optimization.schedule = "linear"
+    module.training_settings.optimization.schedule = "linear"
     before = module.backbone[0].weight.detach().clone()
     thaw = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.02)
     run(module, callbacks=[thaw], max_epochs=3)
@@ -270,7 +270,8 @@ def test_limits_count_batches(option: dict[str, Any]) -> None:
 
 def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
     module = ByDefault(Pointwise())
-    module.optimization.schedule, module.optimization.warmup_ratio = "cosine", 0.1
+    optimization = module.training_settings.optimization
+    optimization.schedule, optimization.warmup_ratio = "cosine", 0.1
     run(module, fast_dev_run=True)
     assert module.trainer.global_step == 1
     assert "val" in module.violations
@@ -513,7 +514,6 @@ class WithoutObjective(Toy):
         (TwoOptimizers, "returned 2 optimizers"),
         (Frozen, "No weight requires a gradient"),
         (FrozenByItself, "No weight requires a gradient"),
-        (NameOfOurs, "self.thresholds of NameOfOurs is a dict, and PointwiseModule keeps its own"),
         (WithoutObjective, r"WithoutObjective has no objective\(outputs, batch\): define it"),
     ],
 )
@@ -525,6 +525,11 @@ def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None
         run(module)
     assert torch.equal(weights_of(module), before)
     assert not any(table.any() for table in module.multipliers.values())
+
+
+def test_a_name_of_ours_is_refused_where_it_is_set() -> None:
+    with pytest.raises(TrainingError, match=r"self\.thresholds of NameOfOurs"):
+        NameOfOurs(Pointwise())
 
 
 def test_names_of_ones_own_do_not_end_the_fit(plain: Toy) -> None:

@@ -106,7 +106,7 @@ def test_initial_values_are_finite_and_a_table(values: Any) -> None:
 
 def test_initial_values_in_files_are_those_in_memory(tmp_path: Path) -> None:
     module = Toy(Pointwise(alpha=1.0, dual_lr=0.0))
-    module.multiplier_folder = str(tmp_path)
+    module.training_settings.multiplier_folder = str(tmp_path)
     module.multipliers.set("fit", torch.arange(9.0))
     fit_again(module)
     assert module.multipliers["fit"][:, 0].tolist() == list(range(9))
@@ -145,7 +145,8 @@ def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, capl
 def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: Any) -> None:
     old = fit_again(Toy(before, **STILL))
     new = Toy(after, **STILL)
-    new.multipliers, new._fingerprint = old.multipliers, old._fingerprint
+    new._duals.multipliers = old.multipliers
+    new._duals.fingerprint = old._duals.fingerprint
     kept = {name: table.clone() for name, table in old.multipliers.items()}
     fit_again(new)
     assert any(table.any() for table in kept.values())

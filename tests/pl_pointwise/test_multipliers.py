@@ -207,7 +207,7 @@ def test_table_for_which_there_is_no_space_is_an_error_with_a_remedy(tmp_path: P
 def test_training_with_mapped_multipliers_is_the_same(formulation: Any, tmp_path: Path) -> None:
     expected = fit(Toy(formulation, partial=True, primal_steps=2), ToyRows(7, partial=True))
     module = Toy(formulation, partial=True, primal_steps=2)
-    module.multiplier_folder = str(tmp_path)
+    module.training_settings.multiplier_folder = str(tmp_path)
     assert_identical_run(fit(module, ToyRows(7, partial=True)), expected)
     fit(module, ToyRows(7, partial=True), epochs=1)
     fit(expected, ToyRows(7, partial=True), epochs=1)
@@ -220,14 +220,14 @@ def test_resume_takes_the_multipliers_of_the_checkpoint_not_of_the_files(tmp_pat
     path = tmp_path / "early.ckpt"
     save = At(2, lambda trainer: trainer.save_checkpoint(path))
     module = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
-    module.multiplier_folder = str(tmp_path / "tables")
+    module.training_settings.multiplier_folder = str(tmp_path / "tables")
     fit(module, ToyRows(7), callbacks=[save])
     (table,) = (tmp_path / "tables").glob("*/pair.float32")
     stored = torch.load(path, weights_only=True)["pl_pointwise"]["multipliers"]["pair"]
     assert table.stat().st_size == 4 * stored.numel()
     assert not torch.equal(stored, module.multipliers["pair"])
     resumed = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
-    resumed.multiplier_folder = module.multiplier_folder
+    resumed.training_settings.multiplier_folder = module.training_settings.multiplier_folder
     data = ToyData(ToyRows(7), batch_size=4)
     trainer(max_epochs=3).fit(resumed, data, ckpt_path=path)
     assert_identical_run(resumed, module)
@@ -244,8 +244,8 @@ def test_folder_is_an_argument_of_a_module() -> None:
                 formulation=None, constraints={}, training=Training(multiplier_folder="scratch")
             )
 
-    assert Folder().multiplier_folder == "scratch"
-    assert Toy().multiplier_folder is None
+    assert Folder().training_settings.multiplier_folder == "scratch"
+    assert Toy().training_settings.multiplier_folder is None
 
 
 # In a module --------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pl_pointwise import Pointwise
-from pl_pointwise.manual_optimization import ManualOptimization
-from pl_pointwise.own_hooks import _own_parts
+from pl_pointwise.own_hooks import part_of, parts_of
+from pl_pointwise.run import Run
 from pl_pointwise.tasks import RerankerModule, SafetyModule, When2CallModule
 from tests.pl_pointwise.toy import (
     Toy,
@@ -26,7 +26,7 @@ from tests.pl_pointwise.toy import (
 )
 
 ROWS, HELD_OUT = ToyRows(9), ToyRows(5, seed=1)
-HOOKS = [*ManualOptimization.own_hooks, *ManualOptimization.own_hooks_after]
+HOOKS = [hook for (hook, _), _ in parts_of(Run)]
 
 
 class Plateau(Toy):
@@ -124,22 +124,21 @@ def test_each_class_registers_a_part_of_its_own_and_all_run_once_base_first() ->
     ran: list[str] = []
 
     class Task(Toy):
-        own_hooks: ClassVar[Any] = {"on_train_start": "_task", "on_fit_start": "_fit"}
-        own_hooks_after: ClassVar[Any] = {"on_train_start": "_late"}
-
+        @part_of("on_train_start")
         def _task(self) -> None:
             assert self.multipliers.samples == 9  # The base module's part came before.
             ran.append("task")
 
+        @part_of("on_fit_start")
         def _fit(self) -> None:
             ran.append("fit")
 
+        @part_of("on_train_start", after=True)
         def _late(self) -> None:
             ran.append("late")
 
     class Special(Task):
-        own_hooks: ClassVar[Any] = {"on_train_start": "_special"}
-
+        @part_of("on_train_start")
         def _special(self) -> None:
             ran.append("special")
 
@@ -173,7 +172,11 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type, h
     child = type("Child", (task,), {hook: lambda self: None})
     assert hasattr(getattr(child, hook), "has_own_part")
     if hook == "on_fit_start":
-        assert _own_parts(child, "own_hooks")[hook] == ["_prepare_fit"]
+        assert parts(child, hook) == ["_prepare_fit"]
     if task is SafetyModule and hook == "on_train_start":
-        own = ["_start_training", "_fill_cache", "_check_training_set"]
-        assert _own_parts(child, "own_hooks")[hook] == own
+        assert parts(child, hook) == ["_fill_cache", "_check_training_set"]
+        assert parts(Run, hook) == ["start_training"]
+
+
+def parts(owner: type, hook: str) -> list[str]:
+    return [name for of, name in parts_of(owner) if of == (hook, False)]

@@ -82,8 +82,8 @@ class Breaking(Toy):
 def continue_from(start: Toy, module: Toy) -> None:
     """Gives a module the weights and multipliers of another, as a checkpoint would."""
     module.load_state_dict(start.state_dict())
-    module.multipliers = copy.deepcopy(start.multipliers)
-    module._fingerprint = start._fingerprint
+    module._duals.multipliers = copy.deepcopy(start.multipliers)
+    module._duals.fingerprint = start._duals.fingerprint
 
 
 @pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)

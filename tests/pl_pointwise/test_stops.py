@@ -176,10 +176,15 @@ class Torn(Hard):
             raise RuntimeError("in mid-step")
         return super().objective(outputs, batch)
 
-    def _dual_step(self) -> None:
-        if self.place == "dual step" and self.global_step == WITHIN:
-            raise RuntimeError("in mid-step")
-        super()._dual_step()
+    def on_fit_start(self) -> None:
+        step = self._duals.step
+
+        def torn(epoch: int) -> Any:
+            if self.place == "dual step" and self.global_step == WITHIN:
+                raise RuntimeError("in mid-step")
+            return step(epoch)
+
+        self._duals.step = torn  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("place", ["objective", "dual step"])

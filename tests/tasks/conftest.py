@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,11 +34,13 @@ from transformers import (
 )
 
 from pl_pointwise import Training
+from pl_pointwise.cli import main
 from pl_pointwise.compare import command
-from pl_pointwise.configs import packaged_configs
-from pl_pointwise.tasks.language_model.batch import collate_responses
+from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.records import Record, Response
+from pl_pointwise.tasks.language_model.roles import collate_rows
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -136,6 +141,41 @@ def overlays(task: str) -> list[str]:
     return [name for name in packaged_configs() if name.startswith(f"{task}/")]
 
 
+def comparisons(task: str) -> list[str]:
+    """The names of a task's packaged comparisons, without the task's."""
+    return [name.split("/")[1] for name in packaged_comparisons() if name.startswith(f"{task}/")]
+
+
+_SILENT = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+QUIET_RUN = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
+QUIET_RUN |= {f"trainer.{name}": "false" for name in _SILENT}
+"""Options of a short run on the command line."""
+
+
+def words(options: dict[str, str]) -> list[str]:
+    """Options as the command line takes them."""
+    return [word for key, value in options.items() for word in (f"--{key}", value)]
+
+
+def comparison(task: str, name: str, arguments: list[str], output: Path) -> list[dict[str, str]]:
+    """The rows of a packaged comparison's table, one for each of its methods, none failed."""
+    where = ["--methods", f"{task}/{name}", "--output", str(output)]
+    sanity = ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
+    main(["compare", "--config", task, *where, *arguments, *sanity])
+    with (output / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    methods = yaml.safe_load(packaged_comparisons()[f"{task}/{name}"].read_text())
+    assert [row["method"] for row in rows] == list(methods)
+    assert {row["error"] for row in rows} == {""}
+    return rows
+
+
+def train(task: str, name: str, arguments: list[str], root: Path) -> None:
+    """A fit of a packaged configuration, a base or one over it."""
+    overlay = [] if name == task else ["--config", name]
+    main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
+
+
 def slow_tables(names: list[str]) -> list[Any]:
     """Packaged comparisons as parameters; the papers' tables, the longest, are of the slow set."""
     return [pytest.param(n, marks=pytest.mark.slow) if n == "table" else n for n in names]
@@ -204,10 +244,22 @@ def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
                 weight.normal_(0, 0.2)
 
 
+def record_of(roles: Sequence[str]) -> Record:
+    """A record whose responses have these roles."""
+    return Record([], [], tuple(Response(role, "") for role in roles), "x")
+
+
 def random_batch(
-    prompt_lengths: Sequence[int], response_lengths: Sequence[Sequence[int]], seed: int = 0
+    prompt_lengths: Sequence[int],
+    response_lengths: Sequence[Sequence[int]],
+    seed: int = 0,
+    records: Sequence[Record] = (),
+    roles: Sequence[str] = ("prefer", "avoid"),
 ) -> dict[str, Any]:
-    """A batch of random tokens of these lengths; see language_model/batch.py."""
+    """A batch of random tokens of these lengths; see language_model/roles.py.
+
+    records: what each row is of; by default one preferred response and others to avoid.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def ids(length: int) -> list[int]:
@@ -215,9 +267,27 @@ def random_batch(
 
     prompts = [ids(length) for length in prompt_lengths]
     responses = [[ids(length) for length in lengths] for lengths in response_lengths]
-    batch: dict[str, Any] = collate_responses(prompts, responses)
-    batch["index"] = torch.arange(len(prompts))
-    return batch
+    if not records:
+        records = [
+            Record(
+                [], [], tuple(Response(("prefer", "avoid")[j > 0], "") for j in range(len(of))), ""
+            )
+            for of in responses
+        ]
+    widths = {role: max(record.roles.count(role) for record in records) for role in roles}
+    rows = [
+        {
+            "index": row,
+            "prompt": np.array(prompts[row]),
+            "responses": [np.array(ids) for ids in responses[row]],
+            "columns": max(map(len, responses)),
+            "record": record,
+            "widths": widths,
+            "rank": row,
+        }
+        for row, record in enumerate(records)
+    ]
+    return collate_rows(rows, roles)
 
 
 def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) -> dict[str, float]:

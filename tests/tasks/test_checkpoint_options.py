@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.tasks import RerankerModule, SafetyModule
+from pl_pointwise.tasks import RerankerModule
 from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 
 
@@ -75,14 +75,6 @@ def test_safety_moves_to_another_folder_and_another_evaluation(
         assert found.model_name == str(moved)
         assert found.evaluation_constraints["refuse"].at_least == -0.1
         found.load_state_dict(trained)
-
-    loaded = SafetyModule.load_from_checkpoint(path, weights_only=True, model_name=str(moved))
-    assert loaded.model_name == str(moved)
-    assert loaded.generation == found.generation
-    for name, weight in loaded.state_dict().items():
-        assert torch.equal(weight, trained[name])
-    with pytest.raises(TypeError, match="no argument 'modelname'"):
-        SafetyModule.load_from_checkpoint(path, weights_only=True, modelname=str(moved))
 
 
 @pytest.mark.parametrize("task", ["when2call", "conversation"])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Pointwise, Training
+from pl_pointwise import Average, Pointwise, Training, stepper
 from pl_pointwise.tasks import (
     ConversationDataModule,
     ConversationModule,
@@ -29,8 +29,10 @@ from pl_pointwise.tasks import (
 from tests.synchronisation import step_waits
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
 
-MODULE = "pl_pointwise/module.py: "
-ONE_COPY = [MODULE + "cpu: flat = torch.cat([rows.flatten(), norm.to(rows).reshape(1)]).cpu()"]
+ONE_COPY = [
+    "pl_pointwise/step.py: cpu: "
+    "flat = torch.cat([rows.flatten(), gradient_norm.to(rows).reshape(1)]).cpu()"
+]
 
 # The cache finds a sample by its tokens, which it reads before anything is computed.
 KEYS = [
@@ -153,10 +155,10 @@ def test_a_wait_in_a_step_would_be_noticed(waiting: Any, tmp_path: Path) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
 def test_a_step_on_a_gpu_waits_nowhere_but_in_the_one_copy(
-    task: Any, tmp_path: Path, language_model_folder: Path
+    task: Any, tmp_path: Path, language_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, data = task(tmp_path, language_model_folder)
-    steps, plain_step, gathered = [], module.training_step, module._gathered
+    steps, plain_step, unpack = [], module.training_step, stepper.unpack
 
     def training_step(batch: Any, batch_idx: int) -> Any:
         steps.append(batch_idx)
@@ -170,11 +172,12 @@ def test_a_step_on_a_gpu_waits_nowhere_but_in_the_one_copy(
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
         try:
-            return gathered(*arguments)
+            return unpack(*arguments)
         finally:
             torch.cuda.set_sync_debug_mode(mode)
 
-    module.training_step, module._gathered = training_step, with_the_copy
+    module.training_step = training_step
+    monkeypatch.setattr(stepper, "unpack", with_the_copy)
     options = {"accelerator": "gpu", "devices": 1, "precision": "bf16-mixed"}
     quiet_trainer(tmp_path, max_epochs=1, max_steps=3, **options).fit(module, data)
     assert len(steps) == 3

@@ -141,7 +141,8 @@ def test_a_module_without_an_export_leaves_its_checkpoint(tmp_path, monkeypatch,
     out = compare(tmp_path, "--require", REQUIREMENT, methods=STRICT)
     assert "PlaneModule has no export()" in capsys.readouterr().out
     assert (out / "model/certificate/model.ckpt").is_file()
-    [found] = monitor(out / "model", ["--data.init_args.test_file", "like"])
+    state = tmp_path / "state.json"
+    [found] = monitor(out / "model", ["--data.init_args.test_file", "like"], state=state)
     assert found.verdict == "believable"
 
 
@@ -305,23 +306,43 @@ def test_methods_judged_by_different_bounds_are_refused(tmp_path, capsys) -> Non
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))  # Before hours are spent.
 
 
-def test_monitor_believes_like_records_and_not_drifted_ones(certified, capsys) -> None:
-    model = certified / "model"
-    [like] = monitor(model, ["--data.init_args.test_file", "like"])
-    assert (like.verdict, like.n, like.again) == ("believable", 200, 0)
-    assert like.low <= like.share < like.high < 0.1
+def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path, capsys) -> None:
+    model, state = certified / "model", tmp_path / "state.json"
+    like = ["--data.init_args.test_file", "like"]
+    [found] = monitor(model, like, state=state)
+    assert (found.verdict, found.n, found.again) == ("believable", 200, 0)
+    assert found.share < 0.1
+    with pytest.raises(RequirementError, match="200 that are known already"):
+        monitor(model, like, state=state)  # A record counts once, whenever it comes.
     with pytest.raises(SystemExit) as end:
-        main(["monitor", str(model), "--data.init_args.test_file", "drifted"])
+        drifted = ["--data.init_args.test_file", "drifted", "--state", str(state)]
+        main(["monitor", str(model), *drifted])
     assert end.value.code == 1
     assert "near: violated <= 0.1: broken" in capsys.readouterr().out
+    other = json.loads(state.read_text()) | {"certificate": {}}
+    state.write_text(json.dumps(other))
+    with pytest.raises(RequirementError, match="calls of another certificate"):
+        monitor(model, like, state=state)
 
 
-def test_monitor_does_not_judge_by_records_of_the_certificate(certified) -> None:
-    with pytest.raises(RequirementError, match="but for 200 that the certificate was made with"):
+def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
+    before = read_samples(certified / "model/certificate/samples.parquet")
+    one, many = tmp_path / "one.json", tmp_path / "many.json"
+    new = before.assign(unit="new " + before["unit"])
+    new = new[new["split"] == "certification"].sort_values("unit")
+    [whole] = check(certified / "model", new, one)
+    for start in range(0, len(new), 50):
+        [found] = check(certified / "model", new.iloc[start : start + 50], many)
+    assert (found.looks, found.so_far) == (len(new) / 50, whole.n)
+    assert found.broken == pytest.approx(whole.broken)
+
+
+def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_path) -> None:
+    with pytest.raises(RequirementError, match="but for 200 that are known already"):
         monitor(certified / "model", ["--data.init_args.held_out", "400"])
     before = read_samples(certified / "model/certificate/samples.parquet")
     new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
-    [found] = check(certified / "model", new)
+    [found] = check(certified / "model", new, tmp_path / "state.json")
     assert (found.n, found.again) == (150, 50)
 
 

@@ -303,7 +303,7 @@ def test_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     unreadable = ["/proc/self/mem", str(tmp_path), str(loop), f"{tmp_path}/{'n' * 300}.jsonl", ""]
     for path in unreadable:
         with pytest.raises(DataError, match=r"(cannot be read|no such file).*Check the path"):
-            list(rows_of(path, ()))
+            list(rows_of(path))
 
 
 # Parquet ------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_type_that_a_parquet_file_brings_along_is_not_built(tmp_path: Path) -> N
     }
     schema = pa.schema([pa.field("query", pa.string(), metadata=brought)])
     pa.parquet.write_table(pa.table({"query": ["a"]}).cast(schema), path)
-    assert [raw.as_py() for _, raw in rows_of(str(path), ["query"])] == [{"query": "a"}]
+    assert [raw.as_py() for _, raw in rows_of(str(path))] == [{"query": "a"}]
     assert not crater.exists()
     pickle.loads(pickle.dumps(Bomb(crater)))
     assert crater.exists()  # Armed.

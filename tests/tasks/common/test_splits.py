@@ -165,10 +165,11 @@ def test_held_out_records_are_divided_in_proportion() -> None:
 
 
 def test_texts_of_two_splits_are_reported_for_every_pair() -> None:
-    units = {"train": ["a", "b"], "val": ["c"], "test": ["a", "c", "d"]}
-    sources = sources_of({"train": "t.jsonl", "val": None, "test": "u.jsonl"}, units)
+    texts = {"train": ["a", "b"], "val": ["c"], "test": ["a", "c", "d"]}
+    splits = {name: [record(text) for text in of_it] for name, of_it in texts.items()}
+    sources = sources_of({"train": "t.jsonl", "val": None, "test": "u.jsonl"}, splits)
     with pytest.warns(UserWarning, match="results on it flatter") as caught:
-        warn_of_shared(units, sources, "prompts")
+        warn_of_shared(splits, sources)
     assert [str(each.message).partition(" too")[0] for each in caught] == [
         "u.jsonl: 1 of 3 prompts are in t.jsonl",
         "u.jsonl: 1 of 3 prompts are in the val part of t.jsonl",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks import ConversationDataModule
+from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from tests.tasks.conftest import make_data
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
 
@@ -36,7 +34,8 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     assert batch["relative"].nonzero().tolist() == [[1, 1]]
     assert batch["shift"][1, 1] == 0.5
     assert batch["shift"].isnan().sum() == 7
-    assert batch["refusal"].tolist() == [-1, -1, 1, 0]
+    kinds = [ConversationModule.prompt_kind(None, record) for record in batch["records"]]
+    assert kinds == ["", "", "unsafe", "benign"]
     assert batch["objective"].tolist() == [-1] * 4
     texts = data._encoder.tokenizer.batch_decode(
         [ids[:size] for ids, size in zip(dataset[2]["responses"], [99], strict=True)]
@@ -155,19 +154,3 @@ def test_shipped_example_has_three_kinds_of_requirements(language_model_folder) 
 def test_options_that_cannot_be_are_refused(options, words) -> None:
     with pytest.raises(DataError, match=words):
         ConversationDataModule(**options)
-
-
-def test_shift_of_an_absolute_bound(language_model_folder, tmp_path) -> None:
-    row = {
-        "prompt": "Hi",
-        "responses": [{"role": "prefer", "content": "Yes.", "tolerance": -0.75}],
-        "objective": True,
-    }
-    path = write_rows(tmp_path / "r.jsonl", [row])
-    data = module(language_model_folder, str(path), val_fraction=0.0)
-    data.setup("fit")
-    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
-    assert torch.equal(batch["shift"], torch.tensor([[0.75]]))
-    assert not batch["relative"].any()
-    assert batch["objective"].tolist() == [1]
-    assert math.isfinite(batch["shift"].item())

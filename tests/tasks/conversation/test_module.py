@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import (
     ConversationDataModule,
     ConversationModule,
-    When2CallDataModule,
-    When2CallModule,
 )
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
 from pl_pointwise.tasks.language_model.generation import Generation
@@ -30,7 +27,6 @@ from tests.tasks.conftest import (
     step_against_gradient,
 )
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
-from tests.tasks.when2call.conftest import preference_rows
 
 ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 
@@ -183,7 +179,7 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
         avoid_tolerance=-6.0,
         scoring_method="chunked",
     )
-    module.optimization.learning_rate = 1e-2
+    module.training_settings.optimization.learning_rate = 1e-2
     trainer = quiet_trainer(tmp_path, max_epochs=40)
     before = trainer.test(module, data, verbose=False)[0]
     assert before["train/all_met"] == 0
@@ -247,7 +243,7 @@ def test_answers_are_counted_and_written(
     answers = [json.loads(line) for line in lines]
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
-    module.confidential = True
+    module.notes.confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
 
@@ -279,28 +275,3 @@ def test_prediction_answers_prompts_with_and_without_responses(
     answers = [answer for batch in batches for answer in batch]
     assert [answer["index"] for answer in answers] == [0, 1, 2]
     assert all(isinstance(answer["answer"], str) for answer in answers)
-
-
-def test_when2calls_records_and_terms_are_a_case_of_it(language_model_folder, tmp_path) -> None:
-    """Objective over all responses, prefer for chosen, avoid for rejected: the same numbers."""
-    file = str(write_rows(tmp_path / "pref.jsonl", preference_rows(4)))
-    general = made(language_model_folder, objective_roles=["prefer", "avoid"])
-    special = make_module(
-        When2CallModule, language_model_folder, DEFAULT_TRAINING, True, lora=ADAPTERS
-    )
-    ours = data_of(file, language_model_folder)
-    theirs = make_data(
-        When2CallDataModule, language_model_folder, {"train_file": file}, val_fraction=0.0
-    )
-    found = []
-    for module, data in ((general, ours), (special, theirs)):
-        data.setup("fit")
-        rows = data.datasets["train"]
-        batch = data.collate([rows[i] | {"index": i} for i in range(len(rows))])
-        outputs = module.eval()(batch)
-        found.append((module.objective(outputs, batch), module.constraint_values(outputs, batch)))
-    (objective, values), (expected, named) = found
-    assert objective.min() > 0
-    torch.testing.assert_close(objective, expected)
-    torch.testing.assert_close(values["prefer"][:, 0], named["chosen"])
-    torch.testing.assert_close(values["avoid"], named["rejected"])

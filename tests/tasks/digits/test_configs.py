@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from lightning.pytorch import seed_everything
 
-from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.tasks import digits
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, old_model
-from tests.tasks.conftest import overlays
+from tests.tasks.conftest import comparison, overlays, train
 
-FOLDER = Path(digits.__file__).parent / "configs"
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SHORT = [*QUIET, "--trainer.max_epochs", "1"]
 
 
 @pytest.mark.parametrize("name", ["digits", *overlays("digits")])
 def test_packaged_config_trains(name: str, tmp_path: Path) -> None:
-    overlay = [] if name == "digits" else ["--config", name]
-    root = ["--trainer.default_root_dir", str(tmp_path)]
-    main(["fit", "--config", "digits", *overlay, *SHORT, *root])
+    train("digits", name, SHORT, tmp_path)
 
 
 def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
-    options = ["--methods", "digits/methods", "--output", str(tmp_path / "out")]
-    main(["compare", "--config", "digits", *options, *SHORT, "--trainer.logger", "false"])
-    lines = list(csv.DictReader((tmp_path / "out/comparison.csv").open()))
-    methods = yaml.safe_load((FOLDER / "compare/methods.yaml").read_text())
-    assert [line["method"] for line in lines] == list(methods)
-    assert {line["error"] for line in lines} == {""}
+    arguments = [*SHORT, "--trainer.logger", "false"]
+    lines = comparison("digits", "methods", arguments, tmp_path / "out")
     old, plain = lines[0], lines[1]
     assert float(old["train/kept/violated"]) == 0  # It is what must be kept.
     assert float(plain["train/objective"]) < float(old["train/objective"]) - 5

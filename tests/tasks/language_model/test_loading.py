@@ -17,7 +17,6 @@ from pl_pointwise.tasks.language_model.loading import (
     add_lora,
     check_tokenizer,
     load_language_model,
-    load_tokenizer,
 )
 
 
@@ -72,11 +71,6 @@ def test_four_bits_without_the_package_say_what_to_install(language_model_folder
         load_language_model(str(language_model_folder), quantize_4bit=True)
 
 
-def test_a_tokenizer_with_tools_and_an_end_token_passes(language_model_folder: Path) -> None:
-    tokenizer = load_tokenizer(str(language_model_folder), tools=True)
-    assert tokenizer.eos_token == "<|end|>"
-
-
 def test_a_tokenizer_without_an_end_token_is_refused(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
@@ -99,6 +93,7 @@ def test_a_template_that_ignores_tools_is_refused_where_tools_matter(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer)
+    check_tokenizer(tokenizer, tools=True)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     check_tokenizer(tokenizer)
     with pytest.raises(ValueError, match="ignores the tools"):

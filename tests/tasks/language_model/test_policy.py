@@ -71,13 +71,13 @@ def test_a_model_name_alone_leaves_the_tasks_defaults(
     kind = SafetyModule if task == "Safety" else When2CallModule
     for module in (given, kind(Policy(name))):
         assert (module.lora, module.generation) == (lora, generation)
-        assert module.gradient_clip_val == clip
+        assert module.training_settings.gradient_clip_val == clip
     more = ["--model.policy.lora.target_modules", "all-linear", "--model.policy.lora.r", "4"]
     more += ["--model.training.optimization.warmup_ratio", "0.5"]
     module = PointwiseCLI([*arguments, *more], run=False).model
     assert module.lora == Lora(r=4, target_modules="all-linear")
-    assert module.optimization.warmup_ratio == 0.5
-    assert module.optimization.learning_rate == given.optimization.learning_rate
+    chosen, usual = module.training_settings.optimization, given.training_settings.optimization
+    assert (chosen.warmup_ratio, chosen.learning_rate) == (0.5, usual.learning_rate)
 
 
 def test_settings_come_back_from_a_checkpoint_of_plain_values(
@@ -99,7 +99,8 @@ def test_settings_come_back_from_a_checkpoint_of_plain_values(
     run.save_checkpoint(tmp_path / "last.ckpt")
     loaded = SafetyModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
     assert (loaded.policy, loaded.evaluation) == (policy, evaluation)
-    assert (loaded.optimization, loaded.micro_batch_size) == (training.optimization, 2)
+    assert loaded.training_settings.optimization == training.optimization
+    assert loaded.training_settings.micro_batch_size == 2
     assert loaded.evaluation_constraints["refuse"].at_least == -0.3
     assert loaded.tokenizer.chat_template == policy.chat_template
 

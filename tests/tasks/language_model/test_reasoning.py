@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pl_pointwise.tasks.language_model.reasoning import (
@@ -12,7 +10,6 @@ from pl_pointwise.tasks.language_model.reasoning import (
     in_thought,
     split_thought,
 )
-from pl_pointwise.tasks.safety.alpaca_eval import write_outputs
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
@@ -54,9 +51,3 @@ def test_a_text_that_stops_in_a_thought_is_known() -> None:
 def test_a_thought_is_told_from_what_follows_it() -> None:
     assert split_thought("<think>\na\n</think>\n\nb") == ("a", "b")
     assert split_thought("b with </think> in it") == ("", "b with </think> in it")
-
-
-def test_alpaca_eval_gets_the_answers_alone(tmp_path) -> None:
-    row = {"instruction": "1 + 2?", "output": "<think>\nHm.\n</think>\n\nIt is 3."}
-    (found,) = json.loads(write_outputs(tmp_path / "o.json", [row], "policy").read_text())
-    assert found["output"] == "It is 3."

@@ -54,7 +54,7 @@ def tokens(messages, tools=(TOOL,)) -> int:
 
 
 def fitted(messages, limit: int, cut: bool = True) -> list[str] | None:
-    found = fit_prompt(ENCODER, messages, [TOOL], "x", limit, cut=cut)
+    found = fit_prompt(ENCODER, Record(messages, [TOOL], (), "x"), limit, cut=cut)
     return None if found is None else [message["content"] for message in found]
 
 
@@ -99,7 +99,7 @@ def test_whatever_the_conversation_it_fits_and_no_result_loses_its_call(roles, l
         text = f"text number {place}"
         messages.append(turn("assistant", "", 1) if role == "call" else turn(role, text))
     messages.append(turn("user", "last"))
-    found = fit_prompt(ENCODER, messages, [TOOL], "x", limit)
+    found = fit_prompt(ENCODER, Record(messages, [TOOL], (), "x"), limit)
     if found is None:
         fixed = [m for m in messages if m["role"] == "system"] + [turn("user", "t")]
         assert tokens(fixed) > limit

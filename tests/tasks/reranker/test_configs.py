@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,10 +15,17 @@ import yaml
 from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import reranker
-from tests.tasks.conftest import overlays, slow_tables
+from tests.tasks.conftest import (
+    QUIET_RUN,
+    comparison,
+    comparisons,
+    overlays,
+    slow_tables,
+    train,
+    words,
+)
 
 FOLDER = Path(reranker.__file__).parent / "configs"
-COMPARISONS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
 
 
 @pytest.fixture
@@ -32,17 +38,12 @@ def tiny(tiny_cross_encoder_dir, make_rows, write_jsonl, tmp_path) -> list[str]:
     init |= {"data.init_args.source": "files", "data.init_args.train_file": str(train)}
     init |= {"data.init_args.val_file": str(held_out), "data.init_args.batch_size": "3"}
     init |= {"data.init_args.negatives": "3"}
-    init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
-    init |= {"trainer.max_epochs": "1", "trainer.logger": "false"}
-    init |= {"trainer.enable_progress_bar": "false", "trainer.enable_checkpointing": "false"}
-    return [word for key, value in init.items() for word in (f"--{key}", value)]
+    return words(init | {"trainer.max_epochs": "1"} | QUIET_RUN)
 
 
 @pytest.mark.parametrize("name", ["reranker", *overlays("reranker")])
 def test_packaged_config_trains(name, tiny, tmp_path) -> None:
-    overlay = [] if name == "reranker" else ["--config", name]
-    root = ["--trainer.default_root_dir", str(tmp_path / "run")]
-    main(["fit", "--config", "reranker", *overlay, *tiny, *root])
+    train("reranker", name, tiny, tmp_path / "run")
 
 
 def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
@@ -60,20 +61,13 @@ def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", slow_tables(COMPARISONS))
+@pytest.mark.parametrize("name", slow_tables(comparisons("reranker")))
 def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> None:
     output = tmp_path / "out"
     if name != "demo":
         request.getfixturevalue("runs_alone")
-    rows = ["--rows", f"reranker/{name}", "--output", str(output)]
-    tiny += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
-    main(["compare", "--config", "reranker", *rows, *tiny])
-    lines = list(csv.DictReader((output / "comparison.csv").open()))
-    methods = yaml.safe_load((FOLDER / f"compare/{name}.yaml").read_text())
-    assert [line["method"] for line in lines] == list(methods)
-    for line in lines:
-        assert line["error"] == ""
-        assert float(line["test/relevance/max"]) >= float(line["test/relevance/cvar95"])
+    for row in comparison("reranker", name, tiny, output):
+        assert float(row["test/relevance/max"]) >= float(row["test/relevance/cvar95"])
     if name == "demo":
         assert (output / "cdf.png").stat().st_size > 10_000
     assert "| pointwise" in (output / "comparison.md").read_text()

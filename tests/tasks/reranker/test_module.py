@@ -556,7 +556,7 @@ def test_a_checkpoint_gives_the_same_scores(
         assert torch.equal(loaded.eval()(batch), module.eval()(batch))
     assert loaded.objective_candidates == "negatives"
     assert loaded.formulations == module.formulations
-    assert loaded.optimization == FAST.optimization
+    assert loaded.training_settings.optimization == FAST.optimization
 
 
 def test_the_data_take_the_input_format_from_the_module(

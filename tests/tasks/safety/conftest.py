@@ -10,7 +10,7 @@ import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.records import Response
-from pl_pointwise.tasks.safety.records import CATEGORIES, PAPER_CATEGORIES, Record
+from pl_pointwise.tasks.safety.records import PAPER_CATEGORIES, Record
 from tests.tasks import conftest
 from tests.tasks.conftest import make_data
 
@@ -49,7 +49,7 @@ def judgement_rows(
         {
             "prompt": prompt,
             "response": response,
-            "category": {name: name in seen for name in CATEGORIES},
+            "category": {name: name in seen for name in (*PAPER_CATEGORIES, "self_harm")},
             "is_safe": safe[place] if safe else False,
         }
         for place, seen in enumerate(categories)

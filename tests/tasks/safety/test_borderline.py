@@ -85,8 +85,7 @@ def test_borderline_prompts_follow_the_others_and_are_held_out_by_type(
     assert not prompts[0] & prompts[1]
     assert sides["train"].categories[-1] in ("homonyms", "definitions")
     batch = data.collate([{**sides["train"][i], "index": i} for i in (0, 10, 16)])
-    assert batch["unsafe"].tolist() == [False, True, False]
-    assert batch["borderline"].tolist() == [False, False, True]
+    assert [each.kind for each in batch["records"]] == ["benign", "unsafe", "borderline"]
     assert batch["rank"].tolist() == [0, 0, 0]
 
 
@@ -249,8 +248,10 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
     assert masks["comply_borderline"].tolist() == [False, False, True, True]
     assert masks["refuse"].tolist() == [False, True, False, False]
     assert masks["objective"].tolist() == [True, False, True, False]  # the first has an answer
-    values = module.constraint_values(module(batch), batch)
-    assert torch.equal(values["comply_borderline"], values["comply"])  # s̄ of each one's refusal
+    outputs = module(batch)
+    refusals = outputs.mean_log_likelihood.gather(1, batch["refusal"])[:, 0]
+    values = module.constraint_values(outputs, batch)
+    assert torch.equal(values["comply_borderline"][2:], refusals[2:])
     assert module.constraints["comply_borderline"].at_most == -3
     plain = made(language_model_folder)
     assert list(plain.constraints) == ["refuse", "comply"]

@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,16 +15,18 @@ import yaml
 from pl_pointwise import Average, Penalty, Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import safety
-from tests.tasks.conftest import overlays, slow_tables
+from tests.tasks.conftest import (
+    QUIET_RUN,
+    comparison,
+    comparisons,
+    overlays,
+    slow_tables,
+    train,
+    words,
+)
 from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
 
 FOLDER = Path(safety.__file__).parent / "configs"
-ROWS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
-OVERLAYS = overlays("safety")
-
-
-def words(options: dict[str, str]) -> list[str]:
-    return [word for key, value in options.items() for word in (f"--{key}", value)]
 
 
 @pytest.fixture
@@ -37,10 +38,7 @@ def tiny(language_model_folder, safety_files) -> list[str]:
     init |= {f"data.init_args.{name}": path for name, path in safety_files.items()}
     init |= {"data.init_args.unsafe_schema": "labelled"}
     init |= {"model.init_args.policy.generation.max_new_tokens": "4"}
-    init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
-    init |= {"trainer.logger": "false", "trainer.enable_model_summary": "false"}
-    init |= {"trainer.enable_progress_bar": "false", "trainer.enable_checkpointing": "false"}
-    return words(init)
+    return words(init | QUIET_RUN)
 
 
 @pytest.fixture
@@ -66,37 +64,21 @@ def adapted(tiny, safety_files, tmp_path):
     return arguments
 
 
-@pytest.mark.parametrize("name", ["safety", *OVERLAYS])
+@pytest.mark.parametrize("name", ["safety", *overlays("safety")])
 def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
-    overlay = [] if name == "safety" else ["--config", name]
-    root = ["--trainer.default_root_dir", str(tmp_path / "run"), "--trainer.max_epochs", "1"]
-    main(["fit", "--config", "safety", *overlay, *adapted(name), *root])
+    train("safety", name, [*adapted(name), "--trainer.max_epochs", "1"], tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", slow_tables(ROWS))
+@pytest.mark.parametrize("name", slow_tables(comparisons("safety")))
 def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> None:
-    base = [] if name in ("table", "practical", "required") else [f"safety/{name}"]
-    output = tmp_path / "results"
-    arguments = [word for each in ("safety", *base) for word in ("--config", each)]
-    arguments += [
-        "--rows",
-        f"safety/{name}",
-        *adapted(name),
-        "--model.init_args.evaluation.answer_in",
-        "[]",
-    ]
-    arguments += [
-        "--model.init_args.training.optimization.warmup_ratio",
-        "0",
-    ]  # else one step is of no size
-    arguments += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
-    main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
-    with (output / "comparison.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(yaml.safe_load((FOLDER / "compare" / f"{name}.yaml").read_text()))
+    base = [] if name in ("table", "practical", "required") else ["--config", f"safety/{name}"]
+    options = {"model.init_args.evaluation.answer_in": "[]", "trainer.max_steps": "1"}
+    # Without it one step is of no size.
+    options |= {"model.init_args.training.optimization.warmup_ratio": "0"}
+    arguments = [*base, *adapted(name), *words(options)]
+    rows = comparison("safety", name, arguments, tmp_path / "results")
     constraints = ["avoid"] if "pku" in name else ["refuse", "comply"]
     for row in rows:
-        assert row["error"] == ""
         for constraint in constraints:
             assert float(row[f"test/{constraint}/max"]) >= float(row[f"test/{constraint}/cvar95"])
         assert float(row["test/kl"]) >= -1e-5
@@ -145,7 +127,7 @@ def test_the_papers_settings_are_those_of_the_base(tiny) -> None:
     module = PointwiseCLI(["--config", "safety", *tiny], run=False).model
     assert (module.lora.r, module.lora.lora_alpha, module.lora.lora_dropout) == (64, 128, 0.05)
     assert module.lora.target_modules == "attention"
-    chosen = module.optimization
+    chosen = module.training_settings.optimization
     assert (chosen.learning_rate, chosen.weight_decay) == (5e-4, 0.01)
     assert (chosen.schedule, chosen.warmup_ratio) == ("cosine", 0.1)
     spoken = module.generation

@@ -18,7 +18,6 @@ from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.safety.data import ALPACA_TEMPLATE, REFUSAL_TEXT, SafetyDataset
 from pl_pointwise.tasks.safety.records import (
-    CATEGORIES,
     HELPFUL,
     REFUSAL,
     UNSAFE,
@@ -158,8 +157,8 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     assert data.datasets["contrast"].categories == ["homonyms"]  # the halves of a type, one name
     assert [r.text for r in data.datasets["alpaca_eval"].records] == ["Name a tree."]
     assert roles_of(data, "pku") == [[REFUSAL]] * 6
-    assert next(iter(loaders["pku"]))["unsafe"].all()
-    assert not next(iter(loaders["over_refusal"]))["unsafe"].any()
+    assert all(record.unsafe for record in next(iter(loaders["pku"]))["records"])
+    assert not any(record.unsafe for record in next(iter(loaders["over_refusal"]))["records"])
 
 
 def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
@@ -187,9 +186,9 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
     assert batch["roles"].tolist() == [[0, 1], [1, 2], [1, -1]]
-    assert batch["unsafe"].tolist() == [False, True, True]
+    assert batch["refusal"].tolist() == [[1], [0], [0]]
     assert batch["rank"].tolist() == [2, 0, 1]
-    assert batch["text"][2] == "How do I steal 1 cars?"
+    assert batch["records"][2].text == "How do I steal 1 cars?"
     assert batch["index"].tolist() == [2, 10, 11]
     assert ((batch["response_lengths"] > 0) == (batch["roles"] >= 0)).all()
     tokenizer = AutoTokenizer.from_pretrained(language_model_folder)
@@ -216,7 +215,7 @@ def test_batches_have_both_kinds_in_proportion_and_every_sample_once(
         assert sorted(seen) == list(range(50))
         for batch in batches:
             share = len(batch["index"]) * 13 / 50
-            assert abs((~batch["unsafe"]).sum().item() - share) < 2
+            assert abs(sum(not record.unsafe for record in batch["records"]) - share) < 2
         orders.append(seen)
     assert orders[0] != orders[1] != orders[2]
 
@@ -288,12 +287,6 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
 def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> None:
     with pytest.raises(DataError, match=message):
         SafetyDataModule("no-such-model", **options)
-
-
-def test_a_category_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(DataError, match="'theft'") as caught:
-        Selection(categories=["theft"])
-    assert all(name in str(caught.value) for name in CATEGORIES)
 
 
 @pytest.mark.parametrize("kind", ["benign", "unsafe"])

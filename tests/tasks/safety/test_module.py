@@ -19,6 +19,7 @@ from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.safety.cost_model import CostModel
 from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
+from pl_pointwise.tasks.safety.rates import write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
@@ -27,7 +28,7 @@ from tests.tasks.conftest import (
     random_batch,
     response_by_hand,
 )
-from tests.tasks.safety.conftest import pair_rows, write_rows
+from tests.tasks.safety.conftest import pair_rows, record, write_rows
 
 ADAPTERS = Lora(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "o_proj"])
 LARGE = Lora(
@@ -37,13 +38,8 @@ LARGE = Lora(
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 SHORT = Generation(max_new_tokens=5)
-ANSWER, SAYS_NO, HARMFUL, SAFE_ANSWER = map(ROLES.index, (HELPFUL, REFUSAL, UNSAFE, SAFE))
-IN_BATCH = [
-    [ANSWER, SAYS_NO, -1],
-    [SAYS_NO, HARMFUL, -1],
-    [SAFE_ANSWER, HARMFUL, SAYS_NO],
-    [SAYS_NO, -1, -1],
-]
+ANSWER = ROLES.index(HELPFUL)
+IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REFUSAL,)]
 
 
 def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
@@ -55,11 +51,9 @@ def made(folder: Path, moved: bool = True, **options: Any) -> SafetyModule:
 def batch_of(rows: tuple[int, ...] = (0, 1, 2, 3)) -> dict[str, Any]:
     """A benign prompt, an unsafe one, a pair of an unsafe one, an unsafe one with its refusal."""
     prompts, responses = (5, 9, 7, 6), ((6, 4), (4, 8), (7, 5, 4), (4,))
-    batch = random_batch([prompts[row] for row in rows], [responses[row] for row in rows])
-    batch["index"] = torch.tensor(rows)
-    batch["roles"] = torch.tensor(IN_BATCH)[list(rows), : batch["response_lengths"].shape[1]]
-    batch["unsafe"] = torch.tensor([row > 0 for row in rows])
-    return batch
+    records = [record("x", row > 0, *((role, "") for role in IN_BATCH[row])) for row in rows]
+    lengths = [prompts[row] for row in rows], [responses[row] for row in rows]
+    return random_batch(*lengths, records=records, roles=ROLES)
 
 
 def data_of(files: dict[str, str], **options: Any) -> SafetyDataModule:
@@ -465,3 +459,16 @@ def test_answers_are_counted_judged_and_written(
         outputs = json.loads((tmp_path / f"alpaca_eval/{who}/model_outputs.json").read_text())
         assert [row["instruction"] for row in outputs] == ["Name 0.", "Name 1.", "Name 2."]
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
+
+
+def test_alpaca_evals_file_is_a_list_of_stripped_answers_with_their_model(tmp_path) -> None:
+    rows = [
+        {"instruction": "Name a colour.", "output": ' Blau – ünï\n"blue"\n'},
+        {"instruction": "1 + 1?", "output": "<think>\nHm.\n</think>\n\n2"},
+    ]
+    path = tmp_path / "a" / "model_outputs.json"
+    write_outputs(path, rows, "policy")
+    assert json.loads(path.read_text(encoding="utf-8")) == [
+        {**rows[0], "output": 'Blau – ünï\n"blue"', "generator": "policy"},
+        {**rows[1], "output": "2", "generator": "policy"},
+    ]

@@ -12,7 +12,6 @@ import pytest
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.records import with_refusals
 from pl_pointwise.tasks.safety.records import (
-    CATEGORIES,
     HELPFUL,
     PAPER_CATEGORIES,
     REFUSAL,
@@ -35,7 +34,6 @@ from pl_pointwise.tasks.safety.records import (
 )
 from tests.tasks.safety.conftest import (
     PRIVACY,
-    THEFT,
     VIOLENCE,
     benign_rows,
     judgement_rows,
@@ -50,12 +48,6 @@ def judged(rows: list[dict[str, Any]]) -> list[Judgement]:
 
 
 # BeaverTails --------------------------------------------------------------------------------------
-
-
-def test_the_papers_categories_are_among_the_fourteen() -> None:
-    assert len(set(CATEGORIES)) == 14
-    assert PAPER_CATEGORIES == (VIOLENCE, THEFT, PRIVACY)
-    assert set(PAPER_CATEGORIES) <= set(CATEGORIES)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +219,6 @@ PAIR = pair_row("p", (False, True))
         (parse_instruction, {"instruction": "x"}, 'field "output" is missing'),
         (parse_labelled, {"text": "x"}, '"prompt" is missing'),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
-        (parse_judgement, JUDGED | {"category": {"theft": True}}, "theft.*animal_abuse; child"),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
         (parse_pair, PAIR | {"response_1": "Answer A."}, "equals response_0"),

@@ -5,7 +5,6 @@ Only the model, the data and the length of the run are replaced; every other key
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,12 +15,17 @@ import yaml
 from pl_pointwise import Pointwise, Relaxed
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import when2call
-from tests.tasks.conftest import overlays, slow_tables
+from tests.tasks.conftest import (
+    QUIET_RUN,
+    comparison,
+    comparisons,
+    overlays,
+    slow_tables,
+    train,
+    words,
+)
 
 FOLDER = Path(when2call.__file__).parent / "configs"
-ROWS = sorted(path.stem for path in FOLDER.glob("compare/*.yaml"))
-OVERLAYS = overlays("when2call")
-
 
 PAIRS = [{"system": "Add.", "input": f"{i} + 1?", "chosen": f"{i + 1}", "rejected": "Hm."}
          for i in range(6)]  # fmt: skip
@@ -34,11 +38,7 @@ def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
     init = {"model.init_args.policy.model_name": model}
     init |= {"data.init_args.source": "files", "data.init_args.batch_size": "4"}
     init |= {f"data.init_args.{name}": path for name, path in when2call_files.items()}
-    init |= {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
-    init |= {"trainer.max_epochs": "1", "trainer.logger": "false"}
-    init |= {"trainer.limit_train_batches": "2", "trainer.enable_model_summary": "false"}
-    init |= {"trainer.enable_progress_bar": "false", "trainer.enable_checkpointing": "false"}
-    return [word for key, value in init.items() for word in (f"--{key}", value)]
+    return words(init | {"trainer.limit_train_batches": "2"} | QUIET_RUN)
 
 
 @pytest.fixture
@@ -51,34 +51,21 @@ def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
         "mcq_file": "null",
         "preparation.val_fraction": "0.2",
     }
-    return tiny + [w for k, v in files.items() for w in (f"--data.init_args.{k}", v)]
+    return tiny + words({f"data.init_args.{name}": value for name, value in files.items()})
 
 
-@pytest.mark.parametrize("name", ["when2call", *OVERLAYS])
+@pytest.mark.parametrize("name", ["when2call", *overlays("when2call")])
 def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
-    tiny = tiny_pairs if name == "when2call/orca" else tiny
-    overlay = [] if name == "when2call" else ["--config", name]
-    root = ["--trainer.default_root_dir", str(tmp_path / "run")]
-    main(["fit", "--config", "when2call", *overlay, *tiny, *root])
+    arguments = tiny_pairs if name == "when2call/orca" else tiny
+    train("when2call", name, [*arguments, "--trainer.max_epochs", "1"], tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", slow_tables(ROWS))
+@pytest.mark.parametrize("name", slow_tables(comparisons("when2call")))
 def test_packaged_rows_compare(name, tiny, tiny_pairs, runs_alone, tmp_path, capsys) -> None:
     orca = name == "orca"
-    overlay = ["--config", "when2call/orca"] if orca else []
-    arguments = tiny_pairs if orca else tiny
-    if "--trainer.max_epochs" in arguments:  # A row may train for no epoch at all.
-        place = arguments.index("--trainer.max_epochs")
-        arguments = arguments[:place] + arguments[place + 2 :]
-    output = tmp_path / "results"
-    arguments = ["--config", "when2call", *overlay, "--rows", f"when2call/{name}", *arguments]
-    arguments += ["--trainer.num_sanity_val_steps", "0"]  # `fit` has them.
-    main(["compare", *arguments, "--trainer.max_steps", "1", "--output", str(output)])
-    with (output / "comparison.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(yaml.safe_load((FOLDER / "compare" / f"{name}.yaml").read_text()))
-    for row in rows:
-        assert row["error"] == ""
+    arguments = ["--config", "when2call/orca", *tiny_pairs] if orca else tiny
+    arguments = [*arguments, "--trainer.max_steps", "1"]
+    for row in comparison("when2call", name, arguments, tmp_path / "results"):
         accuracies = [float(row[f"{stage}/pairwise_accuracy"]) for stage in ("test", "train")]
         assert all(0 <= accuracy <= 1 for accuracy in accuracies)
         if not orca:
@@ -125,7 +112,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     tiny += ["--data.init_args.group_rejected", "true"]
     base = ["--config", "when2call", "--config", "when2call/pointwise", *tiny]
     base += ["--trainer.default_root_dir", str(run)]
-    main(["fit", *base])
+    main(["fit", *base, "--trainer.max_epochs", "1"])
     (checkpoint,) = run.rglob("*.ckpt")
     state = torch.load(checkpoint, weights_only=True)
     assert state["pl_pointwise"]["multipliers"]["rejected"].shape == (6, 2)

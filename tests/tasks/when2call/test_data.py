@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.json
-import pyarrow.parquet
 import pytest
-import torch
 from lightning.pytorch import Trainer
 
 from pl_pointwise.errors import DataError
@@ -120,18 +117,6 @@ def test_skipped_records_are_counted(language_model_folder, tmp_path) -> None:
     assert len(data.datasets["train"]) == 1
 
 
-def test_parquet_and_json_lines_give_the_same_data(language_model_folder, tmp_path) -> None:
-    path = write_rows(tmp_path / "t.jsonl", preference_rows(4))
-    pyarrow.parquet.write_table(pyarrow.json.read_json(path), tmp_path / "t.parquet")
-    found = []
-    for name in ("t.jsonl", "t.parquet"):
-        files = {"train_file": str(tmp_path / name)}
-        data = module(language_model_folder, files, val_fraction=0)
-        data.setup("fit")
-        found.append(data.datasets["train"].fingerprint)
-    assert found[0] == found[1]
-
-
 def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     language_model_folder, tmp_path, monkeypatch
 ) -> None:
@@ -216,7 +201,7 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
     assert (batch["response_lengths"] > 0).tolist() == [[True, True, False], [True] * 3]
-    assert batch["choices"][0, 2] == -1
+    assert batch["roles"].tolist() == [[0, 1, -1], [0, 1, 1]]
     # and so in a batch none of whose samples has three
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
 
@@ -296,9 +281,9 @@ def test_test_runs_held_out_training_and_multiple_choice_data(
     assert list(loaders) == ["test", "train", "mcq"]
     batch = next(iter(loaders["mcq"]))
     assert batch["response_lengths"].shape == (4, 4)
-    assert torch.equal(batch["choices"][:, 0], batch["gold"])
-    assert batch["has_tools"].tolist() == [True, True, True, False]
-    assert "gold" not in next(iter(loaders["train"]))
+    assert all(record.choice and record.choices[0] > 0 for record in batch["records"])
+    assert [bool(record.tools) for record in batch["records"]] == [True, True, True, False]
+    assert not any(record.choice for record in next(iter(loaders["train"]))["records"])
 
 
 def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_files) -> None:

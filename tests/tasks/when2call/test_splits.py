@@ -36,25 +36,6 @@ def test_three_splits_have_each_behaviour_in_proportion(
         assert len(set(units_of(data.datasets[name]) or [])) == 3 * prompts
 
 
-def test_a_file_certifies_and_is_compared_with_both_others(language_model_folder, tmp_path) -> None:
-    rows = preference_rows(12)
-    parts = {"train": rows[:12], "val": rows[12:16], "test": [*rows[16:], rows[0], rows[12]]}
-    files = {
-        f"{name}_file": str(write_rows(tmp_path / f"{name}.jsonl", part))
-        for name, part in parts.items()
-    }
-    data = module(language_model_folder, files, test_fraction=0.5)
-    with pytest.warns(UserWarning, match="results on it flatter") as caught:
-        data.setup(None)
-    assert [len(data.datasets[name]) for name in parts] == [12, 4, 10]
-    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 1, ("val", "test"): 1}
-    texts = [str(each.message) for each in caught if "flatter" in str(each.message)]
-    assert len(texts) == 2
-    assert "test.jsonl: 1 of 10 prompts are in" in texts[0]
-    assert "train.jsonl too" in texts[0]
-    assert "val.jsonl too" in texts[1]
-
-
 def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
     language_model_folder, tmp_path
 ) -> None:

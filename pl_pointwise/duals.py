@@ -1,0 +1,386 @@
+"""The multipliers with the rule that moves them: what of λ is in force, stepped, saved, kept.
+
+Where λ is stored: multipliers.py. ψ and its derivative: formulations.py.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .batch_statistic import (
+    BatchStatistic,
+    Reduce,
+    Slope,
+    batch_statistic,
+    linearised,
+    slope_of,
+    stepped_threshold,
+)
+from .data import fingerprint
+from .errors import TrainingError
+from .fingerprints import RANDOM_ROWS
+from .formulations import BatchFormulation, Formulation
+from .gradient_units import GradientUnits
+from .multiplier_share import PullShares
+from .multipliers import Multipliers
+from .step import DualStep, Measured, Terms, carries, last_visits, weights
+from .task import Task, warn
+
+CPU = torch.device("cpu")
+
+
+class Duals:
+    """λ of every constraint of a task.
+
+    Attributes:
+        multipliers: λ by constraint, float32 in training-set order.
+        thresholds: t by constraint of a CVaR, () or (2,).
+        units: Λ and r of the formulations that find their own α.
+        pull_shares: how much of each constraint's pull is its multipliers'.
+        in_force: the formulations with α a number, of the last step.
+        dual_first: whether the step of the weights uses λ after this step's dual update.
+        fingerprint: of the training set that the multipliers belong to.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.dual_first = task.training_settings.order == "dual_first"
+        self.multipliers = Multipliers(0)
+        self.thresholds: dict[str, Tensor] = {}
+        self.units = GradientUnits()
+        self.pull_shares = PullShares()
+        self.in_force: dict[str, Formulation] = {}
+        self.fingerprint: str | None = None
+        self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
+        """Epoch and visits of the steps since the last dual step."""
+
+    # In a step ----------------------------------------------------------------------------------
+
+    def rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:
+        """λ_t of the samples, by constraint, on the violations' device by one asynchronous copy."""
+        found = {}
+        for name, formulation in self.task.formulations.items():
+            if formulation.scope == "sample":
+                violation = terms.followed[name]
+                rows = self.multipliers.rows(name, index, violation.shape[1])
+                rows = rows.pin_memory() if violation.is_cuda else rows
+                found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
+        return found
+
+    def note(self, measured: Measured, epoch: int, steps_an_epoch: float) -> None:
+        """Keeps what the dual step needs of a step, by constraint, until it is due.
+
+        Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
+        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it. Behind
+        the judged violation, or its statistic, stands the followed one where it is another.
+        """
+        visits: dict[str, list[Tensor]] = {}
+        for name, formulation in self.in_force.items():
+            mask = measured.masks[name]
+            rows = None if mask.all() else carries(mask)
+            if rows is not None and not rows.any():
+                continue
+            if formulation.scope == "sample":
+                visit = [measured.index, measured.judged[name], mask, measured.multipliers[name]]
+                visit += [measured.followed[name]] if measured.strict else []
+                visits[name] = visit if rows is None else [part[rows] for part in visit]
+            elif formulation.scope == "batch":
+                visits[name] = self._visit_of_batch(name, measured)
+        self._window.append((epoch, visits))
+        self.units.add(measured, self.task.formulations, self.in_force, steps_an_epoch)
+
+    def step(self, epoch: int) -> dict[str, DualStep]:
+        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others.
+
+        Each at its last visit's violation; a statistic of the batch at its mean over the steps.
+
+        Returns: what was done by constraint; nothing while the window of steps is open.
+        """
+        steps, settings = dict[str, DualStep](), self.task.training_settings
+        if len(self._window) < settings.primal_steps:
+            return steps
+        window, self._window = self._window, []
+        for name, formulation in self.in_force.items():
+            visits = [visits[name] for _, visits in window if name in visits]
+            if not visits:
+                continue
+            if formulation.scope == "batch":
+                value, *followed = (
+                    torch.stack(of_steps).mean(0) for of_steps in zip(*visits, strict=True)
+                )
+                multiplier = self.multipliers.scalar(name, len(value)).to(value)
+                stepped = formulation.ascend(value, multiplier)
+                self.multipliers.write_scalar(name, stepped)
+                mask = torch.ones_like(value, dtype=torch.bool)
+                parts = [value, mask, multiplier, stepped, *(followed or [value])]
+                steps[name] = DualStep(None, *(part[None] for part in parts))
+                continue
+            parts = visits[0]
+            if len(visits) > 1:
+                parts = list(map(torch.cat, zip(*visits, strict=True)))
+            if len(set(parts[0].tolist())) < len(parts[0]):
+                last = last_visits(parts[0])
+                parts = [part[last] for part in parts]
+            index, judged, mask, multiplier, *followed = parts
+            stepped = torch.where(mask, formulation.ascend(judged, multiplier), multiplier)
+            self.multipliers.write(name, index, stepped)
+            steps[name] = DualStep(
+                index, judged, mask, multiplier, stepped, *(followed or [judged])
+            )
+        if settings.multiplier_folder is not None:  # λ_{t+1} stands where all will read it.
+            self.task.trainer.strategy.barrier()
+        self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
+        return steps
+
+    # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------
+
+    @property
+    def on_batch(self) -> dict[str, BatchFormulation]:
+        """The formulations in force that act on one."""
+        return {
+            name: cast("BatchFormulation", formulation)
+            for name, formulation in self.in_force.items()
+            if formulation.scope == "batch"
+        }
+
+    def known_slopes(self) -> dict[str, Slope] | None:
+        """∂ψ/∂mean where it is λ, whatever the batch; None where it has to be measured."""
+        if self.dual_first or not all(f.linear for f in self.on_batch.values()):
+            return None
+        return {name: Slope(self._threshold(name), self._scalar(name)) for name in self.on_batch}
+
+    def slopes(
+        self,
+        terms: Sequence[Terms],
+        counts: Mapping[str, Tensor],
+        device: torch.device,
+        reduce: Reduce | None = None,
+    ) -> dict[str, Slope]:
+        """∂ψ/∂mean by constraint, at the violations of all micro-batches.
+
+        reduce: where the other ranks hold samples of the step too.
+        """
+        found = {}
+        for name, formulation in self.on_batch.items():
+            shared = counts[name], device, reduce
+            followed = [(part.followed[name].detach(), part.masks[name]) for part in terms]
+            statistic = self._statistic(name, followed, *shared)
+            multiplier = self._scalar(name).to(statistic.mean, non_blocking=True)
+            if self.dual_first:
+                parts = [(part.judged[name], part.masks[name]) for part in terms]
+                judged = self._statistic(name, parts, *shared)
+                multiplier = formulation.ascend(judged.value, multiplier)
+            found[name] = slope_of(statistic, multiplier)
+        return found
+
+    def batch_loss(
+        self, terms: Terms, slopes: Mapping[str, Slope], counts: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A micro-batch's share of terms whose gradients are those of ψ(statistic, λ)."""
+        total = torch.zeros((), dtype=terms.objective.dtype, device=terms.objective.device)
+        for name, formulation in self.on_batch.items():
+            violation, mask = terms.followed[name], terms.masks[name]
+            psi = linearised(formulation, violation, mask, slopes[name])
+            normalised = weights(mask, self._sides(name), violation.dtype) / counts[name]
+            total = total + (torch.where(mask, psi, 0) * normalised).sum()
+        return total
+
+    def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
+        """The statistic of a step (sides,), on the CPU; adds ψ of it, steps the threshold.
+
+        That of the judged violations, then, where it is another, that of those that the weights
+        followed; ψ is of the latter.
+        """
+        formulation, count = self.on_batch[name], measured.counts[name]
+        parts = [(measured.followed[name], measured.masks[name])]
+        value = self._statistic(name, parts, count, CPU).value
+        values = [value]
+        if measured.strict:
+            judged = [(measured.judged[name], measured.masks[name])]
+            values.insert(0, self._statistic(name, judged, count, CPU).value)
+        measured.lagrangian += float(formulation.lagrangian(value, self._scalar(name)).sum())
+        if formulation.learns_threshold:
+            sides, threshold = self._sides(name), self._threshold(name)
+            stepped = stepped_threshold(formulation, parts, sides, count, threshold)
+            self.thresholds[name] = stepped if len(stepped) > 1 else stepped[0]
+        return values
+
+    def _statistic(
+        self,
+        name: str,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        count: Tensor | int,
+        device: torch.device,
+        reduce: Reduce | None = None,
+    ) -> BatchStatistic:
+        formulation, threshold = self.on_batch[name], self._threshold(name)
+        sides = self._sides(name)
+        return batch_statistic(formulation, parts, sides, count, threshold, device, reduce)
+
+    def _sides(self, name: str) -> int:
+        return self.task.constraints[name].sides
+
+    def _scalar(self, name: str) -> Tensor:
+        """λ of each side, (sides,)."""
+        return self.multipliers.scalar(name, self._sides(name))
+
+    def _threshold(self, name: str) -> Tensor:
+        """t of each side, (sides,); 0 where the formulation learns none."""
+        sides = self._sides(name)
+        return self.thresholds.get(name, torch.zeros(sides)).reshape(sides)
+
+    # At the start of a fit ----------------------------------------------------------------------
+
+    def start(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
+        """Keeps the multipliers if they belong to this training set; refuses or resets them if not.
+
+        dataset: None where there is none with positions.
+        restored: what a checkpoint says of the run that goes on; None for a new one.
+
+        Raises:
+            TrainingError: a checkpoint's are of another training set; or see :meth:`_fit_tables`.
+        """
+        if dataset is not None:
+            self._keep_or_reset(dataset, restored)
+        self._fit_tables()
+        folder = self.task.training_settings.multiplier_folder
+        if folder is not None:
+            self._map(Path(folder))
+        if restored is None:
+            self.pull_shares = PullShares()
+
+    def _keep_or_reset(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
+        found = fingerprint(dataset)
+        if found.startswith(RANDOM_ROWS):
+            warn(
+                self.task,
+                "Rows of the training set differ each time they are read, so only their number "
+                "tells a resumed run whether they are the same. Give the data set an attribute "
+                "`fingerprint`, a text of your own, to have that checked.",
+            )
+        before = (restored or {}).get("fingerprint")
+        if before is not None and before != found:
+            raise TrainingError(
+                "These multipliers belong to another training set, or to another order of it "
+                f"(checkpoint: {self.multipliers.samples:,} samples; now: {len(dataset):,}). "
+                "Restore the data, or start without `ckpt_path`."
+            )
+        if before is None and found != self.fingerprint:
+            if self.fingerprint is not None:
+                warn(
+                    self.task, "Another training set than before: the multipliers start at 0 again."
+                )
+            self.multipliers = self.multipliers.for_samples(len(dataset))
+            self.thresholds, self.units = {}, GradientUnits()
+            self._window = []
+        self.fingerprint = found
+
+    def _fit_tables(self) -> None:
+        """Fits multipliers and thresholds to the formulations of now, or refuses them.
+
+        Kept, whatever else changes: those per sample under another formulation per sample, those of
+        a statistic of the batch under another statistic. Dropped, with a warning: those of a
+        constraint that is gone or whose formulation has none.
+
+        Raises:
+            TrainingError: one per sample where the formulation has one per constraint, or the other
+                way round; negative ones of an inequality; initial values of another shape.
+        """
+        task, multipliers = self.task, self.multipliers
+        for name in set(multipliers).intersection(multipliers.pending()):
+            warn(task, f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')
+            del multipliers.pending()[name]
+        for name in [*multipliers, *multipliers.pending()]:
+            formulation = task.formulations.get(name)
+            if formulation is None or formulation.scope == "none":
+                what = "no such constraint" if formulation is None else repr(formulation)
+                warn(task, f'Multipliers of "{name}" are dropped: this module has {what}.')
+                multipliers.reset(name)
+                continue
+            table = multipliers.get(name)
+            if table is None:
+                table = multipliers.pending()[name]
+                _check_initial(name, table, formulation, multipliers.samples)
+            elif (table.dim() == 2) != (formulation.scope == "sample"):
+                raise TrainingError(
+                    f'Constraint "{name}": its multipliers, {tuple(table.shape)}, are one per '
+                    f"{'sample' if table.dim() == 2 else 'constraint'}, and those of {formulation} "
+                    f"are not. Start them again from 0: {_remedy(name)}."
+                )
+            if not formulation.signed and (table < 0).any():
+                raise TrainingError(
+                    f'Constraint "{name}" has multipliers below 0, which only an equality has. '
+                    "Give others with module.multipliers.set(), or start them from 0: "
+                    f"{_remedy(name)}."
+                )
+        # What was reset is not stepped by visits from before, nor by a threshold of then.
+        self._window = [
+            (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
+            for epoch, visits in self._window
+        ]
+        self.thresholds = {
+            name: threshold
+            for name, threshold in self.thresholds.items()
+            if name in multipliers and task.formulations[name].learns_threshold
+        }
+
+    def _map(self, folder: Path) -> None:
+        """Moves the tables into files, one set a machine, which its local rank 0 writes."""
+        trainer = self.task.trainer
+        run = trainer.strategy.broadcast(uuid.uuid4().hex)
+        self.multipliers = self.multipliers.mapped(
+            folder / f"multipliers-{run}-node{trainer.node_rank}", writer=trainer.local_rank == 0
+        )
+        trainer.strategy.barrier()
+
+    # In a checkpoint ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "samples": self.multipliers.samples,
+            "multipliers": self.multipliers.state_dict(),
+            "thresholds": dict(self.thresholds),
+            "gradient_units": self.units.state_dict(),
+            "fingerprint": self.fingerprint,
+            "window": self._window,
+            "pull": self.pull_shares.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.multipliers = self.multipliers.for_samples(int(state["samples"]))
+        self.multipliers.load_state_dict(state["multipliers"])
+        self.thresholds = {
+            name: value.to("cpu", torch.float32, copy=True)
+            for name, value in state["thresholds"].items()
+        }
+        self.units.load_state_dict(state["gradient_units"])
+        self.pull_shares = PullShares()
+        self.pull_shares.load_state_dict(state["pull"])
+        self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
+        self.fingerprint = state["fingerprint"]
+
+
+def _check_initial(name: str, values: Tensor, formulation: Formulation, samples: int) -> None:
+    wanted = f"({samples},) or ({samples}, K)" if formulation.scope == "sample" else "() or (2,)"
+    if formulation.scope == "sample":
+        fits = values.dim() == 0 or len(values) == samples
+    else:
+        fits = tuple(values.shape) in ((), (2,))
+    if not fits:
+        raise TrainingError(
+            f'Initial multipliers of "{name}" have shape {tuple(values.shape)}; {formulation} '
+            f"needs one number, or {wanted}. Set others with module.multipliers.set()."
+        )
+
+
+def _remedy(name: str) -> str:
+    return (
+        f"call module.multipliers.reset({name!r}) before fit; of a checkpoint, after "
+        "load_from_checkpoint, and fit without ckpt_path"
+    )

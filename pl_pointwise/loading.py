@@ -1,0 +1,70 @@
+"""An exported model in one line, with what it was required to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CERTIFICATE = Path("certificate") / "certificate.json"
+
+
+def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) -> Any:
+    """Load what ``module.export`` or ``compare --require`` wrote, and print its certificate.
+
+    From safetensors only, and no code of the folder runs. A certificate is the word of whoever
+    exported the model; ``pl-pointwise check`` and ``monitor`` measure anew.
+
+    Args:
+        name: the folder, or a repository on the hub that holds one.
+        revision: on the hub.
+        quiet: whether to print nothing.
+
+    Returns:
+        A re-ranker's `sentence_transformers.CrossEncoder`; else (model, tokenizer), the model with
+        an exported adapter merged into its base.
+
+    Raises:
+        FileNotFoundError: a path where there is no folder.
+    """
+    folder = _folder(str(name), revision)
+    if not quiet:
+        print(required_of(folder))
+    config = folder / "config.json"
+    if config.is_file() and "sentence_transformers" in json.loads(config.read_text("utf-8")):
+        from sentence_transformers import CrossEncoder
+
+        return CrossEncoder(
+            str(folder), trust_remote_code=False, model_kwargs={"use_safetensors": True}
+        )
+    from .tasks.language_model.loading import load_language_model, load_tokenizer
+
+    return load_language_model(str(folder)), load_tokenizer(str(folder))
+
+
+def required_of(folder: Path) -> str:
+    """What an exported folder's certificate says, a line a requirement."""
+    path = folder / CERTIFICATE
+    if not path.is_file():
+        return f"{folder}: no certificate. What it does on new inputs was not tested."
+    found = json.loads(path.read_text("utf-8"))
+    lines = [
+        f"{each['text']}: {each['share']:.3g} on {each['n']:,} samples that had chosen nothing, at "
+        f"most {each['bound']:.3g} of inputs like these"
+        for each in found["requirements"]
+    ]
+    since = f", since {found['date']}" if "date" in found else ""
+    sure = f"{100 * found['confidence']:g} %"
+    return "\n  ".join([f"{folder}: certified with {sure} confidence{since}", *lines])
+
+
+def _folder(name: str, revision: str | None) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(
+            f"{name}: there is no such folder. Give what was exported, or its name on the hub."
+        )
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, revision=revision))

@@ -1,0 +1,144 @@
+"""What a task is: constraints, terms of each sample, metrics. No step, no multiplier."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torchmetrics import Metric
+
+from .errors import TrainingError
+from .formulations import Constraint, Formulation
+from .optimizers import Training
+from .rows import take_rows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Notes:
+    """What others know of a model: for its card, and for what may be written about it."""
+
+    confidential: bool = False
+    """Nobody is to see yet what this evaluation measures, so a task writes no files about it."""
+    certificate: str | None = None
+    """What ``compare --require`` certified."""
+    checkpoint: str = ""
+    """That the weights are of; "" for those of the last step."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What only the user knows; see model_card.py."""
+
+
+class Task(LightningModule):
+    """The methods that a task writes, and what was declared of it.
+
+    Everything that trains and evaluates a task takes it as this class; users derive from
+    :class:`~pl_pointwise.module.PointwiseModule`.
+    """
+
+    constraints: dict[str, Constraint]
+    evaluation_constraints: dict[str, Constraint]
+    formulations: dict[str, Formulation]
+    training_settings: Training
+    trainer: Any
+
+    host_keys: tuple[str, ...] = ("index",)
+    """Entries of a batch that stay on the CPU."""
+    shared_objective: ClassVar[str] = "objective"
+
+    # The terms of each sample -------------------------------------------------------------------
+
+    @abstractmethod
+    def objective(self, outputs: Any, batch: Any) -> Tensor:
+        """ℓ₀ of each sample, (B,), from the forward pass's output."""
+        raise TrainingError(f"{type(self).__name__} has no objective(outputs, batch): define it.")
+
+    @abstractmethod
+    def constraint_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
+        """ℓ_k of each sample by constraint, (B,) or (B, K): values, not yet violations."""
+        raise TrainingError(
+            f"{type(self).__name__} has no constraint_values(outputs, batch): define it."
+        )
+
+    def membership(self, batch: Any) -> dict[str, Tensor]:
+        """Which samples carry which term: bool (B,) by "objective" or constraint, or (B, K).
+
+        Computed from the batch alone. A term left out is carried by every sample.
+        """
+        return {}
+
+    def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
+        """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
+
+        For what has no gradient, such as a test that a generated answer passes or not: given for
+        all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
+        The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
+        and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
+
+        The relaxation u* that is reported of :class:`~pl_pointwise.formulations.Relaxed` is that at
+        v. With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
+        than the strict test; with α also towards ṽ ≤ 0. A
+        :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
+
+        What is left out is its own strict value: a constraint, in this batch or always. Where a
+        test costs too much for every visit of a sample, give its last strict value again. Called
+        without gradients, behind ``constraint_values``; what it draws changes nothing, and modes
+        and buffers it must leave as they are.
+        """
+        return {}
+
+    def select(self, batch: Any, rows: Tensor) -> Any:
+        """The given rows (R,) of a batch; override it where a batch is not made of rows."""
+        return take_rows(batch, rows)
+
+    # Evaluation and export ----------------------------------------------------------------------
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
+
+        One that the data set's batches never update is not reported.
+        """
+        return {}
+
+    def update_evaluation_metrics(
+        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+    ) -> None:
+        """Adds a batch of the data set ``stage``, by its name in the log keys.
+
+        real: bool (B,), False for rows that only fill up a rank.
+        """
+
+    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+        """Before the metrics are computed, after the last batch of all data sets, on every rank.
+
+        metrics: by data set and name.
+        """
+
+    def export(self, path: str | Path) -> Path:
+        """Writes the model as a folder that other libraries load; a task says which.
+
+        Raises:
+            TypeError: the task has no export.
+        """
+        raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
+
+
+def judges_strictly(task: Task) -> bool:
+    """Whether :meth:`Task.strict_values` is asked; the same for all steps of a fit."""
+    return type(task).strict_values is not Task.strict_values
+
+
+def warn(task: Task, message: str) -> None:
+    """Logs a warning, once for all ranks."""
+    if task.trainer.is_global_zero:
+        log.warning(message)
+
+
+def when(task: Task) -> str:
+    """Where the fit stands, for messages."""
+    return f"train, epoch {task.current_epoch}, step {task.global_step}"

@@ -1,0 +1,131 @@
+"""Responses by role, and what a constraint asks of those of one role.
+
+A task has a table of requirements, a line for each constraint:
+
+    requirements = {"refuse": Requirement("refusal", "at_least", kinds=("unsafe",)), …}
+
+With s̄(y) the mean log-likelihood of a response's tokens, a constraint asks for s̄(y) ≥ ε or
+s̄(y) ≤ ε of the responses of its role, or bounds another number of theirs (``value``). A response
+may have a bound of its own, absolute or relative to the reference (records.py); a batch brings it
+along as ``shift`` and ``relative``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pl_pointwise import Constraint
+
+from .batch import ABSENT, collate_columns, collate_responses
+from .records import Record
+from .scoring import ResponseStatistics
+
+
+def mean_log_likelihood(outputs: ResponseStatistics) -> Tensor:
+    """s̄ of each response, (B, R)."""
+    return outputs.mean_log_likelihood
+
+
+def log_ratio(outputs: ResponseStatistics) -> Tensor:
+    """s̄(y₀) − s̄(y) of each response y, (B, R); response 0 is the chosen one."""
+    means = outputs.mean_log_likelihood
+    return means[:, :1] - means
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a constraint asks of responses.
+
+    Args:
+        role: of the responses that it is about.
+        bound: the side on which a value must lie of its tolerance.
+        several: whether a sample may have several such responses: values are (B, K), else (B,).
+        kinds: of the prompts that it is about, as ``Record.kind`` names them; () is all.
+        value: what is bounded of each scored response, (B, R).
+    """
+
+    role: str
+    bound: Literal["at_least", "at_most"]
+    several: bool = False
+    kinds: tuple[str, ...] = ()
+    value: Callable[[ResponseStatistics], Tensor] = mean_log_likelihood
+
+    def constraint(self, option: str, tolerance: float) -> Constraint:
+        """The constraint of a tolerance that was given as ``option``.
+
+        Raises:
+            ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
+        """
+        upper = self.bound == "at_most"
+        if tolerance > 0 and self.value is mean_log_likelihood:
+            raise ValueError(
+                f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0, "
+                + (
+                    "so it would hold of every response. Give a negative number"
+                    if upper
+                    else f"so no response could reach it. Give −{tolerance:g}: the tokens then "
+                    f"have a probability of e^−{tolerance:g} = {math.exp(-tolerance):.2f} each, in "
+                    "the geometric mean"
+                )
+                + "; or null, where the option takes it, for no such constraint."
+            )
+        return Constraint(at_most=tolerance) if upper else Constraint(at_least=tolerance)
+
+    def columns(self, batch: Mapping[str, Any]) -> Tensor:
+        """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
+        columns: Tensor = batch[self.role]
+        if self.kinds:
+            concerned = torch.tensor([record.kind in self.kinds for record in batch["records"]])
+            columns = columns.where(concerned[:, None], ABSENT)
+        return columns if self.several else columns[:, 0]
+
+
+def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dict[str, Any]:
+    """The batch of B rows of encoded.py, R responses to each at most, K_r of role r::
+
+        index, prompt_ids, prompt_lengths, response_ids, response_lengths   batch.py
+        records   B records
+        roles     (B, R)    long   what each response is, a position in ``roles``; −1 where absent
+        shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
+        relative  (B, R)    bool   whether that bound is measured from the reference's s̄
+        <role>    (B, K_r)  long   which responses are of the role; −1 where absent
+        objective (B,)      long   1 carries the objective, 0 does not, −1 its roles decide
+        rank      (B,)      long   place among the samples of the same category
+
+    R and K_r are the data set's, in every batch alike.
+    """
+    records: list[Record] = [row["record"] for row in rows]
+    batch: dict[str, Any] = collate_responses(
+        [row["prompt"].tolist() for row in rows],
+        [[response.tolist() for response in row["responses"]] for row in rows],
+        rows[0]["columns"],
+    )
+    batch |= {"index": torch.tensor([row["index"] for row in rows]), "records": records}
+    numbers = [[roles.index(role) for role in record.roles] for record in records]
+    batch["roles"] = collate_columns(numbers, rows[0]["columns"])
+    for number, role in enumerate(roles):
+        places = [[column for column, own in enumerate(of) if own == number] for of in numbers]
+        batch[role] = collate_columns(places, max(1, rows[0]["widths"].get(role, 0)))
+    batch["shift"] = torch.full(batch["roles"].shape, math.nan)
+    batch["relative"] = torch.zeros(batch["roles"].shape, dtype=torch.bool)
+    for row, record in enumerate(records):
+        for column, response in enumerate(record.responses):
+            if (own := response.tolerance) is not None:
+                # s̄ ≥ ε becomes s̄ − ε ≥ 0, and s̄ ≥ s̄_ref − δ becomes s̄ − s̄_ref + δ ≥ 0.
+                batch["shift"][row, column] = own if response.relative else -own
+                batch["relative"][row, column] = response.relative
+    given = [record.objective for record in records]
+    batch["objective"] = torch.tensor([ABSENT if each is None else int(each) for each in given])
+    batch["rank"] = torch.tensor([row["rank"] for row in rows])
+    return batch
+
+
+def mean_over(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of each sample over the columns of a mask, 0 of none: (B, R), (B, R) → (B,)."""
+    return torch.where(mask, values, 0).sum(1) / mask.sum(1).clamp(min=1)

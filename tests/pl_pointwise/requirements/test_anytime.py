@@ -1,0 +1,80 @@
+"""Tests that may be looked at for ever: fair bets, states that go on, and alarms at all looks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from pl_pointwise.requirements.anytime import BETS, Drift, MeanAbove
+
+RATES = st.floats(0.01, 0.95)
+
+
+@given(RATES, st.floats(0, 1))
+def test_a_bet_on_the_mean_is_fair_at_the_bound(at_most: float, low: float) -> None:
+    """Of losses ``low`` and 1 with the mean α no bet gains or loses on average."""
+    low = low * at_most
+    odds = (at_most - low) / (1 - low)
+    after = []
+    for loss in (low, 1.0):
+        test = MeanAbove(at_most)
+        test.add([loss])
+        after.append(np.exp(test.log_wealth))
+    np.testing.assert_allclose((1 - odds) * after[0] + odds * after[1], 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("bet", BETS[::6])
+def test_a_bet_on_ranks_is_fair(bet: float) -> None:
+    assert quad(lambda p: (1 - bet) * p**-bet, 0, 1)[0] == pytest.approx(1, abs=1e-6)
+
+
+@given(st.lists(st.floats(0, 1), max_size=30), st.integers(0, 30))
+def test_two_looks_are_one(losses: list[float], cut: int) -> None:
+    """The state of a look is all that the next one needs."""
+    whole, pieces = MeanAbove(0.2), MeanAbove(0.2)
+    whole.add(losses)
+    pieces.add(losses[:cut])
+    again = MeanAbove(0.2, list(pieces.log_wealth))
+    again.add(losses[cut:])
+    np.testing.assert_allclose(again.log_wealth, whole.log_wealth, atol=1e-9)
+
+
+def alarms(make: object, draw: object, draws: int, looks: int = 40, batch: int = 20) -> float:
+    """The share of streams that ever give an alarm at 5 %."""
+    found = 0
+    for _ in range(draws):
+        test = make()  # type: ignore[operator]
+        for _ in range(looks):
+            test.add(draw(batch))  # type: ignore[operator]
+            if test.p_value <= 0.05:
+                found += 1
+                break
+    return found / draws
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.2, 0.6])
+def test_the_error_is_that_of_all_looks(rate: float) -> None:
+    """At the bound; a test at 5 % in each look would end in an alarm far more often than .05."""
+    draw = np.random.default_rng(1)
+    assert alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate, draws=300) <= 0.05
+    assert alarms(lambda: MeanAbove(rate), lambda n: draw.random(n) < rate + 0.2, draws=20) == 1
+
+
+@pytest.mark.parametrize("levels", [3, 10**6], ids=["ties", "no ties"])
+def test_drift_is_found_where_there_is_one(levels: int) -> None:
+    draw = np.random.default_rng(2)
+
+    def values(n: int, scale: float = 1.0) -> list[float]:
+        return np.floor(draw.random(n) ** scale * levels).tolist()
+
+    assert alarms(lambda: Drift(values(100)), values, draws=100) <= 0.05
+    assert alarms(lambda: Drift(values(100)), lambda n: values(n, 3.0), draws=10) >= 0.8
+
+
+@pytest.mark.parametrize("loss", [-0.1, 1.1, np.nan])
+def test_losses_outside_the_unit_interval_are_refused(loss: float) -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        MeanAbove(0.1).add([loss])

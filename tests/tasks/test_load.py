@@ -1,0 +1,58 @@
+"""``pl_pointwise.load``: what was exported, in one line, with its certificate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+import pl_pointwise
+from pl_pointwise import Pointwise
+from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.reranker.module import RerankerModule
+from pl_pointwise.tasks.safety.module import SafetyModule
+from tests.tasks.conftest import move_adapters
+from tests.tasks.reranker.conftest import save_tiny_cross_encoder
+
+CERTIFICATE = {
+    "confidence": 0.95,
+    "date": "2026-11-23",
+    "requirements": [{"text": "refuse: violated <= 0.1", "share": 0.02, "n": 300, "bound": 0.05}],
+}
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_language_model_gives_what_the_module_gives(
+    merged: bool, language_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = Lora(r=2, target_modules="all-linear")
+    policy = Policy(str(language_model_folder), lora=lora, merge_on_export=merged)
+    module = SafetyModule(policy, Pointwise())
+    move_adapters(module)
+    folder = module.export(tmp_path / "model")
+    (folder / "certificate").mkdir()
+    (folder / "certificate" / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    model, tokenizer = pl_pointwise.load(folder)
+    said = capsys.readouterr().out
+    assert "95 % confidence, since 2026-11-23" in said
+    assert "refuse: violated <= 0.1: 0.02 on 300 samples" in said
+    ids = torch.tensor([tokenizer("a b c")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, module.model.eval()(ids).logits)
+
+
+def test_a_re_ranker_is_a_cross_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = RerankerModule(str(save_tiny_cross_encoder(tmp_path / "base")), max_length=32)
+    module.export(tmp_path / "model")
+    found = pl_pointwise.load(tmp_path / "model")
+    assert isinstance(found, CrossEncoder)
+    assert "no certificate" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_no_name_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        pl_pointwise.load(tmp_path / "model")
