@@ -314,8 +314,8 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
     assert found.share < 0.1
     with pytest.raises(RequirementError, match="200 that are known already"):
         monitor(model, like, state=state)  # A record counts once, whenever it comes.
+    drifted = ["--data.init_args.test_file", "drifted", "--state", str(state)]
     with pytest.raises(SystemExit) as end:
-        drifted = ["--data.init_args.test_file", "drifted", "--state", str(state)]
         main(["monitor", str(model), *drifted])
     assert end.value.code == 1
     assert "near: violated <= 0.1: broken" in capsys.readouterr().out
