@@ -174,7 +174,7 @@ def test_no_task_does_in_a_hook_itself_what_an_override_could_lose(task: type, h
     if hook == "on_fit_start":
         assert parts(child, hook) == ["_prepare_fit"]
     if task is SafetyModule and hook == "on_train_start":
-        assert parts(child, hook) == ["_fill_cache", "_check_training_set"]
+        assert parts(child, hook) == ["_prepare_training"]
         assert parts(Run, hook) == ["start_training"]
 
 
