@@ -99,11 +99,13 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
     """Fresh adapters give the reference, of which every divergence is 0, a wrong one too."""
     right = scoring_module.chunked_token_statistics
 
-    def reversed_divergence(head: Any, hidden: Tensor, targets: Tensor, reference: Any, *rest: Any):
-        log_likelihood, _, reference_ll = right(head, hidden, targets, reference, *rest)
+    def reversed_divergence(
+        head: Any, hidden: Tensor, targets: Tensor, reference: Any, **rest: Any
+    ):
+        log_likelihood, _, reference_ll = right(head, hidden, targets, reference, **rest)
         if reference is None:
             return log_likelihood, None, None
-        return log_likelihood, right(head, reference, targets, hidden, *rest)[1], reference_ll
+        return log_likelihood, right(head, reference, targets, hidden, **rest)[1], reference_ll
 
     monkeypatch.setattr(scoring_module, "chunked_token_statistics", reversed_divergence)
     model = add_lora(make_model("llama").to(dtype), Lora(target_modules=["q_proj", "up_proj"]))
