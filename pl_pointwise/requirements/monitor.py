@@ -152,7 +152,7 @@ def _judge(
 ) -> Check:
     requirement = Requirement.parse(entry["text"])
     subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
-    fresh = {"units": [], "mean": None, "drift": None, "looks": 0}
+    fresh: dict[str, Any] = {"units": [], "mean": None, "drift": None, "looks": 0}
     past = calls.setdefault(entry["text"], fresh)
     seen = {*before["unit"], *past["units"]}
     given = values_of(new, subject, CERTIFICATION)["unit"]
