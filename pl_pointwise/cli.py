@@ -36,13 +36,14 @@ from .module import PointwiseModule
 COMMANDS = {
     "compare": "compare.command",
     "export": "export",
+    "check": "requirements.check",
     "monitor": "requirements.monitor",
     "report": "compare.report",
     "tolerances": "requirements.tolerances",
 }
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
-OF_STRANGERS = ("export", "monitor", "report")
+OF_STRANGERS = ("check", "export", "monitor", "report")
 """What is run on downloads, maybe within their folder, whose files are importable with --config."""
 
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(

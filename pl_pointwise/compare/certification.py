@@ -73,6 +73,12 @@ def check_requirements(comparison: Comparison, built: dict[Path, Built]) -> None
             ``model`` that no answer has written.
     """
     requirements = [Requirement.parse(text) for text in comparison.requirements]
+    for each in requirements:
+        if each.beside is not None:
+            raise RequirementError(
+                f"{each.text!r} is about a predecessor, which a comparison has none of. Certify "
+                "the model first, then: pl-pointwise check OUTPUT/model --against OLD."
+            )
     _replaceable(comparison.output)
     found = [each.cli for each in built.values()]
     cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)

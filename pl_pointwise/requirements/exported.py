@@ -66,13 +66,17 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
 
 
 def measure_new_records(
-    folder: str | Path, options: Sequence[str], configs: Sequence[str] = ()
+    folder: str | Path,
+    options: Sequence[str],
+    configs: Sequence[str] = (),
+    trained: bool = True,
 ) -> DataFrame:
     """Returns the table of samples.py of new records, by a forward pass of the exported model.
 
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
+    trained: False for the model that it was trained from.
 
     Raises:
         RequirementError: no certificate in the folder, a class or function in its configuration
@@ -90,7 +94,7 @@ def measure_new_records(
     words = [word for config in configs for word in ("--config", config)]
     words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
     cli = PointwiseCLI(words, run=False)
-    path = inside / "model.ckpt"
+    path = inside / "model.ckpt" if trained else None
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
 

@@ -6,11 +6,14 @@
     mcq/tool_call: violated <= 0.1       of a data set beside the splits; its only constraint
     over_refusal <= 0.05                 a metric of the task that is a mean of values in [0, 1]
     mrr@10 >= 0.3
+    lost(refuse) <= 0.02                 of all inputs: a predecessor met it, this model does not
+    gained(refuse/malware) >= 0.3        the other way round
+    mrr@10 >= predecessor - 0.02         the difference of a metric
 
 A name has up to three parts, DATASET/CONSTRAINT/CATEGORY. Each is a condition on one mean of losses
 in [0, 1]: a sample's worst violation above the bound counts 1, else 0; a metric that has to be
 large counts 1 − its value. The mean is over units (prompts, queries): of a unit's samples the worst
-counts, or of a metric their mean.
+counts, or of a metric their mean. A difference d of metrics in [0, 1] is the loss (1 + d) / 2.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +32,14 @@ from .p_values import Losses, fewest_samples
 FORM = re.compile(
     r"\s*(?P<name>[^:<>=]+?)((?P<colon>\s*:\s*|\s+)(?P<statistic>violated|q\d{1,2}(\.\d+)?))?"
     r"\s*(?P<sign><=|>=)\s*(?P<bound>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*"
+)
+
+PAIRED = re.compile(
+    r"\s*(?P<kind>lost|gained)\s*\((?P<name>[^()]+)\)\s*(?P<sign><=|>=)\s*(?P<bound>[\d.]+)\s*"
+)
+RELATIVE = re.compile(
+    r"\s*(?P<name>[^:<>=]+?)\s*(?P<sign><=|>=)\s*predecessor\s*"
+    r"((?P<direction>[-+])\s*(?P<margin>[\d.]+))?\s*"
 )
 
 EXAMPLES = (
@@ -58,6 +70,8 @@ class Requirement:
     """A violation above it counts as a loss; None for a metric."""
     complement: bool = False
     """Whether a metric has to be large, so that the loss is 1 − its value."""
+    beside: Literal["lost", "gained", "difference"] | None = None
+    """What is counted beside a predecessor; None for a requirement of one model."""
 
     @classmethod
     def parse(cls, text: str) -> Requirement:
@@ -70,6 +84,8 @@ class Requirement:
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
+        if paired := PAIRED.fullmatch(text) or RELATIVE.fullmatch(text):
+            return cls._paired(text, paired.groupdict())
         found = FORM.fullmatch(text)
         if found is None or ":" not in (found["colon"] or ":"):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
@@ -85,6 +101,25 @@ class Requirement:
         level = float(statistic[1:]) / 100
         return cls(text, parts, 1 - level, bound)._checked(level)
 
+    @classmethod
+    def _paired(cls, text: str, found: dict[str, str | None]) -> Requirement:
+        parts = tuple(part.strip() for part in str(found["name"]).split("/"))
+        large = found["sign"] == ">="
+        if "kind" not in found:
+            margin = float(found["margin"] or 0)
+            if margin and large != (found["direction"] == "-"):
+                raise RequirementError(
+                    f"{text!r}: this asks for an improvement of every draw of inputs. Write "
+                    '">= predecessor - 0.02" or "<= predecessor + 0.02".'
+                )
+            return cls(text, parts, (1 + margin) / 2, None, large, "difference")._checked(margin)
+        bound = float(found["bound"] or 0)
+        if large != (found["kind"] == "gained"):
+            raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
+        if large:
+            return cls(text, parts, 1 - bound, 0.0, beside="gained")._checked(bound)
+        return cls(text, parts, bound, 0.0, beside="lost")._checked(bound)
+
     def _checked(self, given: float) -> Requirement:
         if not 0 < self.at_most < 1:
             raise RequirementError(
@@ -93,16 +128,31 @@ class Requirement:
             )
         return self
 
-    def losses(self, values: np.ndarray) -> Losses:
+    def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
 
-        NaN counts 1, of either.
+        NaN counts 1, of either. before: the same of the predecessor.
 
         Raises:
-            RequirementError: a metric's value that is not in [0, 1].
+            RequirementError: a metric's value that is not in [0, 1], or no predecessor.
         """
+        if self.beside is not None and before is None:
+            raise RequirementError(
+                f"{self.text!r} is about a predecessor: pl-pointwise check MODEL --against OLD."
+            )
         if self.beyond is not None:
-            return (~(values <= self.beyond)).astype(float)
+            met = values <= self.beyond
+            if self.beside is None or before is None:
+                return (~met).astype(float)
+            met_before = before <= self.beyond
+            lost = ~met & met_before
+            return (lost if self.beside == "lost" else ~(met & ~met_before)).astype(float)
+        losses = self._losses_of_metric(values)
+        if before is not None and self.beside is not None:
+            losses = (1 + losses - self._losses_of_metric(before)) / 2
+        return losses
+
+    def _losses_of_metric(self, values: np.ndarray) -> Losses:
         losses = 1 - values if self.complement else np.asarray(values, float)
         losses = np.where(np.isnan(losses), 1.0, losses)
         if ((losses < 0) | (losses > 1)).any():

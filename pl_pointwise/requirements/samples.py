@@ -26,7 +26,7 @@ from pandas import DataFrame
 from pl_pointwise.data import categories_of, fingerprint, units_of
 
 from .p_values import Losses
-from .requirement import Known, Subject
+from .requirement import Known, RequirementError, Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,8 +143,9 @@ def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
 
 def sample_losses(samples: DataFrame, subject: Subject, split: str) -> Losses:
     """Returns (samples,) losses of a requirement on a split, dependent ones of a unit each."""
-    values = values_of(samples, subject, split)["value"].to_numpy()
-    return subject.requirement.losses(values)
+    found = values_of(samples, subject, split)
+    before = found["before"].to_numpy() if "before" in found else None
+    return subject.requirement.losses(found["value"].to_numpy(), before)
 
 
 def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
@@ -162,6 +163,26 @@ def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     if subject.category is not None:
         chosen &= samples["category"] == subject.category
     return samples[chosen]
+
+
+def beside(samples: DataFrame, predecessor: DataFrame) -> DataFrame:
+    """Returns the table with the predecessor's values of the same samples as ``before``.
+
+    Raises:
+        RequirementError: they were not measured on the same samples.
+    """
+    places = ["dataset", "kind", "quantity", "index", "unit"]
+    before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
+    found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
+    alone = found[found["_merge"] != "both"]
+    if len(alone):
+        first = alone.iloc[0]
+        raise RequirementError(
+            f"{len(alone):,} of {len(samples):,} values have none of the predecessor beside them, "
+            f"the first {first['quantity']!r} of sample {first['index']} of {first['dataset']!r}. "
+            "Both models must be measured on the same records, with the same constraints."
+        )
+    return found.drop(columns="_merge")
 
 
 def write_samples(samples: DataFrame, path: Path) -> None:

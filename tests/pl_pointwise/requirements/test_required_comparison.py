@@ -378,6 +378,24 @@ def test_monitor_imports_nothing_that_the_folder_names(certified, tmp_path, monk
     assert crater.exists()
 
 
+def test_check_says_whether_a_model_may_replace_another(certified, tmp_path, capsys) -> None:
+    model, summary = certified / "model", tmp_path / "summary.md"
+    words = [str(model), "--data.init_args.test_file", "like", "--summary", str(summary)]
+    main(["check", *words, "--against", str(model)])  # Nothing is lost against itself.
+    assert summary.read_text().startswith("**Yes**")
+    assert "lost(near) <= 0.05 | yes | 0 |" in summary.read_text()
+    with pytest.raises(SystemExit) as end:
+        main(["check", *words, "--against", "start", "--require", "gained(near) >= 0.99"])
+    assert end.value.code == 1
+    assert "**No**" in capsys.readouterr().out
+
+
+def test_a_comparison_has_no_predecessor(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        compare(tmp_path, "--require", "lost(near) <= 0.1")
+    assert "pl-pointwise check OUTPUT/model --against OLD" in capsys.readouterr().err
+
+
 def test_monitor_says_what_it_lacks(certified, capsys) -> None:
     for words, said in (
         ([str(certified)], "there is no certificate"),

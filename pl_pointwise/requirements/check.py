@@ -1,0 +1,160 @@
+"""``pl-pointwise check``: whether a model may replace another, by the same inputs, beyond chance.
+
+    pl-pointwise check NEW/model --against OLD/model --data.init_args.test_file records.jsonl \\
+        --require "lost(refuse) <= 0.02" --require "refuse: violated <= 0.1"
+
+Both folders are ones that ``compare --require`` exported; ``--against start`` is the model that NEW
+was trained from. Both are measured on the records, which must have chosen neither. The answer is
+yes if every requirement is met; where one is not, that happens with a probability of at most
+1 − confidence. Without --require: what NEW is certified for, and of each of its constraints
+"lost(…) <= 0.05". Ends with status 0 for yes and 1 for no. --summary writes the table as Markdown,
+for a pull request. Of the folders' configurations only classes of this package are built; --config
+names one that you trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pandas import DataFrame
+
+from pl_pointwise.cli_errors import CommandParser
+
+from .exported import measure_new_records, read_certificate
+from .p_values import p_value, samples_needed, upper_bound
+from .requirement import Requirement, RequirementError, Subject
+from .samples import CERTIFICATION, beside, known_from, losses_of, sample_losses, values_of
+
+START = "start"
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One requirement on the records."""
+
+    requirement: str
+    n: int
+    """Independent samples."""
+    share: float
+    """Their mean loss."""
+    at_most: float
+    bound: float
+    """Upper bound on the mean loss of inputs like these."""
+    p: float
+    met: bool
+    worst: list[int]
+    """Positions of the first samples that count against it."""
+
+    def line(self) -> str:
+        """Returns the row of a Markdown table."""
+        positions = ", ".join(map(str, self.worst)) or "–"
+        return (
+            f"| {self.requirement} | {'yes' if self.met else 'no'} | {self.share:.3g} | "
+            f"{self.bound:.3g} | {self.at_most:.3g} | {self.p:.2g} | {self.n:,} | {positions} |"
+        )
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs the command; unknown options go to LightningCLI and say where the records are."""
+    parser = CommandParser("check", __doc__)
+    parser.add_argument("folder", type=Path, metavar="NEW", help="what compare --require exported")
+    parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
+    parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
+    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
+    parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
+    known, options = parser.parse_known_args(list(args))
+    if not 0 < known.confidence < 1:
+        parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
+    try:
+        certificate, _ = read_certificate(known.folder)
+        new = measure_new_records(known.folder, options, known.config)
+        old = measure_new_records(
+            known.folder if known.against == START else known.against,
+            options,
+            known.config,
+            trained=known.against != START,
+        )
+        samples = beside(new, old)
+        texts = known.require or [
+            *(each["text"] for each in certificate["requirements"]),
+            *(f"lost({name}) <= 0.05" for name in known_from(samples).constraints),
+        ]
+        found = check(samples, [Requirement.parse(text) for text in texts], known.confidence)
+    except RequirementError as error:
+        parser.error(str(error))
+    text = report(found, known.confidence)
+    print(text)
+    if known.summary is not None:
+        known.summary.write_text(text + "\n", encoding="utf-8")
+    if not all(each.met for each in found):
+        raise SystemExit(1)
+
+
+def check(
+    samples: DataFrame, requirements: Sequence[Requirement], confidence: float = 0.95
+) -> list[Verdict]:
+    """Returns a verdict per requirement; the answer is yes if all are met.
+
+    A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
+
+    samples: of :func:`~.samples.beside`; ``split`` is not read.
+
+    Raises:
+        RequirementError: a requirement about nothing that there is.
+    """
+    samples = samples.assign(split=CERTIFICATION)
+    known = known_from(samples)
+    return [_judge(samples, known.subject(each), confidence) for each in requirements]
+
+
+def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
+    requirement = subject.requirement
+    losses = losses_of(samples, subject, CERTIFICATION)
+    if not len(losses):
+        raise RequirementError(f"{requirement.text!r}: none of the records is about it.")
+    zero_one = requirement.beyond is not None  # By what is required, not by a look at the losses.
+    each = sample_losses(samples, subject, CERTIFICATION)
+    index = values_of(samples, subject, CERTIFICATION)["index"].to_numpy()
+    unmet = index[each > (0.5 if requirement.beyond is None else 0.0)]
+    return Verdict(
+        requirement.text,
+        len(losses),
+        float(losses.mean()),
+        requirement.at_most,
+        upper_bound(losses, confidence, zero_one),
+        p := p_value(losses, requirement.at_most, confidence, zero_one),
+        p <= 1 - confidence,
+        np.sort(unmet)[:SHOWN].tolist(),
+    )
+
+
+def report(found: Sequence[Verdict], confidence: float) -> str:
+    """Returns the answer as Markdown."""
+    sure = f"{100 * confidence:g} %"
+    if all(each.met for each in found):
+        head = f"**Yes**, with {sure} confidence: every requirement is met on inputs like these."
+    else:
+        head = f"**No**: not shown with {sure} confidence."
+    lines = [
+        head,
+        "",
+        "| required | met | mean loss here | at most, on inputs like these | required at most "
+        "| p | samples | against it, first samples |",
+        "|---" * 8 + "|",
+        *(each.line() for each in found),
+    ]
+    for each in found:
+        if not each.met and each.share < each.at_most:
+            needed = samples_needed(each.at_most, each.share, confidence)
+            if needed is not None:
+                lines += [
+                    "",
+                    f"{each.requirement}: {each.share:.3g} here is below the bound; if that holds, "
+                    f"{needed:,} samples show it four times in five. Give more records.",
+                ]
+    return "\n".join(lines)

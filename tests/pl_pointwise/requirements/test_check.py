@@ -1,0 +1,101 @@
+"""A model beside its predecessor: paired requirements, and the error of a yes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pl_pointwise.requirements import Requirement, RequirementError
+from pl_pointwise.requirements.check import check, report
+from pl_pointwise.requirements.samples import beside
+
+
+def table(values: object, kind: str = "constraint", units: object = None) -> pd.DataFrame:
+    values = np.asarray(values, float)
+    index = np.arange(len(values))
+    return pd.DataFrame(
+        {
+            "split": "certification",
+            "dataset": "test",
+            "kind": kind,
+            "quantity": "refuse" if kind == "constraint" else "mrr",
+            "index": index,
+            "value": values,
+            "unit": [f"u{u}" for u in (index if units is None else np.asarray(units))],
+            "category": "",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "losses"),
+    [
+        ("lost(refuse) <= 0.1", [0, 0, 1, 0]),
+        ("gained(refuse) >= 0.1", [1, 0, 1, 1]),
+        ("refuse: violated <= 0.1", [0, 0, 1, 1]),
+    ],
+)
+def test_lost_and_gained_are_of_all_inputs(text: str, losses: list[float]) -> None:
+    now, before = np.array([-1.0, -1, 1, 1]), np.array([-1.0, 1, -1, 1])
+    assert Requirement.parse(text).losses(now, before).tolist() == losses
+
+
+@pytest.mark.parametrize(
+    ("text", "at_most", "losses"),
+    [("mrr >= predecessor - 0.02", 0.51, [0.4, 1.0]), ("mrr <= predecessor", 0.5, [0.6, 0.0])],
+)
+def test_a_difference_of_metrics(text: str, at_most: float, losses: list[float]) -> None:
+    requirement = Requirement.parse(text)
+    assert requirement.at_most == pytest.approx(at_most)
+    found = requirement.losses(np.array([0.7, 0.0]), np.array([0.5, 1.0]))
+    np.testing.assert_allclose(found, losses)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lost(refuse) >= 0.1", "gained(refuse) <= 0.1", "mrr >= predecessor + 0.1", "lost(a) <= 1.5"],
+)
+def test_what_cannot_be_asked_for_is_refused(text: str) -> None:
+    with pytest.raises(RequirementError):
+        Requirement.parse(text)
+
+
+def test_without_a_predecessor_there_is_nothing_to_lose() -> None:
+    with pytest.raises(RequirementError, match="--against"):
+        check(table([-1.0]), [Requirement.parse("lost(refuse) <= 0.1")])
+    with pytest.raises(RequirementError, match="same records"):
+        beside(table([-1.0, 1.0]), table([-1.0]))
+
+
+def test_a_unit_counts_once_and_the_report_names_samples() -> None:
+    """Of two samples of a prompt the worst counts."""
+    now = table([-1.0] * 99 + [1.0], units=np.arange(100) // 2)
+    [found] = check(
+        beside(now, table([-1.0] * 100, units=np.arange(100) // 2)),
+        [Requirement.parse("lost(refuse) <= 0.2")],
+    )
+    assert (found.n, found.share, found.worst, found.met) == (50, 0.02, [99], True)
+    assert report([found], 0.95).startswith("**Yes**, with 95 % confidence")
+
+
+@pytest.mark.parametrize(("lost", "worse"), [(0.1, 0.0), (0.0, 0.1), (0.0, 0.0)])
+def test_a_yes_is_wrong_at_most_as_often_as_is_said(
+    lost: float, worse: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three requirements at its bound, ties among the differences; 60 draws."""
+    monkeypatch.setattr("pl_pointwise.requirements.check.upper_bound", lambda *_: 1.0)  # Slow.
+    texts = ["lost(refuse) <= 0.1", "refuse: violated <= 0.4", "mrr >= predecessor - 0.1"]
+    requirements = [Requirement.parse(text) for text in texts]
+    random = np.random.default_rng(0)
+    yes = []
+    for _ in range(60):
+        before = random.random(400) < 0.2
+        violated = before | (random.random(400) < lost / 0.8)
+        scores = random.choice([0.5, 1.0], 400)
+        now = scores - 0.5 * (random.random(400) < 2 * worse)
+        constraint = beside(table(np.where(violated, 1, -1)), table(np.where(before, 1, -1)))
+        metric = beside(table(now, "metric"), table(scores, "metric"))
+        found = check(pd.concat([constraint, metric]), requirements)
+        yes.append(all(each.met for each in found))
+    assert np.mean(yes) <= 0.1 if lost or worse else np.mean(yes) >= 0.9
