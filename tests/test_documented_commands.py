@@ -13,7 +13,7 @@ from pl_pointwise.cli import main
 from pl_pointwise.compare import command as compare
 from pl_pointwise.compare import report
 from pl_pointwise.compare.runs import Comparison
-from pl_pointwise.requirements import monitor
+from pl_pointwise.requirements import check, monitor
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED_AS_A_WHOLE = "own_task.md"  # test_own_task_page.py types its commands.
@@ -59,6 +59,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "_print_dry_run", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(report, "report", lambda folder, page: "")
     monkeypatch.setattr(monitor, "monitor", lambda *_: [])
+    monkeypatch.setattr(check, "check_models", lambda *_: [])
     if words[0] == "compare":
         main(words)
         # The methods between them: the tests of the tasks' packaged comparisons.

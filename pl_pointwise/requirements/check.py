@@ -71,20 +71,9 @@ def main(args: Sequence[str]) -> None:
     if not 0 < known.confidence < 1:
         parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
     try:
-        certificate, _ = read_certificate(known.folder)
-        new = measure_new_records(known.folder, options, known.config)
-        old = measure_new_records(
-            known.folder if known.against == START else known.against,
-            options,
-            known.config,
-            trained=known.against != START,
+        found = check_models(
+            known.folder, known.against, options, known.require, known.confidence, known.config
         )
-        samples = beside(new, old)
-        texts = known.require or [
-            *(each["text"] for each in certificate["requirements"]),
-            *(f"lost({name}) <= 0.05" for name in known_from(samples).constraints),
-        ]
-        found = check(samples, [Requirement.parse(text) for text in texts], known.confidence)
     except RequirementError as error:
         parser.error(str(error))
     text = report(found, known.confidence)
@@ -93,6 +82,36 @@ def main(args: Sequence[str]) -> None:
         known.summary.write_text(text + "\n", encoding="utf-8")
     if not all(each.met for each in found):
         raise SystemExit(1)
+
+
+def check_models(
+    folder: str | Path,
+    against: str | Path,
+    options: Sequence[str],
+    require: Sequence[str] = (),
+    confidence: float = 0.95,
+    configs: Sequence[str] = (),
+) -> list[Verdict]:
+    """Returns a verdict per requirement of an exported model beside its predecessor.
+
+    folder, against: exported ones; ``against`` may be "start", what ``folder`` was trained from.
+    options, configs: see :func:`~.exported.measure_new_records`.
+    require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
+        constraint.
+
+    Raises:
+        RequirementError: what cannot be measured or required.
+    """
+    certificate, _ = read_certificate(folder)
+    new = measure_new_records(folder, options, configs)
+    old = folder if against == START else against
+    before = measure_new_records(old, options, configs, trained=against != START)
+    samples = beside(new, before)
+    texts = require or [
+        *(each["text"] for each in certificate["requirements"]),
+        *(f"lost({name}) <= 0.05" for name in known_from(samples).constraints),
+    ]
+    return check(samples, [Requirement.parse(text) for text in texts], confidence)
 
 
 def check(

@@ -92,7 +92,7 @@ def test_samples_that_carry_nothing_change_nothing(formulation: Any) -> None:
     for table in among.multipliers.values():
         assert table.dim() < 2 or not table[6:].any()
     tables = {n: t[:6] if t.dim() == 2 else t for n, t in among.multipliers.items()}
-    among.multipliers = Multipliers(6)
+    among._duals.multipliers = Multipliers(6)
     among.multipliers.load_state_dict(tables)
     assert_same_run(among, alone)
 
