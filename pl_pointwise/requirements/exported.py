@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def write_certificate(
     """
     inside = folder / CERTIFICATE
     inside.mkdir(parents=True)
-    (inside / "certificate.json").write_text(json.dumps(certificate, indent=1))
+    dated = {**certificate, "date": date.today().isoformat()}
+    (inside / "certificate.json").write_text(json.dumps(dated, indent=1))
     text = yaml.safe_dump(config_for_new_records(config), sort_keys=False)
     (inside / "config.yaml").write_text(text)
     return inside
