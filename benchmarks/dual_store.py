@@ -27,7 +27,7 @@ from torch import Tensor
 from pl_pointwise import Multipliers, Pointwise
 from pl_pointwise.checkpoints import WholeCheckpointIO
 
-STORES = ("memory", "mapped", "cooper")
+STORES = ("memory", "cooper")
 FORMULATION = Pointwise(alpha=None, dual_lr=0.1)
 
 
@@ -40,7 +40,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=200, help="timed in a round, at most 5 s")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="of the mapped files; the system's by default")
     parser.add_argument("--store", choices=STORES, help="measure one, as JSON")
     arguments = parser.parse_args()
     if arguments.store is not None:
@@ -55,15 +54,14 @@ def main() -> None:
             if store != "cooper" or find_spec("cooper"):
                 print_row(samples, store, in_a_process(arguments, store, samples))
     if arguments.checkpoint:
-        print("\n| checkpoint | store | MB | write, s (min–max) | read, s (min–max) |")
-        print("|---|---|---|---|---|")
-        for store in STORES[:2]:
-            print_checkpoint(arguments, store, int(arguments.checkpoint))
+        print("\n| checkpoint | MB | write, s (min–max) | read, s (min–max) |")
+        print("|---|---|---|---|")
+        print_checkpoint(arguments, int(arguments.checkpoint))
 
 
 def in_a_process(arguments: argparse.Namespace, store: str, samples: int) -> dict[str, list[float]]:
     command = [sys.executable, __file__, "--store", store, "--samples", str(samples)]
-    for option in ("batch_size", "steps", "rounds", "folder"):
+    for option in ("batch_size", "steps", "rounds"):
         value = getattr(arguments, option)
         if value is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
@@ -76,29 +74,28 @@ def measure(arguments: argparse.Namespace, store: str, samples: int) -> dict[str
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     violation = torch.randn(arguments.batch_size, 1, generator=generator)
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        prepare(store, 10, folder)(torch.arange(10), violation[:10])
-        before = memory()
-        step = prepare(store, samples, folder)
-        rounds = []
-        for _ in range(arguments.rounds + 1):  # The first is not counted.
-            taken: list[float] = []
-            while len(taken) < arguments.steps and sum(taken) < 5:
-                index = torch.randint(samples, (arguments.batch_size,), generator=generator)
-                start = time.perf_counter()
-                step(index, violation)
-                taken.append(time.perf_counter() - start)
-            rounds.append(1e6 * statistics.median(taken))
-        after = memory()
+    prepare(store, 10)(torch.arange(10), violation[:10])
+    before = memory()
+    step = prepare(store, samples)
+    rounds = []
+    for _ in range(arguments.rounds + 1):  # The first is not counted.
+        taken: list[float] = []
+        while len(taken) < arguments.steps and sum(taken) < 5:
+            index = torch.randint(samples, (arguments.batch_size,), generator=generator)
+            start = time.perf_counter()
+            step(index, violation)
+            taken.append(time.perf_counter() - start)
+        rounds.append(1e6 * statistics.median(taken))
+    after = memory()
     grown = [(after[key] - before[key]) / samples for key in ("VmHWM", "RssAnon")]
     return {"microseconds": rounds[1:], "bytes": grown}
 
 
-def prepare(store: str, samples: int, folder: str) -> Callable[[Tensor, Tensor], None]:
+def prepare(store: str, samples: int) -> Callable[[Tensor, Tensor], None]:
     """The dual step of a store in which every multiplier has been written."""
     if store == "cooper":
         return cooper_step(samples)
-    multipliers = filled(store, samples, folder)
+    multipliers = filled(samples)
 
     def step(index: Tensor, violation: Tensor) -> None:
         rows = multipliers.rows("constraint", index, 1)
@@ -107,10 +104,8 @@ def prepare(store: str, samples: int, folder: str) -> Callable[[Tensor, Tensor],
     return step
 
 
-def filled(store: str, samples: int, folder: str) -> Multipliers:
+def filled(samples: int) -> Multipliers:
     multipliers = Multipliers(samples)
-    if store == "mapped":
-        multipliers = multipliers.mapped(Path(folder) / f"{samples}-{time.time_ns()}")
     multipliers.rows("constraint", torch.tensor([0]), 1)
     multipliers["constraint"].fill_(1.0)
     return multipliers
@@ -149,12 +144,12 @@ def print_row(samples: int, store: str, found: dict[str, list[float]]) -> None:
     )
 
 
-def print_checkpoint(arguments: argparse.Namespace, store: str, samples: int) -> None:
+def print_checkpoint(arguments: argparse.Namespace, samples: int) -> None:
     """Size, and time to write (to the disk, not only into its cache) and to read back."""
     checkpoint_io = WholeCheckpointIO()
     written, read = [], []
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        multipliers = filled(store, samples, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        multipliers = filled(samples)
         path = Path(folder) / "last.ckpt"
         entry = {"multipliers": multipliers.state_dict()}
         checkpoint = {"state_dict": {}, "pytorch-lightning_version": "2.6.0", "pl_pointwise": entry}
@@ -168,9 +163,7 @@ def print_checkpoint(arguments: argparse.Namespace, store: str, samples: int) ->
             )
             read.append(time.perf_counter() - start)
         size = path.stat().st_size / 1e6
-    print(
-        f"| {samples:,} | {store} | {size:.1f} | {spread(written, '.2f')} | {spread(read, '.2f')} |"
-    )
+    print(f"| {samples:,} | {size:.1f} | {spread(written, '.2f')} | {spread(read, '.2f')} |")
 
 
 def spread(values: list[float], form: str) -> str:

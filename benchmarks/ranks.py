@@ -235,9 +235,7 @@ def model_of(ranks: int, assumed: argparse.Namespace) -> str:
     multipliers = 4 * assumed.samples * assumed.columns / 2**20
     cache = 2 * assumed.hidden * assumed.response_tokens * assumed.samples / 2**30
     lines += ["", "| memory of the host | |", "|---|---|"]
-    lines.append(
-        f"| multipliers, MiB a rank (a machine with multiplier_folder) | {multipliers:.2f} |"
-    )
+    lines.append(f"| multipliers, MiB a rank | {multipliers:.2f} |")
     lines.append(f"| reference cache in bf16, GiB a machine | {cache:.2f} |")
     return "\n".join(lines)
 

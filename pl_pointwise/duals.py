@@ -5,9 +5,7 @@ Where λ is stored: multipliers.py. ψ and its derivative: formulations.py.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -133,8 +131,6 @@ class Duals:
             steps[name] = DualStep(
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
-        if settings.multiplier_folder is not None:  # λ_{t+1} stands where all will read it.
-            self.task.trainer.strategy.barrier()
         self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
         return steps
 
@@ -249,9 +245,6 @@ class Duals:
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
-        folder = self.task.training_settings.multiplier_folder
-        if folder is not None:
-            self._map(Path(folder))
         if restored is None:
             self.pull_shares = PullShares()
 
@@ -329,15 +322,6 @@ class Duals:
             for name, threshold in self.thresholds.items()
             if name in multipliers and task.formulations[name].learns_threshold
         }
-
-    def _map(self, folder: Path) -> None:
-        """Moves the tables into files, one set a machine, which its local rank 0 writes."""
-        trainer = self.task.trainer
-        run = trainer.strategy.broadcast(uuid.uuid4().hex)
-        self.multipliers = self.multipliers.mapped(
-            folder / f"multipliers-{run}-node{trainer.node_rank}", writer=trainer.local_rank == 0
-        )
-        trainer.strategy.barrier()
 
     # In a checkpoint ----------------------------------------------------------------------------
 

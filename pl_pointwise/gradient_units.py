@@ -134,9 +134,8 @@ class GradientUnits:
             if not declared[name].adaptive:
                 continue
             violation, mask = measured.followed[name], measured.masks[name]
-            residual = violation.clamp(min=0)
-            if formulation.scope == "sample":
-                residual = formulation.residual(violation, measured.multipliers[name])
+            multiplier = measured.multipliers.get(name, violation.new_zeros(()))
+            residual = formulation.residual(violation, multiplier)
             violated = residual[mask & (residual > 0)]
             if not len(violated):
                 continue

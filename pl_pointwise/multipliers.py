@@ -8,21 +8,12 @@ only those rows ever visit the accelerator.
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from urllib.parse import quote
 
 import torch
 from torch import Tensor
 
 from .errors import TrainingError
-
-CHUNK = 2**22
-"""Bytes of a new file that are written at a time."""
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -30,21 +21,14 @@ class Multipliers(Mapping[str, Tensor]):
 
     The tables of a constraint are allocated, as zeros, when its number of columns K is first seen.
     An interval has its two sides side by side: (N, 2K), or (2,) where the multiplier is one per
-    constraint. Every rank holds the same values, because every rank makes the same updates; or the
-    ranks of a machine share the tables (N, K), see :meth:`mapped`.
+    constraint. Every rank holds the same values, because every rank makes the same updates.
 
     Args:
         samples: N, the number of training samples.
-
-    Attributes:
-        writer: whether :meth:`write` takes effect here. False where another process on this machine
-            makes the same updates of the same tables.
     """
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
-        self.writer = True
-        self._folder: Path | None = None
         self._tables: dict[str, Tensor] = {}
         self._initial: dict[str, Tensor] = {}  # Of tables that are not allocated yet.
 
@@ -105,8 +89,7 @@ class Multipliers(Mapping[str, Tensor]):
                 f'Multipliers of "{name}" have shape {tuple(table.shape)}, the values '
                 f"{tuple(values.shape)}. Call reset({name!r}) first to give them another."
             )
-        if self.writer or table.dim() < 2:
-            table.copy_(expanded)
+        table.copy_(expanded)
 
     def for_samples(self, samples: int) -> Multipliers:
         """A store for another training set, from 0 or from what :meth:`set` was given before."""
@@ -117,32 +100,6 @@ class Multipliers(Mapping[str, Tensor]):
     def pending(self) -> dict[str, Tensor]:
         """What :meth:`set` was given for multipliers that no step has needed yet."""
         return self._initial
-
-    def mapped(self, folder: str | Path, writer: bool = True) -> Multipliers:
-        """The same λ with its tables (N, K) in files of ``folder``, mapped into memory.
-
-        The files hold nothing that a checkpoint does not: they are removed with the writer's
-        object, at the latest when its process ends.
-
-        Args:
-            folder: one of this machine that is this store's alone, made if there is none. The
-                processes that name the same folder share the tables.
-            writer: True in exactly one of them.
-
-        Raises:
-            TrainingError: the files cannot be written, for want of space for instance.
-        """
-        store = Multipliers(self.samples)
-        store._folder, store.writer = Path(folder), writer
-        try:
-            store._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(store._folder, error) from error
-        if writer:
-            weakref.finalize(store, _remove, store._folder, os.getpid())
-        store.load_state_dict(self.state_dict())
-        store._initial = dict(self._initial)
-        return store
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
         """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding).
@@ -167,8 +124,7 @@ class Multipliers(Mapping[str, Tensor]):
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
-        if self.writer:
-            self._tables[name][index] = rows.to(torch.float32)
+        self._tables[name][index] = rows.to(torch.float32)
 
     def scalar(self, name: str, sides: int) -> Tensor:
         """λ of a constraint with one multiplier per side, as a copy (sides,)."""
@@ -195,7 +151,8 @@ class Multipliers(Mapping[str, Tensor]):
             if not torch.isfinite(table).all():
                 raise ValueError(f'"{name}": multipliers that are not finite')
         self._tables = {
-            name: self._allocated(name, tuple(table.shape), table) for name, table in state.items()
+            name: torch.zeros(table.shape, dtype=torch.float32).copy_(table)
+            for name, table in state.items()
         }
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -208,7 +165,9 @@ class Multipliers(Mapping[str, Tensor]):
                     f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
                     "many as there are samples and columns."
                 )
-            self._tables[name] = self._allocated(name, shape, values)
+            self._tables[name] = torch.zeros(shape, dtype=torch.float32)
+            if values is not None:
+                self._tables[name].copy_(values)
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
@@ -229,49 +188,9 @@ class Multipliers(Mapping[str, Tensor]):
                 f"{', '.join(map(repr, known)) or 'no constraint'}"
             )
 
-    def _allocated(self, name: str, shape: tuple[int, ...], values: Tensor | None = None) -> Tensor:
-        """A new table with these values, or zeros: in memory, or a file's if it is per sample."""
-        size = math.prod(shape)
-        if self._folder is None or len(shape) < 2 or not size:
-            table = torch.zeros(shape, dtype=torch.float32)
-            return table if values is None else table.copy_(values)
-        path = self._folder / f"{quote(name, safe='')}.float32"
-        try:
-            if self.writer:
-                _fill_with_zeros(path, 4 * size)
-            # Another process than the writer may be the first to open it, and makes it as long.
-            table = torch.from_file(str(path), shared=True, size=size, dtype=torch.float32)
-        except (OSError, RuntimeError) as error:
-            raise _unwritable(path, error) from error
-        table = table.view(shape)
-        return table.copy_(values) if self.writer and values is not None else table
-
 
 def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """One number, or a value per row and column, as a table of ``shape``; None if it is neither."""
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
-
-
-def _fill_with_zeros(path: Path, size: int) -> None:
-    """Writes zeros where others may read already.
-
-    Writes them, rather than making the file longer: on a full disk this fails with an error, where
-    a file with holes would be mapped and kill the process at a later step.
-    """
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as file:
-        for start in range(0, size, CHUNK):
-            file.write(bytes(min(CHUNK, size - start)))
-
-
-def _unwritable(path: Path, error: Exception) -> TrainingError:
-    return TrainingError(
-        f"{path}: the multipliers cannot be kept there ({error}). Name a folder with more space in "
-        "multiplier_folder, or set it to None to keep them in memory."
-    )
-
-
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # Not in a loader's worker, which ends with a copy of the object.
-        shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -83,9 +82,6 @@ class Training:
             at the end of its window of S steps.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
-        multiplier_folder: keep the multipliers per sample in files there, mapped into memory and
-            shared by the processes of a machine, for more than each can hold; None keeps them in
-            memory.
 
     Raises:
         ValueError: a size below 1 or not whole, a norm that is not above 0, another order, or
@@ -97,7 +93,6 @@ class Training:
     gradient_clip_val: float | None = None
     primal_steps: int = 1
     order: Order = "simultaneous"
-    multiplier_folder: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
@@ -114,10 +109,6 @@ class Training:
             wanted = "above 0. None sets no bound"
             _require_number("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
         one_of("order", self.order, get_args(Order))
-        if self.multiplier_folder is not None and not isinstance(
-            self.multiplier_folder, (str, Path)
-        ):
-            raise ValueError(f"multiplier_folder={self.multiplier_folder!r}: give a path, or None.")
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
                 'order="dual_first" updates λ before every step of the weights, so it has no '

@@ -38,9 +38,9 @@ from pl_pointwise.requirements.samples import (
     SELECTION,
     hash_of,
     read_samples,
+    require_same_bounds,
 )
 
-from .checks import require_same_bounds
 from .drawing import save
 from .loggers import on_first_rank
 from .runner import Built, datasets_of

@@ -11,8 +11,7 @@ import argparse
 import gc
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.configs import meant_file
-from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .runner import Built, bounds_of, quieten
+from .runner import Built, quieten
 from .runs import Comparison, MethodsError, Run
 
 log = logging.getLogger(__name__)
@@ -74,22 +73,6 @@ def check_methods(
         }
         require_same_bounds(known | bounds)
     return built
-
-
-def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
-    """
-    bounds: by which each run's violations are measured, by its title.
-
-    Raises:
-        RequirementError: two runs measure violations by different bounds.
-    """
-    for (one, first), (other, second) in pairwise(bounds.items()):
-        if first != second:
-            raise RequirementError(
-                f"{one} and {other} are judged by different bounds, {first} and "
-                f"{second}. Give all methods the same evaluation tolerance; the one they are "
-                "trained with may differ."
-            )
 
 
 def _check(run: Run, files: bool, options: Sequence[str]) -> Built | None:

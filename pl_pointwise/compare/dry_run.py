@@ -126,7 +126,6 @@ def measure(run: Run) -> Estimate:
         options = [f"--trainer.default_root_dir={folder}", "--trainer.num_sanity_val_steps=0"]
         options += [f"--trainer.{name}=false" for name in NOT_MEASURED]
         cli = PointwiseCLI([*run.arguments, *options, "--trainer.callbacks=null"], run=False)
-        cli.model.training_settings.multiplier_folder = None  # Its files are the user's.
         start = batch = batches = evaluation_batch = evaluation_batches = 0.0
         if cli.trainer.max_epochs != 0:
             spans = first_batches(cli, cli.trainer, "fit", TRAINED)

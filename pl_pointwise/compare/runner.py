@@ -47,6 +47,7 @@ from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
     SPLITS,
+    bounds_of,
     samples_of,
     write_samples,
 )
@@ -269,11 +270,6 @@ def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, f
     if run.certified:
         found = {n: v for n, v in found.items() if n.partition("/")[0] in OPEN}
     return found, objective
-
-
-def bounds_of(module: PointwiseModule) -> dict[str, str]:
-    """What a module's violations are measured by, as text: the same for all that are compared."""
-    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
 
 
 def datasets_of(data: Any) -> dict[str, Any]:

@@ -26,7 +26,15 @@ from pl_pointwise.cli_errors import CommandParser
 from .exported import measure_new_records, read_certificate
 from .p_values import p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, beside, known_from, losses_of, sample_losses, values_of
+from .samples import (
+    CERTIFICATION,
+    beside,
+    known_from,
+    losses_of,
+    require_same_bounds,
+    sample_losses,
+    values_of,
+)
 
 START = "start"
 SHOWN = 5
@@ -103,9 +111,10 @@ def check_models(
         RequirementError: what cannot be measured or required.
     """
     certificate, _ = read_certificate(folder)
-    new = measure_new_records(folder, options, configs)
+    new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
-    before = measure_new_records(old, options, configs, trained=against != START)
+    before, theirs = measure_new_records(old, options, configs, trained=against != START)
+    require_same_bounds({str(folder): bounds, str(against): theirs})
     samples = beside(new, before)
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),

@@ -25,7 +25,7 @@ from pl_pointwise.foreign_names import foreign_names
 from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
-from .samples import read_samples, samples_of
+from .samples import bounds_of, read_samples, samples_of
 
 CERTIFICATE = "certificate"
 """The folder in an exported one."""
@@ -72,8 +72,10 @@ def measure_new_records(
     options: Sequence[str],
     configs: Sequence[str] = (),
     trained: bool = True,
-) -> DataFrame:
+) -> tuple[DataFrame, dict[str, str]]:
     """Returns the table of samples.py of new records, by a forward pass of the exported model.
+
+    With it the bounds that its violations are measured by.
 
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
@@ -98,7 +100,8 @@ def measure_new_records(
     cli = PointwiseCLI(words, run=False)
     path = inside / "model.ckpt" if trained else None
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
-    return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
+    samples = samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
+    return samples, bounds_of(cli.model)
 
 
 def _own_classes_only(path: Path) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def monitor(
     Raises:
         RequirementError: what cannot be measured, or no new record that a requirement is about.
     """
-    return check(folder, measure_new_records(folder, options, configs), state)
+    samples, _ = measure_new_records(folder, options, configs)
+    return check(folder, samples, state)
 
 
 def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,26 @@ def beside(samples: DataFrame, predecessor: DataFrame) -> DataFrame:
             "Both models must be measured on the same records, with the same constraints."
         )
     return found.drop(columns="_merge")
+
+
+def bounds_of(module: PointwiseModule) -> dict[str, str]:
+    """What a module's violations are measured by, as text: the same for all that are compared."""
+    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
+
+
+def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
+    """
+    bounds: by which each model's violations are measured, by its name.
+
+    Raises:
+        RequirementError: two of them are measured by different bounds.
+    """
+    for (one, first), (other, second) in pairwise(bounds.items()):
+        if first != second:
+            raise RequirementError(
+                f"{one} and {other} are judged by different bounds, {first} and {second}. Give "
+                "both the same evaluation tolerance; the one they are trained with may differ."
+            )
 
 
 def write_samples(samples: DataFrame, path: Path) -> None:

@@ -345,7 +345,6 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
         ({"micro_batch_size": 0}, "at least 1"),
         ({"order": "dual-first"}, "Did you mean 'dual_first'"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
-        ({"multiplier_folder": 3}, "give a path"),
     ],
 )
 def test_impossible_training_is_refused(settings: Any, match: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
 from pl_pointwise.gradient_units import DUAL_STRENGTH, RISE, STRENGTH, GradientUnits
+from pl_pointwise.step import Measured
 from tests.pl_pointwise.toy import (
     At,
     Toy,
@@ -187,6 +188,25 @@ def test_price_is_the_most_that_a_sample_pulls() -> None:
     (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)
     assert float(pull) == pytest.approx(2.0 * unit, rel=0.3)  # Λ moved since the step.
     assert float(module.multipliers["fit"].max()) <= 2.5 * unit
+
+
+@pytest.mark.parametrize("formulation", [Pointwise(), Average(alpha="adaptive")], ids=str)
+def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
+    formulations, units = {"fit": formulation.for_equality()}, GradientUnits()
+    values = torch.tensor([[-2.0], [1.0]])
+    measured = Measured(
+        index=torch.arange(2),
+        objective=torch.zeros(2),
+        followed={"fit": values},
+        judged={"fit": values},
+        masks={"fit": torch.ones(2, 1, dtype=torch.bool)},
+        multipliers={"fit": torch.zeros(2, 1)} if formulation.scope == "sample" else {},
+        counts={"fit": 2},
+        lagrangian=0.0,
+        gradient_norm=1.0,
+    )
+    units.add(measured, formulations, units.in_force(formulations, 0.0), 1.0)
+    assert units.state_dict()["states"]["fit"]["size"] == pytest.approx(2.5**0.5)
 
 
 def test_measurements_are_few_and_start_with_the_first_violation() -> None:

@@ -104,14 +104,6 @@ def test_initial_values_are_finite_and_a_table(values: Any) -> None:
         Multipliers(2).set("fit", values)
 
 
-def test_initial_values_in_files_are_those_in_memory(tmp_path: Path) -> None:
-    module = Toy(Pointwise(alpha=1.0, dual_lr=0.0))
-    module.training_settings.multiplier_folder = str(tmp_path)
-    module.multipliers.set("fit", torch.arange(9.0))
-    fit_again(module)
-    assert module.multipliers["fit"][:, 0].tolist() == list(range(9))
-
-
 def test_initial_values_of_a_name_that_no_constraint_has_are_dropped_with_a_warning(
     caplog: Any,
 ) -> None:

@@ -6,8 +6,6 @@ buffer DDP overwrites it from rank 0, and a bf16 module casts it: there 256 + 0.
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,20 +18,14 @@ from pl_pointwise import (
     Multipliers,
     Penalty,
     Pointwise,
-    PointwiseModule,
-    Training,
 )
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
     INTERVALS,
     KINDS,
-    At,
     Toy,
-    ToyData,
     ToyRows,
-    assert_identical_run,
     fit,
-    trainer,
 )
 
 # The store ----------------------------------------------------------------------------------------
@@ -127,125 +119,6 @@ def test_state_of_another_dtype_is_stored_as_float32() -> None:
 def test_state_that_is_no_table_of_these_samples_is_refused(table: Any) -> None:
     with pytest.raises(ValueError, match='"c"'):
         Multipliers(2).load_state_dict({"c": table})
-
-
-# In files -----------------------------------------------------------------------------------------
-
-
-def mapped(folder: Path, samples: int, **options: Any) -> Multipliers:
-    return Multipliers(samples).mapped(folder / "tables", **options)
-
-
-@given(data=st.data())
-def test_mapped_tables_hold_what_memory_holds(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """To the last bit, after any sequence of writes, and in the state that is saved."""
-    samples = data.draw(st.integers(1, 20), label="samples")
-    columns = data.draw(st.integers(1, 3), label="columns")
-    stores = [Multipliers(samples), mapped(tmp_path_factory.mktemp("mapped"), samples)]
-    for _ in range(data.draw(st.integers(0, 4), label="writes")):
-        index = data.draw(st.lists(st.integers(0, samples - 1), unique=True), label="index")
-        rows = torch.rand(len(index), columns)
-        for store in stores:
-            store.rows("a/b c", torch.tensor(index, dtype=torch.long), columns)
-            store.write("a/b c", torch.tensor(index, dtype=torch.long), rows)
-            store.scalar("one", 1)
-            store.write_scalar("one", rows.sum().reshape(1))
-    stores.append(Multipliers(samples))
-    stores[2].load_state_dict(stores[1].state_dict())
-    for store in stores[1:]:
-        assert store.keys() == stores[0].keys()
-        assert all(torch.equal(store[name], stores[0][name]) for name in store)
-
-
-def test_table_takes_four_bytes_a_multiplier_in_memory_and_in_files(tmp_path: Path) -> None:
-    for store in (Multipliers(1000), mapped(tmp_path, 1000)):
-        store.rows("c", torch.tensor([0]), 3)
-        assert store["c"].untyped_storage().nbytes() == 4 * 3 * 1000
-    (path,) = tmp_path.glob("tables/*")
-    assert path.stat().st_size == 4 * 3 * 1000
-    assert path.stat().st_blocks * 512 >= 4 * 3 * 1000  # Not a file with holes.
-
-
-def test_only_the_writer_of_a_shared_table_writes(tmp_path: Path) -> None:
-    """Whichever of the processes opens it first."""
-    reader, writer = mapped(tmp_path, 4, writer=False), mapped(tmp_path, 4)
-    for store in (reader, writer):
-        assert not store.rows("c", torch.tensor([1]), 1).any()
-    writer.write("c", torch.tensor([1]), torch.tensor([[2.0]]))
-    reader.write("c", torch.tensor([2]), torch.tensor([[3.0]]))
-    for store in (reader, writer):
-        assert store["c"].flatten().tolist() == [0.0, 2.0, 0.0, 0.0]
-
-
-def test_files_go_with_the_writer_and_not_with_a_reader(tmp_path: Path) -> None:
-    reader, writer = mapped(tmp_path, 4, writer=False), mapped(tmp_path, 4)
-    writer.rows("c", torch.tensor([1]), 1)
-    del reader
-    assert len(list(tmp_path.glob("tables/*"))) == 1
-    del writer
-    assert not list(tmp_path.iterdir())
-
-
-def test_table_for_which_there_is_no_space_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    """And not a killed process at the first row that finds no place."""
-    store = mapped(tmp_path, 10**6)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * 10**6, limits[1]))
-    try:
-        with pytest.raises(TrainingError, match=r"c\.float32: .*multiplier_folder"):
-            store.rows("c", torch.tensor([0]), 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (tmp_path / "file").touch()
-    with pytest.raises(TrainingError, match="multiplier_folder"):
-        Multipliers(4).mapped(tmp_path / "file")
-
-
-@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
-def test_training_with_mapped_multipliers_is_the_same(formulation: Any, tmp_path: Path) -> None:
-    expected = fit(Toy(formulation, partial=True, primal_steps=2), ToyRows(7, partial=True))
-    module = Toy(formulation, partial=True, primal_steps=2)
-    module.training_settings.multiplier_folder = str(tmp_path)
-    assert_identical_run(fit(module, ToyRows(7, partial=True)), expected)
-    fit(module, ToyRows(7, partial=True), epochs=1)
-    fit(expected, ToyRows(7, partial=True), epochs=1)
-    assert_identical_run(module, expected)  # A second fit goes on with them.
-    assert len(list(tmp_path.iterdir())) == 1  # The files of the first are gone.
-
-
-def test_resume_takes_the_multipliers_of_the_checkpoint_not_of_the_files(tmp_path: Path) -> None:
-    """Which have run ahead of it when a run is killed."""
-    path = tmp_path / "early.ckpt"
-    save = At(2, lambda trainer: trainer.save_checkpoint(path))
-    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
-    module.training_settings.multiplier_folder = str(tmp_path / "tables")
-    fit(module, ToyRows(7), callbacks=[save])
-    (table,) = (tmp_path / "tables").glob("*/pair.float32")
-    stored = torch.load(path, weights_only=True)["pl_pointwise"]["multipliers"]["pair"]
-    assert table.stat().st_size == 4 * stored.numel()
-    assert not torch.equal(stored, module.multipliers["pair"])
-    resumed = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
-    resumed.training_settings.multiplier_folder = module.training_settings.multiplier_folder
-    data = ToyData(ToyRows(7), batch_size=4)
-    trainer(max_epochs=3).fit(resumed, data, ckpt_path=path)
-    assert_identical_run(resumed, module)
-    in_memory = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
-    data = ToyData(ToyRows(7), batch_size=4)
-    trainer(max_epochs=3).fit(in_memory, data, ckpt_path=path)
-    assert_identical_run(in_memory, module)
-
-
-def test_folder_is_an_argument_of_a_module() -> None:
-    class Folder(PointwiseModule):
-        def __init__(self) -> None:
-            super().__init__(
-                formulation=None, constraints={}, training=Training(multiplier_folder="scratch")
-            )
-
-    assert Folder().training_settings.multiplier_folder == "scratch"
-    assert Toy().training_settings.multiplier_folder is None
 
 
 # In a module --------------------------------------------------------------------------------------

@@ -140,17 +140,6 @@ def test_only_the_last_micro_batch_synchronises(ranks: list[dict[str, Any]]) -> 
         assert outcomes["synchronisation"] == [False, False, True]
 
 
-def test_ranks_share_the_tables_of_their_machine(ranks: list[dict[str, Any]]) -> None:
-    """The training itself is compared above. Were both to write, λ would take each step twice."""
-    first, second = (outcomes["shared_tables"] for outcomes in ranks)
-    assert [first["writer"], second["writer"]] == [True, False]
-    assert first["tables"] == second["tables"]
-    assert [Path(path).name for path in first["tables"]] == ["pair.float32"]
-    assert first["multipliers"]["pair"].any()
-    for outcome in (first, second):
-        assert_same(outcome["resumed"], outcome, atol=0)
-
-
 @pytest.mark.parametrize("name", ["resumed_with_dropout", "resumed_with_workers"])
 def test_resumed_equals_uninterrupted_on_two_ranks(name: str, ranks: list[dict[str, Any]]) -> None:
     """Each rank's own random state belongs to the checkpoint."""

@@ -7,7 +7,6 @@ values of α and η stop working when the batch grows or another task joins the 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,16 +96,11 @@ def test_samples_that_carry_nothing_change_nothing(formulation: Any) -> None:
     assert_same_run(among, alone)
 
 
-@pytest.mark.parametrize("in_files", [False, True])
-def test_dual_step_takes_no_longer_for_a_thousand_times_the_samples(
-    in_files: bool, tmp_path: Path
-) -> None:
+def test_dual_step_takes_no_longer_for_a_thousand_times_the_samples() -> None:
     """One pass over the larger table takes milliseconds, a step microseconds."""
 
     def fastest(samples: int) -> float:
         store = Multipliers(samples)
-        if in_files:
-            store = store.mapped(tmp_path / str(samples))
         store.rows("c", torch.tensor([0]), 1)
         store["c"].fill_(1.0)
         taken = []

@@ -316,25 +316,6 @@ def resumed(world: World, dropout: float, workers: int = 0) -> Any:
 
 
 @scenario
-def shared_tables(world: World) -> Any:
-    """One file a constraint for both ranks; with the resume of what was saved on the way."""
-
-    def train(**options: Any) -> tuple[Any, dict[str, Any]]:
-        module = Toy(FORMULATIONS["by name"], partial=True, micro_batch_size=2, primal_steps=2)
-        module.training_settings.multiplier_folder = str(world.folder / f"tables of {world.ranks}")
-        data = ToyData(ToyRows(UNEVEN, seed=2, partial=True), batch_size=world.batch_size)
-        return module, world.train(module, data, **options)
-
-    path = world.folder / f"{world.ranks}-shared.ckpt"
-    module, outcome = train(callbacks=[At(4, lambda trainer: trainer.save_checkpoint(path))])
-    tables = [str(file) for file in Path(module.training_settings.multiplier_folder).glob("*/*")]
-    outcome |= {"tables": tables, "writer": module.multipliers.writer}
-    if world.ranks > 1:
-        torch.distributed.barrier()  # Both have looked; the files go with the writer's module.
-    return outcome | {"resumed": train(ckpt_path=path)[1]}
-
-
-@scenario
 def resumed_with_dropout(world: World) -> Any:
     return resumed(world, dropout=0.4)
 

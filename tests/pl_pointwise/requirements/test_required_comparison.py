@@ -390,6 +390,20 @@ def test_check_says_whether_a_model_may_replace_another(certified, tmp_path, cap
     assert "**No**" in capsys.readouterr().out
 
 
+def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path, capsys) -> None:
+    """A value above one bound may be below the other: nothing would be lost."""
+    stricter = tmp_path / "stricter"
+    shutil.copytree(certified / "model", stricter)
+    config = stricter / "certificate/config.yaml"
+    written = yaml.safe_load(config.read_text())
+    written["model"]["init_args"]["judged_by"] = 0.4
+    config.write_text(yaml.safe_dump(written))
+    words = ["--against", str(stricter), "--data.init_args.test_file", "like"]
+    with pytest.raises(SystemExit):
+        main(["check", str(certified / "model"), *words])
+    assert "judged by different bounds" in capsys.readouterr().err
+
+
 def test_a_comparison_has_no_predecessor(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", "lost(near) <= 0.1")

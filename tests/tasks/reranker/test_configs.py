@@ -46,21 +46,6 @@ def test_packaged_config_trains(name, tiny, tmp_path) -> None:
     train("reranker", name, tiny, tmp_path / "run")
 
 
-def test_multipliers_in_files_are_those_in_memory(tiny, tmp_path) -> None:
-    words = ["--config", "reranker", "--config", "reranker/pointwise", *tiny]
-    found = []
-    for folder in (None, tmp_path / "multipliers"):
-        option = (
-            [] if folder is None else ["--model.init_args.training.multiplier_folder", str(folder)]
-        )
-        cli = PointwiseCLI([*words, *option, "--seed_everything", "1"], run=False)
-        cli.trainer.fit(cli.model, cli.datamodule)
-        found.append(cli.model.multipliers["relevance"].clone())
-        assert folder is None or any(folder.rglob("*"))
-    assert found[0].max() > 0
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", slow_tables(comparisons("reranker")))
 def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> None:
     output = tmp_path / "out"
