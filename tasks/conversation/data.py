@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
@@ -15,15 +16,17 @@ from pl_pointwise.tasks.language_model.data import (
     ResponseDataModule,
     conversation_texts,
 )
+from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.messages import answer_text
 from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
-from .records import ROLES, grouped
+from .forgetting import add_targets
+from .records import ROLES, check_kept_and_forgotten, grouped
 from .schemas import COLUMNS, SCHEMAS, Reading
 
-EXAMPLE = Path(__file__).parent / "example.jsonl"
-"""Forty records that ship with the package."""
+EXAMPLES = ("library", "keep", "forget")
+"""Files of records that ship with the package, in the folder examples."""
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -40,6 +43,8 @@ class ConversationDataModule(ResponseDataModule):
             {"role": "reference", "content": "...", }],
          "category": "loans"}
 
+    or a prompt and an answer, of the role of its file: {"prompt": "...", "answer": "..."}.
+
     The hub's usual schemas are told by their columns (schemas.py), others by ``columns``.
 
     Batches are those of language_model/roles.py.
@@ -49,9 +54,16 @@ class ConversationDataModule(ResponseDataModule):
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
             module it is used with.
-        source: "files", "hub", or "example" for the forty records that ship with the package.
+        source: "files", "hub", or "example" for records that ship with the package.
+        example: which of them: "library", forty of all roles; "keep", new facts to learn and
+            general answers to keep; "forget", some of these facts to forget and the others to keep.
         train_file: records, or several files of them: JSON lines, or by its ending Parquet, CSV or
             a JSON list.
+        learn_file: more of them, whose answers are of role learn where they say no other.
+        keep_file: likewise of role keep.
+        forget_file: likewise of role forget.
+        forget_like: a model, with the same tokenizer, that says how likely an answer to forget is
+            to be where it has no ``around``: one that never learned it, such as the base model.
         val_file: those held out. Without one, a part of the training prompts is.
         test_file: those that certify. Without one, preparation.test_fraction of the training
             prompts; without either, "test" is "val".
@@ -61,7 +73,7 @@ class ConversationDataModule(ResponseDataModule):
         hub_split: its split, of which a part is held out.
         schema: of the records, a name in schemas.py; "auto" tells it by the columns.
         columns: of our name of a column the data's, as {messages: conversation, prefer: good}.
-        role: of the response of schemas that give it none, "messages" and "instruction".
+        role: of the response of schemas that give it none, "answer", "messages" and "instruction".
         group: make one sample of all records of one prompt, with all their responses.
         refusals: texts for refusals that have none; a record's own refusal is kept.
         preparation: how records become samples: cutting, skipping, holding out.
@@ -87,7 +99,12 @@ class ConversationDataModule(ResponseDataModule):
         model_name: str | None = None,
         *,
         source: Literal["files", "hub", "example"] = "files",
+        example: Literal["library", "keep", "forget"] = "library",
         train_file: str | list[str] | None = None,
+        learn_file: str | None = None,
+        keep_file: str | None = None,
+        forget_file: str | None = None,
+        forget_like: str | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
         predict_file: str | None = None,
@@ -119,18 +136,28 @@ class ConversationDataModule(ResponseDataModule):
         one_of("role", role, ROLES, DataError)
         for name in columns or {}:
             one_of("columns", name, COLUMNS, DataError)
+        one_of("example", example, EXAMPLES, DataError)
         train = [train_file] if isinstance(train_file, str) else list(train_file or [])
-        labelled = bool(train or val_file or test_file)
+        given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
+        by_role = {path: role for role, path in given.items() if path is not None}
+        labelled = bool(train or by_role or val_file or test_file)
         if source != "files" and labelled:
             raise DataError(f"source={source}: it takes no files. Set source to files.")
         if source == "files" and not (labelled or predict_file):
-            raise DataError("source=files: it needs train_file, val_file or test_file.")
+            raise DataError(
+                "source=files: it needs train_file, learn_file, keep_file, forget_file, val_file "
+                "or test_file."
+            )
         if (source == "hub") != (hub_path is not None):
             raise DataError(
                 f"source={source}, hub_path={hub_path}: hub_path names the data set of source=hub, "
                 "which needs one. Set both, or neither."
             )
-        self.train_files = [str(EXAMPLE)] if source == "example" else train
+        self.train_files = [*train, *by_role]
+        if source == "example":
+            self.train_files = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
+        self.role_of = by_role
+        self.forget_like = forget_like
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
@@ -197,16 +224,27 @@ class ConversationDataModule(ResponseDataModule):
             reading = Reading(reading.schema, reading.columns, reading.role, responses=False)
         found: list[Record] = []
         for path in paths:
-            found += self._from_file(name, path, reading)
+            own = replace(reading, role=self.role_of.get(path, reading.role))
+            found += self._from_file(name, path, own)
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:
+        check_kept_and_forgotten(records)
         records = grouped(records) if self.group else records
         return with_refusals(records, self.refusals)
 
+    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+        """Besides, of every answer to forget how likely it is to be."""
+        encoded = super()._within_positions(name, records)
+        if name != "predict":
+            add_targets(encoded, self.forget_like, self._encoder, self.roles)
+        return encoded
+
 
 def _bound(response: Response) -> str:
-    sign = "≤" if response.role == "avoid" else "≥"
+    if response.role == "keep":
+        return f"KL ≤ {response.tolerance:g}"
+    sign = {"avoid": "≤", "forget": "≈"}.get(response.role, "≥")
     if response.relative:
         return f"s̄ {sign} s̄_ref − {response.tolerance:g}"
     return f"s̄ {sign} {response.tolerance:g}"

@@ -1,14 +1,18 @@
 """The records of conversations: a conversation, and any number of responses with their roles.
 
-What a role asks of a response, with s̄ its mean log-likelihood a token:
+What a role asks of a response y, with s̄ its mean log-likelihood a token:
 
+    learn      nothing: cross-entropy over it is minimised
+    reference  nothing: the objective is taken over it, as KL to the reference or cross-entropy
+    keep       KL(π ‖ π_ref) ≤ ε a token: the model goes on saying it as before
     prefer     s̄ ≥ ε, the prompt must be answered like this
     avoid      s̄ ≤ ε, it must never be
     refuse     s̄ ≥ ε, the response is a refusal
-    reference  nothing: the objective is taken over it, as KL to the reference or cross-entropy
+    forget     |s̄ − c| ≤ ε, as likely as ``around`` says, no more and no less
 
 ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
-s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid).
+s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A response to forget has c in ``around``
+instead, or of a relative one s̄_ref − c.
 """
 
 from __future__ import annotations
@@ -29,15 +33,12 @@ from pl_pointwise.tasks.common.records import (
 from pl_pointwise.tasks.language_model.messages import Answer, parse_answer
 from pl_pointwise.tasks.language_model.records import Record, Response, conversation, make_record
 
-CONSTRAINED = ("prefer", "avoid", "refuse")
-"""Roles that are constraints, by the same names."""
-
-ROLES = (*CONSTRAINED, "reference")
-"""In the order that a batch numbers them."""
+ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference")
+"""In the order that a batch numbers them; the first five are constraints, by the same names."""
 
 
 _CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
-_OPTIONS = ("role", "tolerance", "relative", "refusal")
+_OPTIONS = ("role", "tolerance", "around", "relative", "refusal")
 
 
 def parse_record(row: Any, where: str) -> Record:
@@ -88,7 +89,19 @@ def parse_response(value: Any, where: str, name: str) -> Response:
         remedy = f"Give one of {', '.join(_CONTENT)}; only a refusal may be left to the settings"
         raise bad_field(where, name, "has no text", remedy)
     relative = given.get("relative", False)
-    tolerance = _tolerance(given.get("tolerance"), role, relative, where, name)
+    if relative and role == "keep":
+        remedy = (
+            "It is measured from the reference as it is; no less likely than before is role "
+            "prefer with relative: true and tolerance: δ"
+        )
+        raise bad_field(where, f"{name}.relative", "is true of role keep", remedy)
+    own, other = ("around", "tolerance") if role == "forget" else ("tolerance", "around")
+    if other in given:
+        remedy = f"Give {own}; the width of the band is model.forget_tolerance"
+        if role != "forget":
+            remedy = f"Give {own}"
+        raise bad_field(where, f"{name}.{other}", f"is no field of role {role}", remedy)
+    tolerance = _bound(given.get(own), role, relative, where, f"{name}.{own}")
     return Response(role, answer, tolerance, relative, refusal)
 
 
@@ -101,21 +114,41 @@ def _answer_of(given: dict[str, Any], where: str, name: str) -> Answer | None:
     return parse_answer(message, where, name) if message else None
 
 
-def _tolerance(value: Any, role: str, relative: bool, where: str, name: str) -> float | None:
-    name = f"{name}.tolerance"
+def _bound(value: Any, role: str, relative: bool, where: str, name: str) -> float | None:
     if value is None:
         if relative:
             raise bad_field(where, name, "is missing", "A relative response needs its δ")
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise bad_field(where, name, f"is {shown(value)}", "Give a number")
-    if role == "reference":
+    if role in ("reference", "learn"):
         remedy = "Give the response a role that is a requirement, or leave it out"
-        raise bad_field(where, name, "bounds a response of role reference", remedy)
-    if value > 0 and not relative:
+        raise bad_field(where, name, f"bounds a response of role {role}", remedy)
+    if role == "keep" and value <= 0:
+        raise bad_field(where, name, f"is {value}, and a KL is above 0", "Give a positive number")
+    if role != "keep" and value > 0 and not relative:
         problem = f"is {value}, and no mean log-likelihood is above 0"
         raise bad_field(where, name, problem, "Give a negative number, or relative: true")
     return float(value)
+
+
+def check_kept_and_forgotten(records: Iterable[Record]) -> None:
+    """
+    Raises:
+        DataError: a prompt with a response to keep or learn and one to forget.
+    """
+    seen: dict[tuple[str, bool], Record] = {}
+    for record in records:
+        for role in record.roles:
+            if role in ("keep", "learn", "forget"):
+                forgotten = role == "forget"
+                seen.setdefault((record.prompt, forgotten), record)
+                if other := seen.get((record.prompt, not forgotten)):
+                    one, two = ("forgotten", other.where) if forgotten else ("kept", other.where)
+                    raise DataError(
+                        f"{record.where}: the prompt is to be {one} here, and the other way round "
+                        f"in {two}. Take one of the two out."
+                    )
 
 
 def grouped(records: Iterable[Record]) -> list[Record]:
@@ -143,8 +176,8 @@ def grouped(records: Iterable[Record]) -> list[Record]:
 
 def _stricter(one: Response, other: Response, where: str) -> Response:
     """Of two responses with the same answer the one that is kept."""
-    wanted = {"prefer", "refuse"}
-    if "avoid" in (one.role, other.role) and wanted.intersection((one.role, other.role)):
+    roles = {one.role, other.role}
+    if roles & {"avoid", "forget"} and roles & {"prefer", "refuse", "keep", "learn"}:
         raise DataError(
             f"{where}: a response is of role {other.role} here and of role {one.role} in another "
             "record of the same prompt. Change one of the two."

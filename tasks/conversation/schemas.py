@@ -7,9 +7,10 @@
     pku          {"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}
     beavertails  {"prompt", "response", "is_safe"}
     xstest       {"prompt", "type", "label"}
-    roles        {"messages" or "prompt"} and one or more of "prefer", "avoid", "refuse",
-                 "reference", each a text, a message or a list of these; "refuse": true for one of
-                 the configured refusals
+    roles        {"messages" or "prompt"} and one or more of the roles of records.py ("learn",
+                 "keep", "prefer", …), each a text, a message or a list of these; "refuse": true
+                 for one of the configured refusals
+    answer       {"prompt", "answer"}, and perhaps "role", "tolerance", "around" and "relative"
     instruction  {"instruction", "input", "output"}
     messages     {"messages"} that end in the assistant's turn, which is the response
 
@@ -42,9 +43,10 @@ from pl_pointwise.tasks.language_model.records import (
     response_of,
 )
 
-from .records import ROLES, parse_record
+from .records import ROLES, parse_record, parse_response
 
 COMMON = ("system", "tools", "category", "objective")
+ANSWER_OPTIONS = ("role", "tolerance", "around", "relative")
 
 Parser = Callable[[dict[str, Any], str, str], Record]
 """Makes a record of a row, its place, and the role of a response to which its schema gives none."""
@@ -76,6 +78,13 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
     return make_record(row, conversation(row, where), responses, where)
 
 
+def _answer(row: dict[str, Any], where: str, role: str) -> Record:
+    given = {name: row[name] for name in ANSWER_OPTIONS if row.get(name) is not None}
+    answer = text_field(field(row, "answer", where), "answer", where)
+    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
+    return make_record(row, conversation(row, where), [response], where)
+
+
 def _messages(row: dict[str, Any], where: str, role: str) -> Record:
     messages = conversation(row, where)
     if messages[-1]["role"] != "assistant":
@@ -92,6 +101,7 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Parser]] = {
     "preference": (("chosen", "rejected"), read_preference),
     "beavertails": (("prompt", "response", "is_safe"), read_beavertails),
     "xstest": (("prompt", "type", "label"), _xstest),
+    "answer": (("answer",), _answer),
     "roles": ((), _roles),
     "instruction": (("instruction", "output"), read_instruction),
     "messages": (("messages",), _messages),
@@ -99,7 +109,7 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Parser]] = {
 """By name, in the order in which they are tried: the columns by which each is told, its reader."""
 
 _TOLD_BY = [name for columns, _ in SCHEMAS.values() for name in columns]
-COLUMNS = sorted({*COMMON, *PROMPTS, *ROLES, "status", *_TOLD_BY})
+COLUMNS = sorted({*COMMON, *PROMPTS, *ROLES, *ANSWER_OPTIONS, "status", *_TOLD_BY})
 """All columns that some schema reads."""
 
 
@@ -110,7 +120,8 @@ class Reading:
     Args:
         schema: a name of :data:`SCHEMAS`; "auto" tells it from a row's columns.
         columns: of a name in :data:`COLUMNS` the file's own name.
-        role: of a response to which its schema gives none: of "messages" and "instruction".
+        role: of a response to which its schema gives none: of "answer", "messages" and
+            "instruction".
         responses: whether a record has to have any.
     """
 

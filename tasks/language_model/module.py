@@ -40,7 +40,7 @@ from .policy import Policy
 from .records import Record
 from .reference import ReferenceCache, belongs_to_adapter, caching_problem, fill_cache
 from .refusals import is_refusal
-from .roles import Requirement, mean_over
+from .roles import Requirement, divergence, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
 
 
@@ -163,26 +163,36 @@ class LanguageModelModule(PointwiseModule):
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
-        roles, asked = batch["roles"], batch["objective"][:, None]
-        numbers = torch.tensor([self.roles.index(role) for role in self.objective_roles])
-        found = torch.isin(roles, numbers)
-        every = (asked == 1) & ~found.any(1, keepdim=True) & (roles >= 0)
+        asked, found = batch["objective"][:, None], self.of_roles(batch, self.objective_roles)
+        every = (asked == 1) & ~found.any(1, keepdim=True) & (batch["roles"] >= 0)
         return (found | every) & (asked != 0)
 
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses that need the reference, (B, R) bool.
 
         In evaluation those of the objective do, as every method's KL is reported; and always those
-        whose own bound is relative to it.
+        of a requirement that is measured from it, and those whose own bound is relative to it.
         """
         needed = not self.training or self.trained_on in self.need_reference
         relative: Tensor = batch["relative"]
-        return (self.of_objective(batch) & needed) | relative
+        asked = {r.role for n in self.constraints if (r := self.requirements[n]).needs_reference}
+        required = self.of_roles(batch, sorted(asked))
+        return (self.compared(batch) & needed) | required | relative
+
+    def compared(self, batch: Mapping[str, Any]) -> Tensor:
+        """The responses whose KL to the reference is minimised or reported, (B, R) bool."""
+        return self.of_objective(batch)
+
+    def of_roles(self, batch: Mapping[str, Any], roles: Sequence[str]) -> Tensor:
+        """The responses of some roles, (B, R) bool."""
+        numbers = torch.tensor([self.roles.index(role) for role in roles], dtype=torch.long)
+        return torch.isin(batch["roles"], numbers)
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the objective's responses of the KL a token, or of −s̄; 0 of none, (B,)."""
         if self.trained_on == "cross_entropy":
-            return self._over_objective(-outputs.mean_log_likelihood, batch)
+            carried = self.of_objective(batch).to(outputs.lengths.device, non_blocking=True)
+            return mean_over(-outputs.mean_log_likelihood, carried)
         return self._divergence(outputs, batch)
 
     def constraint_values(
@@ -204,6 +214,7 @@ class LanguageModelModule(PointwiseModule):
         """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
 
         That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
+        A band is around the own bound, so there ε is not added.
         """
         values = self.requirements[name].value(outputs)
         if batch["shift"].isnan().all():
@@ -214,8 +225,12 @@ class LanguageModelModule(PointwiseModule):
         if reference is not None:
             relative = batch["relative"].to(values.device, non_blocking=True)
             origin = torch.where(relative, reference, 0.0)
-        bound = (self.constraints if self.training else self.evaluation_constraints)[name]
-        tolerance = bound.at_least if bound.at_most is None else bound.at_most
+        tolerance = 0.0
+        if self.requirements[name].bound != "within":
+            bound = (self.constraints if self.training else self.evaluation_constraints)[name]
+            side = bound.at_least if bound.at_most is None else bound.at_most
+            assert side is not None
+            tolerance = side
         own = values - origin + shift.nan_to_num() + tolerance
         return torch.where(shift.isnan(), values, own)
 
@@ -225,16 +240,9 @@ class LanguageModelModule(PointwiseModule):
         return {"objective": self.of_objective(batch).any(1), **terms}
 
     def _divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
-        """The mean over the objective's responses of the KL a token, 0 of none, (B,)."""
-        kl = outputs.kl
-        if kl is None:  # The batch has none. Zeros that a gradient goes through:
-            kl = outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0)
-        return self._over_objective(kl, batch)
-
-    def _over_objective(self, values: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """The mean over the objective's responses, (B, R) → (B,)."""
-        carried = self.of_objective(batch).to(values.device, non_blocking=True)
-        return mean_over(values, carried)
+        """The mean over the responses compared of the KL a token, 0 of none, (B,)."""
+        compared = self.compared(batch).to(outputs.lengths.device, non_blocking=True)
+        return mean_over(divergence(outputs), compared)
 
     # Training -------------------------------------------------------------------------------------
 
@@ -287,7 +295,7 @@ class LanguageModelModule(PointwiseModule):
 
         real: bool (B,), False for samples that only fill the batch.
         """
-        carries = self.of_objective(batch).any(1).to(real.device) & real
+        carries = self.compared(batch).any(1).to(real.device) & real
         if carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
         answer_batch(self, metrics, batch, stage)

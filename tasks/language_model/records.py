@@ -30,7 +30,7 @@ class Response:
     Attributes:
         role: what it is to the task, such as "prefer".
         answer: a text or tool calls; None for one of the configured refusals.
-        tolerance: its own bound, ε or δ; None takes the role's.
+        tolerance: its own bound, ε or δ, or what its band is around; None takes the role's.
         relative: whether that is δ, measured from the reference policy's s̄.
         refusal: whether it is a refusal; every response of role "refuse" is.
         behaviour: of When2Call what it does, "" if unknown.
@@ -96,7 +96,7 @@ class Record:
     @property
     def opposed(self) -> list[bool]:
         """Of each response whether it is to become unlikely."""
-        return [each.role == "avoid" for each in self.responses]
+        return [each.role in ("avoid", "forget") for each in self.responses]
 
     @property
     def category(self) -> str:

@@ -7,7 +7,7 @@ A task has a table of requirements, a line for each constraint:
 With s̄(y) the mean log-likelihood of a response's tokens, a constraint asks for s̄(y) ≥ ε or
 s̄(y) ≤ ε of the responses of its role, or bounds another number of theirs (``value``). A response
 may have a bound of its own, absolute or relative to the reference (records.py); a batch brings it
-along as ``shift`` and ``relative``.
+along as ``shift`` and ``relative``. "within" asks for a number in a band around the response's own.
 """
 
 from __future__ import annotations
@@ -38,30 +38,58 @@ def log_ratio(outputs: ResponseStatistics) -> Tensor:
     return means[:, :1] - means
 
 
+def divergence(outputs: ResponseStatistics) -> Tensor:
+    """KL(π ‖ π_ref) a token of each response, (B, R)."""
+    return _none(outputs) if outputs.kl is None else outputs.kl
+
+
+def drop(outputs: ResponseStatistics) -> Tensor:
+    """s̄_ref − s̄ of each response, (B, R): how much less likely a token has become."""
+    reference = outputs.reference_mean_log_likelihood
+    return _none(outputs) if reference is None else reference - outputs.mean_log_likelihood
+
+
+def _none(outputs: ResponseStatistics) -> Tensor:
+    """Zeros that a gradient goes through, of a batch in which nobody needs the reference."""
+    return outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0)
+
+
 @dataclass(frozen=True)
 class Requirement:
     """What a constraint asks of responses.
 
     Args:
         role: of the responses that it is about.
-        bound: the side on which a value must lie of its tolerance.
+        bound: the side on which a value must lie of its tolerance; "within" so much of the
+            response's own number.
         several: whether a sample may have several such responses: values are (B, K), else (B,).
         kinds: of the prompts that it is about, as ``Record.kind`` names them; () is all.
         value: what is bounded of each scored response, (B, R).
     """
 
     role: str
-    bound: Literal["at_least", "at_most"]
+    bound: Literal["at_least", "at_most", "within"]
     several: bool = False
     kinds: tuple[str, ...] = ()
     value: Callable[[ResponseStatistics], Tensor] = mean_log_likelihood
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the value is measured from the reference."""
+        return self.value in (divergence, drop)
 
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``.
 
         Raises:
-            ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
+            ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or
+                one that is not positive, of a divergence or a band.
         """
+        if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
+            what = "half the width of a band" if self.bound == "within" else "a KL a token"
+            raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")
+        if self.bound == "within":
+            return Constraint(at_least=-tolerance, at_most=tolerance)
         upper = self.bound == "at_most"
         if tolerance > 0 and self.value is mean_log_likelihood:
             raise ValueError(

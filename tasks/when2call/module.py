@@ -7,8 +7,10 @@ log-likelihood of a response's tokens under the policy π,
     subject to s̄(y_w) ≥ ε_win   for every prompt                                    "chosen"
                s̄(y_l) ≤ ε_lose  for every prompt and each of its rejected responses "rejected"
 
-or, with ``constrain="ratio"``, one constraint s̄(y_w) − s̄(y_l) ≥ ε on each pair, "ratio". The
-reference π_ref is the same model without its adapters.
+or, with ``constrain="ratio"``, one constraint s̄(y_w) − s̄(y_l) ≥ ε on each pair, "ratio"; or, with
+``constrain="floor"``, s̄_ref(y_w) − s̄(y_w) ≤ δ for every prompt, "floor": under a preference loss no
+chosen response becomes less likely by more than δ. The reference π_ref is the same model without
+its adapters.
 
 A batch is :class:`~.data.When2CallDataModule`'s: of multiple-choice records the right answer is the
 chosen one and the others are rejected, so violations are measured there as well.
@@ -31,8 +33,14 @@ from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.objectives import (
+    NEED_REFERENCE,
+    Objective,
+    PreferenceLosses,
+    preference_loss,
+)
 from pl_pointwise.tasks.language_model.policy import Policy
-from pl_pointwise.tasks.language_model.roles import Requirement, log_ratio
+from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .metrics import (
@@ -42,12 +50,6 @@ from .metrics import (
     choice_scores,
     chosen_category,
     update_choice_metrics,
-)
-from .objectives import (
-    NEED_REFERENCE,
-    Objective,
-    PreferenceLosses,
-    preference_loss,
 )
 from .records import CATEGORIES, ROLES, Record
 
@@ -65,6 +67,7 @@ class When2CallEvaluation:
         chosen_tolerance: ε_win that violations are measured against; None takes that of training.
         rejected_tolerance: likewise ε_lose.
         ratio_tolerance: likewise ε of the ratio.
+        floor_tolerance: likewise δ of the floor.
         choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
             hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
     """
@@ -72,6 +75,7 @@ class When2CallEvaluation:
     chosen_tolerance: float | None = None
     rejected_tolerance: float | None = None
     ratio_tolerance: float | None = None
+    floor_tolerance: float | None = None
     choose_by: Normalisation = "characters"
 
     def __post_init__(self) -> None:
@@ -97,9 +101,12 @@ class When2CallModule(LanguageModelModule):
             below what a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL
             a token; −6 costs a fraction of that.
         ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
-        constrain: "likelihood" for the constraints chosen and rejected, "ratio" for the one.
-        objective: "kl" to stay close to the reference, or the baselines "dpo", "simpo", "cpo" and
-            "cal_dpo" (with formulation None).
+        floor_tolerance: δ, by which a chosen response may become less likely a token, with
+            constrain "floor"; below 0 it has to become so much likelier.
+        constrain: "likelihood" for the constraints chosen and rejected; "ratio" or "floor" for
+            that one.
+        objective: "kl" to stay close to the reference, or the preference losses "dpo", "simpo",
+            "cpo" and "cal_dpo": baselines with formulation None, or subject to a floor.
         losses: hyper-parameters of the preference losses.
         evaluation: tolerances of the evaluation, and how a behaviour is chosen.
         training: how it is trained; by default as in the paper, AdamW at 5e-5 with a cosine
@@ -110,6 +117,7 @@ class When2CallModule(LanguageModelModule):
         "chosen": Requirement("prefer", "at_least"),
         "rejected": Requirement("avoid", "at_most", several=True),
         "ratio": Requirement("avoid", "at_least", several=True, value=log_ratio),
+        "floor": Requirement("prefer", "at_most", value=drop),
     }
     roles = ROLES
     objective_roles = ("prefer", "avoid")
@@ -124,18 +132,19 @@ class When2CallModule(LanguageModelModule):
         chosen_tolerance: float = -2.0,
         rejected_tolerance: float = -6.0,
         ratio_tolerance: float = 0.0,
-        constrain: Literal["likelihood", "ratio"] = "likelihood",
+        floor_tolerance: float = 0.0,
+        constrain: Literal["likelihood", "ratio", "floor"] = "likelihood",
         objective: Objective = "kl",
         losses: PreferenceLosses = PAPER_LOSSES,
         evaluation: When2CallEvaluation = DEFAULT_EVALUATION,
         training: Training = PAPER_TRAINING,
     ) -> None:
-        one_of("constrain", constrain, ("likelihood", "ratio"))
+        one_of("constrain", constrain, ("likelihood", "ratio", "floor"))
         one_of("objective", objective, ("kl", "dpo", "simpo", "cpo", "cal_dpo"))
         evaluation = from_plain(When2CallEvaluation, evaluation)
         own = {"chosen": chosen_tolerance, "rejected": rejected_tolerance}
-        if constrain == "ratio":
-            own = {"ratio": ratio_tolerance}
+        if constrain != "likelihood":
+            own = {constrain: ratio_tolerance if constrain == "ratio" else floor_tolerance}
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
@@ -143,7 +152,9 @@ class When2CallModule(LanguageModelModule):
         """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
         if self.trained_on == "kl":
             return super().objective(outputs, batch)
-        return preference_loss(self.trained_on, outputs, self.losses)
+        first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
+        chosen, rejected = outputs.present & first, outputs.present & ~first
+        return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""

@@ -27,7 +27,7 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     data.setup("fit")
     dataset = data.datasets["train"]
     batch = data.collate([dataset[i] | {"index": i} for i in range(4)])
-    assert batch["roles"].tolist() == [[0, 1], [1, 1], [2, -1], [3, 1]]
+    assert batch["roles"].tolist() == [[0, 1], [1, 1], [2, -1], [6, 1]]
     assert batch["prefer"].tolist() == [[0], [-1], [-1], [-1]]
     assert batch["avoid"].tolist() == [[1, -1], [0, 1], [-1, -1], [1, -1]]
     assert batch["refuse"].tolist() == [[-1], [-1], [0], [-1]]

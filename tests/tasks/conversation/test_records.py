@@ -49,7 +49,7 @@ def test_own_bounds_and_refusals() -> None:
 @pytest.mark.parametrize(
     ("response", "words"),
     [
-        ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, reference"]),
+        ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
         ({"role": "like", "content": "x"}, ["'like'"]),
         ({"role": "prefer"}, ["has no text", "only a refusal"]),
         ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),

@@ -20,7 +20,7 @@ from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
-from pl_pointwise.tasks.when2call.objectives import PreferenceLosses, preference_loss
+from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.when2call.records import CATEGORIES, Record
 from tests.tasks.conftest import (
     make_data,
@@ -127,7 +127,14 @@ def test_absent_responses_touch_neither_loss_nor_gradient() -> None:
         reference_log_likelihood = torch.tensor([[-4.0, -4.0, 0.0]])
 
     for name in BASELINES:
-        loss: Tensor = preference_loss(name, Statistics(), PreferenceLosses())  # type: ignore[arg-type]
+        chosen = torch.tensor([[True, False, False]])
+        loss: Tensor = preference_loss(
+            name,
+            Statistics(),  # type: ignore[arg-type]
+            PreferenceLosses(),
+            chosen,
+            Statistics.present & ~chosen,
+        )
         (gradient,) = torch.autograd.grad(loss.sum(), Statistics.log_likelihood, retain_graph=True)
         assert gradient[0, 2] == 0
         assert gradient[0, 0] < 0 < gradient[0, 1]

@@ -1,7 +1,7 @@
 """What is minimised: closeness to the reference, or one of the preference losses.
 
-All are functions of the response statistics of a batch, response 0 chosen and the others rejected;
-a loss on several rejected responses is the mean over its pairs. Result (B,).
+All are functions of the response statistics of a batch; a sample's loss is the mean over its pairs
+of a chosen and a rejected response. Result (B,).
 """
 
 from __future__ import annotations
@@ -11,14 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from pl_pointwise.tasks.language_model.preference_losses import (
-    cal_dpo_loss,
-    cpo_loss,
-    dpo_loss,
-    simpo_loss,
-)
-from pl_pointwise.tasks.language_model.roles import mean_over
-from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
+from .preference_losses import cal_dpo_loss, cpo_loss, dpo_loss, simpo_loss
+from .roles import mean_over
+from .scoring import ResponseStatistics
 
 Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
 
@@ -50,28 +45,36 @@ class PreferenceLosses:
 
 
 def preference_loss(
-    objective: Objective, statistics: ResponseStatistics, settings: PreferenceLosses
+    objective: str,
+    statistics: ResponseStatistics,
+    settings: PreferenceLosses,
+    chosen: Tensor,
+    rejected: Tensor,
 ) -> Tensor:
-    """The named loss of each sample, (B,)."""
-    present = statistics.present[:, 1:]
-    sums, means = statistics.log_likelihood, statistics.mean_log_likelihood
-    chosen, rejected = sums[:, :1], sums[:, 1:]
+    """The named loss of each sample, (B,); 0 where it has no pair.
+
+    objective: of :data:`Objective`, without "kl".
+    chosen, rejected: (B, R) bool, disjoint.
+    """
+
+    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen, of the rejected.
+        return values[:, :, None], values[:, None, :]
+
+    sums, means = pairs(statistics.log_likelihood), pairs(statistics.mean_log_likelihood)
     if objective == "simpo":
-        losses = simpo_loss(
-            means[:, :1], means[:, 1:], beta=settings.simpo_beta, gamma=settings.simpo_gamma
-        )
+        losses = simpo_loss(*means, beta=settings.simpo_beta, gamma=settings.simpo_gamma)
     elif objective == "cpo":
         losses = cpo_loss(
-            chosen,
-            rejected,
-            means[:, :1],
+            *sums,
+            means[0],
             beta=settings.cpo_beta,
             likelihood_weight=settings.cpo_likelihood_weight,
         )
     else:
         reference = statistics.reference_log_likelihood
-        assert reference is not None
-        four = chosen, rejected, reference[:, :1], reference[:, 1:]
+        # None where the batch has no pair: then every loss is masked.
+        known = statistics.log_likelihood.detach() if reference is None else reference
+        four = *sums, *pairs(known)
         if objective == "dpo":
             losses = dpo_loss(*four, beta=settings.dpo_beta)
         else:
@@ -80,4 +83,5 @@ def preference_loss(
                 beta=settings.cal_dpo_beta,
                 calibration_weight=settings.cal_dpo_calibration_weight,
             )
-    return mean_over(losses, present)
+    mask = chosen[:, :, None] & rejected[:, None, :]
+    return mean_over(losses.flatten(1), mask.flatten(1))
