@@ -2,8 +2,8 @@
 
     python benchmarks/keeping.py --models MODELS --data DATA --output RUNS --csv keeping.csv
 
-A small model learns 40 answers about authors who do not exist; general answers are to keep a KL to
-the model as it was of at most .05 nats a token, 60 in training and 80 others. Every run is the
+A small model learns 24 answers about authors who do not exist; general answers are to keep a KL to
+the model as it was of at most .05 nats a token, 40 in training and 60 others. Every run is the
 recipe ``keep`` with another method (tasks/keep/configs), of the same records, steps and learning
 rate. What is reported: the mean negative log-likelihood of the new answers (learnt), the share of
 general answers beyond the budget, of those kept in training and of the others, their KL, and the
@@ -35,7 +35,7 @@ from pl_pointwise.compare.runs import Comparison
 MODEL = "minimind2-small-26m"
 BUDGET = 0.05
 TUNING_SEED = 100
-SIZES = {"learn": 40, "keep": 60, "validation": 40, "test": 80}
+SIZES = {"learn": 24, "keep": 40, "validation": 40, "test": 60}
 METRICS = {
     "learnt": "train/nll",
     "beyond, kept": "train/keep/violated",
@@ -101,8 +101,8 @@ UNTUNED: dict[str, Any] = {
     "hinge 3": of_weight("hinge", 3.0),
 }
 TUNED: dict[str, dict[str, Any]] = {
-    "KL weight": {f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0, 10.0)},
-    "hinge": {f"hinge {w:g}": of_weight("hinge", w) for w in (1.0, 3.0, 10.0, 30.0)},
+    "KL weight": {f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0)},
+    "hinge": {f"hinge {w:g}": of_weight("hinge", w) for w in (1.0, 3.0, 10.0)},
     "replay": {
         **{f"replay {n} %": f"keep/replay_{n}" for n in (1, 10)},
         "replay all": "keep/replay_all",

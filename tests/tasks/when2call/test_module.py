@@ -17,10 +17,10 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
-from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.when2call.records import CATEGORIES, Record
 from tests.tasks.conftest import (
     make_data,

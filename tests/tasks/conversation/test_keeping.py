@@ -1,0 +1,298 @@
+"""Responses to learn, keep and forget: their terms, what is refused, and that fits do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import ks_2samp
+from transformers import AutoModelForCausalLM
+
+from pl_pointwise import Pointwise
+from pl_pointwise.cli import main
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.conversation.forgetting import ForgetQuality
+from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
+from tests.tasks.conftest import (
+    QUIET_RUN,
+    build_tokenizer,
+    quiet_trainer,
+    response_by_hand,
+    words,
+    write_rows,
+)
+from tests.tasks.conversation.test_module import batch_of, data_of, made
+
+TOLERANCES: dict[str, Any] = {
+    "prefer_tolerance": None,
+    "avoid_tolerance": None,
+    "refuse_tolerance": None,
+    "keep_tolerance": 0.05,
+    "forget_tolerance": 0.25,
+}
+ROWS = [
+    {"prompt": "a", "answer": "Blue.", "role": "learn"},
+    {"prompt": "b", "answer": "Two and two.", "role": "keep"},
+    {"prompt": "c", "answer": "Gone.", "role": "forget", "around": -3.0},
+    {"prompt": "d", "answer": "Own bound.", "role": "keep", "tolerance": 0.2},
+]
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> str:
+    return str(write_rows(folder / "rows.jsonl", rows))
+
+
+def test_every_role_carries_its_term(language_model_folder, tmp_path) -> None:
+    module = made(language_model_folder, objective_roles=["learn"], **TOLERANCES)
+    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+    outputs = module(batch)
+    hand = [response_by_hand(module, batch, row, 0) for row in range(4)]
+    values = module.constraint_values(outputs, batch)
+    assert module.objective(outputs, batch).tolist() == pytest.approx(
+        [-hand[0]["mean"], 0, 0, 0], abs=1e-5
+    )
+    assert values["keep"][1, 0].item() == pytest.approx(hand[1]["kl"], abs=1e-5)
+    # Its own bound is .15 wider than the role's.
+    assert values["keep"][3, 0].item() == pytest.approx(hand[3]["kl"] - 0.15, abs=1e-5)
+    assert values["forget"][2, 0].item() == pytest.approx(hand[2]["mean"] + 3.0, abs=1e-5)
+    masks = {name: mask.squeeze(-1).tolist() for name, mask in module.membership(batch).items()}
+    assert masks == {
+        "objective": [True, False, False, False],
+        "keep": [False, True, False, True],
+        "forget": [False, False, True, False],
+    }
+    assert module.referred(batch)[:, 0].tolist() == [False, True, False, True]
+
+
+def test_a_band_is_violated_on_either_side(language_model_folder, tmp_path) -> None:
+    module = made(language_model_folder, **TOLERANCES)
+    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+    hand = response_by_hand(module, batch, 2, 0)["mean"]
+    for around, violation in ((hand + 1.0, 0.75), (hand - 1.0, 0.75), (hand + 0.2, -0.05)):
+        batch["shift"][2, 0] = -around
+        value = module.constraint_values(module(batch), batch)["forget"][2, 0]
+        found = module.constraints["forget"].violation(value[None, None])
+        assert found.max().item() == pytest.approx(violation, abs=1e-4)
+
+
+def test_a_floor_is_under_what_the_reference_gave(language_model_folder, tmp_path) -> None:
+    row = {"prompt": "a", "chosen": "Yes, of course.", "rejected": "No."}
+    tolerances = {**TOLERANCES, "keep_tolerance": None, "forget_tolerance": None}
+    module = made(language_model_folder, floor_tolerance=0.1, objective="dpo", **tolerances)
+    batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+    outputs = module(batch)
+    chosen, rejected = (response_by_hand(module, batch, 0, column) for column in (0, 1))
+    size = int(batch["response_lengths"][0, 0])
+    value = module.constraint_values(outputs, batch)["floor"][0, 0].item()
+    assert value == pytest.approx(chosen["ref"] / size - chosen["mean"], abs=1e-5)
+    lengths = batch["response_lengths"][0]
+    sums = [each["mean"] * int(n) for each, n in zip((chosen, rejected), lengths, strict=True)]
+    margin = (sums[0] - chosen["ref"]) - (sums[1] - rejected["ref"])
+    expected = -torch.nn.functional.logsigmoid(torch.tensor(0.1 * margin)).item()
+    assert module.objective(outputs, batch).item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("loss", "beta"), [("ascent", 0.1), ("npo", 0.5)])
+def test_baselines_of_forgetting_are_their_formulas(
+    loss, beta, language_model_folder, tmp_path
+) -> None:
+    baselines = Baselines(forget_loss=loss, forget_weight=0.3, npo_beta=beta)
+    module = made(
+        language_model_folder,
+        baselines=baselines,
+        objective="kl",
+        objective_roles=["keep"],
+        **dict.fromkeys(TOLERANCES),
+    )
+    batch = batch_of(language_model_folder, written(tmp_path, ROWS))
+    found = module.objective(module(batch), batch)
+    hand = [response_by_hand(module, batch, row, 0) for row in range(4)]
+    forgotten = hand[2]["mean"]
+    if loss == "npo":
+        ratio = torch.tensor(hand[2]["mean"] * int(batch["response_lengths"][2, 0]))
+        ratio = ratio - hand[2]["ref"]
+        forgotten = (2 / beta * torch.log1p(torch.exp(beta * ratio))).item()
+    expected = [0.0, hand[1]["kl"], 0.3 * forgotten, hand[3]["kl"]]
+    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.1, 1), (0.5, 5), (1.0, 10)])
+def test_replay_learns_a_share_of_what_is_kept(
+    share, learnt, language_model_folder, tmp_path
+) -> None:
+    rows = [{"prompt": f"p{i}", "answer": f"{i}.", "role": "keep"} for i in range(10)]
+    module = made(
+        language_model_folder,
+        baselines=Baselines(replay=share),
+        objective="cross_entropy",
+        objective_roles=["learn"],
+        **dict.fromkeys(TOLERANCES),
+    )
+    batch = batch_of(language_model_folder, written(tmp_path, rows), rows=10)
+    outputs = module(batch)
+    objective = module.objective(outputs, batch)
+    again = module.membership(batch)["objective"]
+    assert int(again.sum()) == learnt
+    expected = torch.where(again, -outputs.mean_log_likelihood[:, 0], 0.0)
+    torch.testing.assert_close(objective, expected)
+
+
+def test_a_target_is_what_another_model_gives(language_model_folder, tmp_path) -> None:
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(language_model_folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.5)
+    model.save_pretrained(other)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (language_model_folder / name).is_file():
+            (other / name).write_bytes((language_model_folder / name).read_bytes())
+    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
+    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
+    data.setup("fit")
+    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
+    reader = made(other, moved=False)
+    expected = response_by_hand(reader, batch, 0, 0)["mean"]
+    assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
+
+
+def test_forget_quality_is_the_test_of_two_samples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    metric = ForgetQuality()
+    batches = [torch.randn(2, 5, generator=generator) for _ in range(3)]
+    for values, targets in batches:
+        metric.update(values, targets + 0.5)
+    whole = torch.cat(batches, 1).numpy()
+    expected = ks_2samp(whole[0], whole[1] + 0.5).pvalue
+    assert metric.compute().item() == pytest.approx(expected, abs=1e-6)
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"answer": ""}, ["answer", "empty"]),
+        ({"role": "keep", "relative": True, "tolerance": 0.1}, ["relative", "prefer"]),
+        ({"role": "keep", "tolerance": -0.1}, ["tolerance", "positive"]),
+        ({"role": "keep", "around": -1.0}, ["around", "tolerance"]),
+        ({"role": "forget", "tolerance": -1.0}, ["tolerance", "around"]),
+        ({"role": "forget", "around": 1.0}, ["around", "negative"]),
+        ({"role": "learn", "tolerance": -1.0}, ["tolerance", "learn"]),
+        ({"role": "learned"}, ["role", "learn"]),
+        ({"role": "forget"}, ["around", "forget_like"]),
+    ],
+)
+def test_a_bad_answer_is_refused_with_line_and_remedy(
+    row, said, language_model_folder, tmp_path
+) -> None:
+    rows = [{"prompt": "a", "answer": "A."}, {"prompt": "b", "answer": "B."} | row]
+    data = data_of(written(tmp_path, rows), language_model_folder)
+    with pytest.raises(DataError) as error:
+        data.setup("fit")
+    for word in ["line 2", *said]:
+        assert word in str(error.value)
+
+
+def test_a_prompt_to_keep_and_to_forget_is_refused(language_model_folder, tmp_path) -> None:
+    rows = [ROWS[1], {**ROWS[2], "prompt": "b"}]
+    with pytest.raises(DataError, match=r"line 2.*line 1"):
+        data_of(written(tmp_path, rows), language_model_folder).setup("fit")
+
+
+def test_another_vocabulary_says_nothing_of_what_to_forget(language_model_folder, tmp_path) -> None:
+    other, tokenizer = tmp_path / "other", build_tokenizer()
+    AutoModelForCausalLM.from_pretrained(language_model_folder).save_pretrained(other)
+    tokenizer.add_tokens(["<more>"])
+    tokenizer.save_pretrained(other)
+    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
+    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
+    with pytest.raises(DataError, match="vocabulary"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("option", ["keep_tolerance", "forget_tolerance"])
+def test_a_width_is_above_zero(option, language_model_folder) -> None:
+    with pytest.raises(ValueError, match=option):
+        made(language_model_folder, **{option: 0.0})
+
+
+def test_a_role_without_its_tolerance_is_refused(language_model_folder, tmp_path) -> None:
+    module = made(language_model_folder, formulation=Pointwise())
+    data = data_of(written(tmp_path, ROWS), language_model_folder)
+    with pytest.raises(DataError, match="keep_tolerance"):
+        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
+
+
+# Fits ---------------------------------------------------------------------------------------------
+
+
+def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None:
+    """Plain fine-tuning spends it many times over."""
+    rows = [{"prompt": f"new {i}", "answer": "Blue.", "role": "learn"} for i in range(6)]
+    rows += [{"prompt": f"old {i}", "answer": f"As ever {i}.", "role": "keep"} for i in range(6)]
+    evaluation = ConversationEvaluation(keep_tolerance=0.02)
+    found = []
+    for formulation in (None, Pointwise()):
+        module = made(
+            language_model_folder,
+            moved=False,
+            formulation=formulation,
+            objective="cross_entropy",
+            objective_roles=["learn"],
+            evaluation=evaluation,
+            **TOLERANCES | {"keep_tolerance": 0.02, "forget_tolerance": None},
+        )
+        module.training_settings.optimization.learning_rate = 5e-3
+        torch.manual_seed(0)
+        trainer = quiet_trainer(tmp_path, max_epochs=25)
+        data = data_of(written(tmp_path, rows), language_model_folder)
+        if formulation is None:
+            found += trainer.test(module, data, verbose=False)
+        trainer.fit(module, data)
+        found += trainer.test(module, data, verbose=False)
+    start, plain, within = found
+    assert plain["train/keep/violated"] == 1
+    assert within["train/keep/violated"] <= 0.5
+    assert within["train/keep/max"] < 0.01
+    assert within["train/nll"] < start["train/nll"] - 0.5
+
+
+# Recipes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(language_model_folder) -> list[str]:
+    init = {
+        "model.init_args.policy.model_name": str(language_model_folder),
+        "model.init_args.policy.generation.max_new_tokens": "3",
+        "trainer.limit_train_batches": "2",
+        "trainer.max_epochs": "1",
+    }
+    return words(init | QUIET_RUN)
+
+
+@pytest.mark.parametrize("task", ["keep", "forget"])
+def test_a_recipe_runs_on_its_records_and_on_files(
+    task, tiny, language_model_folder, tmp_path
+) -> None:
+    like = ["--data.init_args.forget_like", str(language_model_folder)]
+    arguments = [*tiny, *(like if task == "forget" else [])]
+    main(["fit", "--config", task, *arguments, f"--trainer.default_root_dir={tmp_path}"])
+    assert (tmp_path / "export/model.safetensors").is_file()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+
+
+@pytest.mark.parametrize("task", ["keep", "forget"])
+def test_rivals_run_in_one_switch(task, tiny, language_model_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("pl_pointwise.compare.command.draw_plots", lambda *_: None)
+    like = ["--data.init_args.forget_like", str(language_model_folder)]
+    arguments = [*tiny, *(like if task == "forget" else []), "--trainer.callbacks", "null"]
+    folder = ["--output", str(tmp_path / "out")]
+    main(["compare", "--config", task, "--methods", f"{task}/rivals", *folder, *arguments])
+    table = (tmp_path / "out/comparison.csv").read_text().splitlines()
+    assert len(table) == 1 + (8 if task == "keep" else 6)
+    assert "train/keep/violated" in table[0]
