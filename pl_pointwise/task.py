@@ -6,7 +6,7 @@ import logging
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -49,7 +49,7 @@ class Task(LightningModule):
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
-    shared_objective: ClassVar[str] = "objective"
+    shared_objective: str = "objective"
 
     # The terms of each sample -------------------------------------------------------------------
 

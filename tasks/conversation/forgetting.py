@@ -75,6 +75,8 @@ class ForgetQuality(Metric):
     has the same test on the ratio of altered answers' probabilities to the right one's.
     """
 
+    values: list[Tensor]
+    targets: list[Tensor]
     full_state_update = False
     higher_is_better = True
 
@@ -85,8 +87,8 @@ class ForgetQuality(Metric):
 
     def update(self, values: Tensor, targets: Tensor) -> None:
         """values, targets: (n,) of as many answers."""
-        self.values.append(values.detach().float())  # type: ignore[operator, union-attr]
-        self.targets.append(targets.detach().float())  # type: ignore[operator, union-attr]
+        self.values.append(values.detach().float())
+        self.targets.append(targets.detach().float())
 
     def compute(self) -> Tensor:
         values, targets = dim_zero_cat(self.values), dim_zero_cat(self.targets)
