@@ -119,6 +119,25 @@ def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_mod
         assert found[row].item() == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["dpo", "simpo"])
+def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> None:
+    module = made(
+        language_model_folder, objective=name, constrain="floor", floor_tolerance=0.1
+    ).train()
+    batch = batch_of()
+    outputs = module(batch)
+    assert list(module.constraints) == ["floor"]
+    assert module.constraints["floor"].at_most == 0.1
+    found = module.constraint_values(outputs, batch)["floor"]
+    for row in range(3):
+        hand = response_by_hand(module, batch, row, 0)
+        size = int(batch["response_lengths"][row, 0])
+        assert found[row].item() == pytest.approx(hand["ref"] / size - hand["mean"], abs=1e-5)
+    # SimPO needs the reference of the chosen responses alone.
+    others = module.referred(batch)[:, 1:] & outputs.present[:, 1:]
+    assert bool(others.any()) == (name == "dpo")
+
+
 def test_absent_responses_touch_neither_loss_nor_gradient() -> None:
     class Statistics:
         present = torch.tensor([[True, True, False]])
