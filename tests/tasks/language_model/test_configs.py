@@ -7,7 +7,7 @@ import yaml
 
 from pl_pointwise.configs import packaged_configs, text_of
 
-TASKS = ("safety", "when2call", "conversation")
+TASKS = ("safety", "when2call", "conversation", "keep", "forget")
 
 
 def stated(value: object) -> set[str]:
