@@ -65,16 +65,18 @@ def binomial(violated: int, n: int, at_most: float) -> float:
 def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
     """Returns 1 / max_t K_t, K_t = Π_{i ≤ t} (1 − ν_i (L_i − α)), α at_most.
 
-    The bet ν_i = min(1, √(2 log(1/δ) / (n s²_{i−1}))) depends on earlier losses alone, through
-    their variance s², so that K is a nonnegative supermartingale where the mean is α or more.
-    δ = 1 − confidence. The order of the losses matters, and must not depend on them.
+    The bet ν_i = min(max(1, .9 / (1 − α)), √(2 log(1/δ) / (n s²_{i−1}))) depends on earlier losses
+    alone, through their variance s², and is at most 1 / (1 − α), so that K is a nonnegative
+    supermartingale where the mean is α or more. Every factor grows with α. δ = 1 − confidence. The
+    order of the losses matters, and must not depend on them.
     """
     n = len(losses)
     counts = np.arange(1, n + 1)
     means = (0.5 + losses.cumsum()) / (1 + counts)
     variances = (0.25 + ((losses - means) ** 2).cumsum()) / (1 + counts)
     before = np.concatenate([[0.25], variances[:-1]])
-    bets = np.minimum(1.0, np.sqrt(2 * math.log(1 / (1 - confidence)) / (n * before)))
+    boldest = max(1.0, 0.9 / (1 - at_most))
+    bets = np.minimum(boldest, np.sqrt(2 * math.log(1 / (1 - confidence)) / (n * before)))
     wealth = np.log1p(-bets * (losses - at_most)).cumsum()
     return float(math.exp(-max(0.0, wealth.max())))
 

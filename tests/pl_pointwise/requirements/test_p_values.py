@@ -55,7 +55,8 @@ def test_betting_is_a_gamblers_wealth(losses: list[float], rate: float, confiden
     n, wealth, most, seen, squares = len(losses), 1.0, 1.0, 0.0, 0.0
     for number, loss in enumerate(losses, start=1):
         variance = (0.25 + squares) / number
-        bet = min(1.0, math.sqrt(2 * math.log(1 / (1 - confidence)) / (n * variance)))
+        boldest = max(1.0, 0.9 / (1 - rate))  # At 1 / (1 − rate) a loss of 1 takes everything.
+        bet = min(boldest, math.sqrt(2 * math.log(1 / (1 - confidence)) / (n * variance)))
         wealth *= 1 - bet * (loss - rate)
         most = max(most, wealth)
         seen += loss
