@@ -9,7 +9,7 @@ The output folder then holds
     comparison.csv       a line per run, every metric; summary.csv: by method, mean and std
     comparison.md        the tables: results, gap to training data, certificates, time, memory
     comparison.tex       the same for LaTeX
-    comparison.json      every run with its result, for ``pl-pointwise report``
+    comparison.json      every run with its result
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 
