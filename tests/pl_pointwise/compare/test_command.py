@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,15 @@ def test_what_is_finished_is_not_checked_again(files, tmp_path, monkeypatch, unp
     run(files, tmp_path / "out")
     monkeypatch.setattr(checks, "_check", lambda *_: pytest.fail("was finished"))
     run(files, tmp_path / "out")
+
+
+def test_a_dry_run_lists_the_runs_and_the_command_of_each(files, tmp_path, capsys) -> None:
+    main(["compare", *files, "--output", str(tmp_path / "out"), "--seeds", "0", "1", "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 runs, 4 of them to do:"
+    assert lines[1] == "  [1/4] plain · seed 0: to do"
+    assert lines[2].strip().endswith("--seeds 0 1 --output " + str(tmp_path / "out") + " --only 1")
+    assert len(lines) == 9
+    assert not (tmp_path / "out").exists()
+    main(shlex.split(lines[4])[1:])
+    assert [path.parent.name for path in (tmp_path / "out").rglob("result.json")] == ["seed-1"]
