@@ -9,8 +9,8 @@ constraint is usually a labelling error or an outlier. A line of the JSONL file:
      "text": {"query": "...", "negative 3": "..."}}
 
 ``column``, from 0, is that of the sample's hardest value in the table of λ, and ``value`` says
-which it is, from 1, of how many, and of an interval which bound; ``violation`` is of the last visit;
-``relaxation``, u*, is null where the formulation has none; ``epoch`` is that of the list, from 0.
+which it is, from 1, of how many, and of an interval which bound; ``violation`` is of the last
+visit; ``relaxation``, u*, is null where the formulation has none; ``epoch`` is the list's, from 0.
 """
 
 from __future__ import annotations
