@@ -287,8 +287,19 @@ def test_a_plateau_is_judged_once_an_epoch(kind: str, batches: int, tmp_path: Pa
     assert_identical_run(runs[1].lightning_module, runs[0].lightning_module)
 
 
-@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end"])
-@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 12}])
+EPOCHS, STEPS = {"max_epochs": 3}, {"max_epochs": -1, "max_steps": 12}
+
+
+@pytest.mark.parametrize(
+    ("hook", "limits"),
+    [
+        ("on_train_epoch_start", EPOCHS),
+        ("on_train_epoch_start", STEPS),
+        ("on_validation_end", EPOCHS),
+        ("on_train_epoch_end", EPOCHS),
+        ("on_train_epoch_end", STEPS),
+    ],
+)
 def test_saved_around_the_end_of_an_epoch(hook: str, limits: Any, tmp_path: Path) -> None:
     """Before the plateau was judged it was not judged at all; at an epoch's start, Lightning ran
     an epoch without batches and skipped an order."""
