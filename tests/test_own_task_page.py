@@ -15,7 +15,7 @@ from pl_pointwise.cli import main
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/own_task.md"
 QUICK = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
-QUICK += ["--trainer.enable_model_summary", "false"]
+QUICK += ["--trainer.enable_model_summary", "false", "--trainer.limit_train_batches", "2"]
 
 
 def blocks() -> list[str]:
