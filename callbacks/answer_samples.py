@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.modes import evaluation_mode
@@ -18,7 +17,6 @@ from pl_pointwise.random_state import random_state, restore_random_state
 from .run_folder import RunFolder
 
 FILE = "answers.jsonl"
-COLUMNS = ("prompt", "answer", "refused", "valid_call", "cut")
 TOGETHER = 8  # Prompts that are answered in one batch.
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -29,7 +27,7 @@ class AnswerSamples(Callback):
 
     ``answer-samples/answers.jsonl`` below the run's folder has a line an answer: step, epoch,
     prompt, its index and category in the data set, answer, refused, cut, and of a prompt with tools
-    valid_call. A logger that takes texts gets them too: TensorBoard, Weights & Biases, MLflow.
+    valid_call. TensorBoard gets prompts and answers too.
 
     The run is the run without it: generation draws nothing of the run's random numbers, takes no
     gradient, and leaves training mode as it was. Every rank answers; rank 0 writes.
@@ -114,7 +112,7 @@ class AnswerSamples(Callback):
         """The conversations of the data set that were asked for.
 
         Raises:
-            ValueError: no such data set, or a position beyond its end.
+            ValueError: no such data set.
         """
         if not self.indexes and not self.per_category:
             return []
@@ -124,11 +122,6 @@ class AnswerSamples(Callback):
             raise ValueError(
                 f"AnswerSamples(data={self.data!r}): the data module has "
                 f"{', '.join(datasets) or 'no data set'}. Choose one of these, or give prompts."
-            )
-        if beyond := [index for index in self.indexes if not 0 <= index < len(dataset)]:
-            raise ValueError(
-                f"AnswerSamples(indexes={self.indexes}): {self.data!r} has {len(dataset)} samples, "
-                f"and no {beyond[0]}."
             )
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
         seen: Counter[str] = Counter()
@@ -169,15 +162,9 @@ class AnswerSamples(Callback):
 
 
 def log_answers(logger: Any, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Hands answers to a logger that takes texts; nothing to any other."""
-    if isinstance(logger, WandbLogger):
-        table = [[row.get(column) for column in COLUMNS] for row in rows]
-        logger.log_table("answers", columns=list(COLUMNS), data=table, step=step)
-        return
-    text = "\n\n".join(_entry(row) for row in rows)
-    if isinstance(logger, MLFlowLogger):
-        logger.experiment.log_text(logger.run_id, text, f"answers/step-{step}.md")
-    elif hasattr(logger.experiment, "add_text"):
+    """Hands answers to a logger that takes texts as TensorBoard's does; nothing to any other."""
+    if hasattr(logger.experiment, "add_text"):
+        text = "\n\n".join(f"**{row['prompt']}**\n\n> {row['answer']}" for row in rows)
         logger.experiment.add_text("answers", text, step)
 
 
@@ -204,12 +191,3 @@ def shown(messages: Sequence[Mapping[str, Any]]) -> str:
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n".join(f"{each['role']}: {each.get('content') or ''}" for each in messages)
-
-
-def _entry(row: Mapping[str, Any]) -> str:
-    """An answer as Markdown."""
-    told = [name for name in ("refused", "cut") if row.get(name)]
-    if "valid_call" in row:
-        told.append("valid call" if row["valid_call"] else "no valid call")
-    verdict = f" ({', '.join(told)})" if told else ""
-    return f"**{row['prompt']}**\n\n> {row['answer']}{verdict}"

@@ -1,10 +1,10 @@
 """Logs the multipliers and how far from an optimum they are: ``dual/{constraint}/{statistic}``.
 
 ``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0); over the dual steps of
-the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``infeasibility_max``, ``relaxed``, see
+the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``relaxed``, see
 :class:`Convergence`; and ``share`` and ``overshoot`` of the pull, see
-:mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled. TensorBoard, W&B
-and MLflow get ``multipliers`` too, the histogram of λ.
+:mod:`~pl_pointwise.multiplier_share`: not in an epoch in which nothing was pulled. TensorBoard and
+W&B get ``multipliers`` too, the histogram of λ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from pl_pointwise.formulations import Formulation
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.step import DualStep
@@ -102,7 +103,6 @@ class Convergence:
     ``step``               mean ``|Δλ|``
     ``slackness``          mean ``|λr|``
     ``infeasibility_mean`` mean (r)₊, of an equality ``|r|``
-    ``infeasibility_max``  max (r)₊, of an equality ``|r|``
     ``relaxed``            share with u* ≠ 0; only where the formulation relaxes
     ====================== ========================================================
 
@@ -116,67 +116,48 @@ class Convergence:
     def add(self, module: PointwiseModule) -> None:
         """Adds the dual steps of the module's last training step, if it took any."""
         for name, step in module.dual_steps.items():
-            found = _of_statistic(step) if step.index is None else _of_samples(module, name, step)
             known = self.sums.setdefault(name, {})
-            for key, value in found.items():
-                value = value.to(torch.float64)
-                if key == "infeasibility_max" and key in known:
-                    value = torch.maximum(known[key], value)
-                elif key not in ("infeasibility_max", "multiplier") and key in known:
-                    value = known[key] + value
-                known[key] = value
+            for key, value in _sums_of(step, module.in_force(name)).items():
+                last = key == "multiplier" or key not in known
+                known[key] = value.double() if last else known[key] + value
 
     def figures(self, module: PointwiseModule) -> dict[str, dict[str, float]]:
         """The figures of the class docstring by constraint; none where nothing stepped."""
         found = {}
         for name, sums in self.sums.items():
             if "statistic" in sums:
-                figures = _figures_of_statistic(sums, module.in_force(name).signed)
+                residual = sums["statistic"] / sums["steps"]
+                figures = {
+                    "step": sums["step"] / sums["entries"],
+                    "slackness": (sums["multiplier"] * residual).abs().mean(),
+                    "infeasibility_mean": _excess(residual, module.in_force(name)).mean(),
+                }
             else:
                 figures = {k: v / sums["entries"] for k, v in sums.items() if k != "entries"}
-                figures["infeasibility_max"] = sums["infeasibility_max"]
             found[name] = {key: float(value) for key, value in figures.items()}
         return found
 
 
-def _excess(residual: Tensor, signed: bool) -> Tensor:
+def _excess(residual: Tensor, formulation: Formulation) -> Tensor:
     """By how much an inequality (r ≤ 0) or an equality (r = 0) is missed."""
-    return residual.abs() if signed else residual.clamp(min=0)
+    return residual.abs() if formulation.signed else residual.clamp(min=0)
 
 
-def _of_samples(module: PointwiseModule, name: str, step: DualStep) -> dict[str, Tensor]:
-    formulation = module.in_force(name)
-    relaxation = getattr(formulation, "relaxation", None)
-    relaxed = None if relaxation is None else relaxation(step.judged, step.after)[step.mask]
-    violation, multiplier = step.judged[step.mask], step.after[step.mask]
-    residual = violation if relaxed is None else violation - relaxed
-    excess = _excess(residual, formulation.signed)
-    found = {
-        "entries": step.mask.sum(),
-        "step": (multiplier - step.before[step.mask]).abs().sum(),
-        "slackness": (multiplier * residual).abs().sum(),
-        "infeasibility_mean": excess.sum(),
-        "infeasibility_max": excess.max(),
-    }
-    return found if relaxed is None else found | {"relaxed": (relaxed != 0).sum()}
-
-
-def _of_statistic(step: DualStep) -> dict[str, Tensor]:
-    return {
-        "entries": torch.tensor(step.judged.shape[1]),
-        "steps": torch.tensor(1),
-        "step": (step.after - step.before).abs().sum(),
-        "statistic": step.judged[0],
-        "multiplier": step.after[0],
-    }
-
-
-def _figures_of_statistic(sums: dict[str, Tensor], signed: bool) -> dict[str, Tensor]:
-    residual = sums["statistic"] / sums["steps"]
-    excess = _excess(residual, signed)
-    return {
-        "step": sums["step"] / sums["entries"],
-        "slackness": (sums["multiplier"] * residual).abs().mean(),
-        "infeasibility_mean": excess.mean(),
-        "infeasibility_max": excess.max(),
-    }
+def _sums_of(step: DualStep, formulation: Formulation) -> dict[str, Tensor]:
+    moved = (step.after - step.before).abs()
+    if step.index is None:
+        return {
+            "entries": torch.tensor(step.judged.shape[1]),
+            "steps": torch.tensor(1),
+            "step": moved.sum(),
+            "statistic": step.judged[0],
+            "multiplier": step.after[0],
+        }
+    residual, multiplier = step.judged[step.mask], step.after[step.mask]
+    found = {"entries": step.mask.sum(), "step": moved[step.mask].sum()}
+    if relaxation := getattr(formulation, "relaxation", None):
+        relaxed = relaxation(step.judged, step.after)[step.mask]
+        residual, found["relaxed"] = residual - relaxed, (relaxed != 0).sum()
+    found["slackness"] = (multiplier * residual).abs().sum()
+    found["infeasibility_mean"] = _excess(residual, formulation).sum()
+    return found

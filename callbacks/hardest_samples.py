@@ -1,21 +1,16 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-By the mean violation over their visits in training, the first left out; as a finder of label errors
-that does as well as λ, or better (docs/callbacks.md has the figures). A sample that fights its
-constraint is usually a labelling error or an outlier, and this is a list to look for either in. A
-line of the JSONL file::
+By the mean violation over their visits in training, the first left out. A sample that fights its
+constraint is usually a labelling error or an outlier. A line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
      "violation": 0.9, "relaxation": 0.4, "epoch": 2,
      "text": {"query": "...", "negative 3": "..."}}
 
-``index`` is the position in the training set; ``column``, from 0, that of the sample's hardest
-value in the table of λ, whose ``mean_violation``, ``multiplier``, ``violation`` and ``relaxation``
-u* these are (the last null where the formulation has none); ``value`` says which value it is, from
-1, of how many, and of an interval which bound; ``epoch`` is the one that the list was made in, from
-0; ``violation`` is of the last visit (it and the mean are null if there was none since a resume in
-which the callback was new).
+``column``, from 0, is that of the sample's hardest value in the table of λ, and ``value`` says
+which it is, from 1, of how many, and of an interval which bound; ``violation`` is of the last
+visit; ``relaxation``, u*, is null where the formulation has none; ``epoch`` is the list's, from 0.
 """
 
 from __future__ import annotations
@@ -100,8 +95,7 @@ class HardestSamples(Callback):
         assert folder is not None  # Since the fit started.
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         for name, text in {"samples.jsonl": lines, "samples.html": page(rows)}.items():
-            # Half a surrogate pair is no UTF-8; its escape is what JSON writes for it.
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            (folder / name).write_text(text, encoding="utf-8")
         log.info("%d hardest samples written to %s", len(rows), folder)
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
@@ -147,10 +141,8 @@ class HardestSamples(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
-        # A checkpoint of 0.1.0 has no means: they start at the resume.
-        self._mean.tables = state_dict.get("mean", {})
-        self._mean.visits = state_dict.get("visits", {})
-        self.folder.restore(state_dict.get("folder"))
+        self._mean.tables, self._mean.visits = state_dict["mean"], state_dict["visits"]
+        self.folder.restore(state_dict["folder"])
 
 
 def hardest(
@@ -199,14 +191,9 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
 # The page ---------------------------------------------------------------------------------------
 
 STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem;
-       color-scheme: light dark }
-table { border-collapse: collapse; width: 100% }
-th, td { border-bottom: 1px solid #8888; padding: .5rem; text-align: left; vertical-align: top }
-.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; width: 1% }
-dl { margin: 0 } dt { font-size: .85em; opacity: .75 }
-dd { margin: 0 0 .5rem; max-height: 12rem; overflow: auto; overflow-wrap: anywhere;
-     unicode-bidi: isolate; white-space: pre-wrap }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }
+table { border-collapse: collapse } td { border-bottom: 1px solid; padding: .5rem }
+dt { font-size: .85em } dd { margin: 0 0 .5rem; unicode-bidi: isolate; white-space: pre-wrap }
 """
 
 COLUMNS = {"v̄": "mean_violation", "λ": "multiplier", "v": "violation", "u*": "relaxation"}
@@ -224,26 +211,22 @@ def page(rows: list[dict[str, Any]]) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>Hardest samples</title><style>{STYLE}</style></head><body>",
         "<h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in training, "
-        "the first left out: inputs that resist their constraint. Look for wrong labels and "
-        "outliers. v is the violation at the last visit (≤ 0 is satisfied), λ the multiplier, u* "
-        "the relaxation.</p>",
+        "the first left out. v is the violation at the last visit (≤ 0 is satisfied), λ the "
+        "multiplier, u* the relaxation.</p>",
     ]
     if not rows:
         parts.append("<p>No constraint with a multiplier per sample is violated.</p>")
     for name in dict.fromkeys(row["constraint"] for row in rows):
-        heads = "".join(f'<th class="number">{head}</th>' for head in ("", *COLUMNS))
-        parts.append(
-            f"<h2>{escape(name)}</h2><table><thead><tr>{heads}<th>sample</th></tr></thead><tbody>"
-        )
+        heads = "".join(f"<th>{head}</th>" for head in ("", *COLUMNS, "sample"))
+        parts.append(f"<h2>{escape(name)}</h2><table><tr>{heads}</tr>")
         parts += [_line(row) for row in rows if row["constraint"] == name]
-        parts.append("</tbody></table>")
+        parts.append("</table>")
     return "\n".join([*parts, "</body></html>", ""])
 
 
 def _line(row: dict[str, Any]) -> str:
     numbers = [row[name] for name in COLUMNS.values()]
     shown = [row["rank"], *("–" if number is None else f"{number:.3g}" for number in numbers)]
-    cells = "".join(f'<td class="number">{number}</td>' for number in shown)
     value, sample = row["value"], str(row["index"])
     if value["of"] > 1:
         sample += f", value {value['number']} of {value['of']}"
@@ -251,4 +234,5 @@ def _line(row: dict[str, Any]) -> str:
         sample += f", {value['bound']}"
     fields = {"training sample": sample, **row["text"]}
     texts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in fields.items())
-    return f"<tr>{cells}<td><dl>{texts}</dl></td></tr>"
+    cells = "".join(f"<td>{cell}</td>" for cell in (*shown, f"<dl>{texts}</dl>"))
+    return f"<tr>{cells}</tr>"

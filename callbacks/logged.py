@@ -1,4 +1,4 @@
-"""Pictures and histograms in the run's loggers: TensorBoard, W&B and MLflow; others have none."""
+"""Pictures and histograms in the run's loggers: TensorBoard and W&B; others have none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
-
-from pl_pointwise.extras import needs
 
 
 def log_picture(trainer: Trainer, key: str, path: Path) -> None:
@@ -23,15 +21,10 @@ def log_picture(trainer: Trainer, key: str, path: Path) -> None:
             experiment.add_image(key, pixels, trainer.global_step, dataformats="HWC")
         elif isinstance(logger, WandbLogger):
             logger.log_image(key, [str(path)], step=trainer.global_step)
-        elif isinstance(logger, MLFlowLogger):
-            experiment.log_artifact(logger.run_id, str(path), key)
 
 
 def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
-    """Shows the distribution of values (n,), finite; to be called on rank 0.
-
-    In MLflow, which has no histograms, as a picture.
-    """
+    """Shows the distribution of values (n,), finite; to be called on rank 0."""
     numbers = values.numpy()
     if not len(numbers):
         return
@@ -44,13 +37,3 @@ def log_histogram(trainer: Trainer, key: str, values: Tensor) -> None:
 
             shown: Any = {key: wandb.Histogram(numbers)}
             logger.log_metrics(shown, trainer.global_step)
-        elif isinstance(logger, MLFlowLogger):
-            with needs("compare", "A histogram in MLflow"):
-                from matplotlib.figure import Figure
-            figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-            panel = figure.subplots()
-            panel.hist(numbers, bins=64)
-            panel.set_xlabel(key)
-            panel.set_ylabel(f"count of {len(numbers):,}")
-            name = f"{key}/epoch_{trainer.current_epoch:04d}.png"
-            experiment.log_figure(logger.run_id, figure, name)

@@ -50,7 +50,7 @@ SHOWN = 6
 class ViolationCurves(Callback):
     """The picture has a panel per constraint and stage, the newest epoch darkest.
 
-    TensorBoard, W&B and MLflow get it too, as ``violations/cdf``.
+    TensorBoard and W&B get it too, as ``violations/cdf``.
 
     Args:
         folder: where; a relative one is below the logger's folder of the run, or without a logger
@@ -64,12 +64,7 @@ class ViolationCurves(Callback):
         self._held_out: dict[str, dict[str, SampleViolations]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder = self.folder.claim(trainer)
-        if trainer.is_global_zero:
-            for epoch, path in _epochs(folder).items():  # Written after the checkpoint was.
-                if epoch >= trainer.current_epoch:
-                    path.unlink()
-                    (folder / f"pictures/{path.stem}.png").unlink(missing_ok=True)
+        self.folder.claim(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -132,10 +127,11 @@ class ViolationCurves(Callback):
         table.insert(0, "epoch", np.full(len(table), epoch, np.int32))
         path = folder / f"values/epoch_{epoch:04d}.parquet"
         table.to_parquet(path, compression="zstd", index=False)
-        known = sorted((each, file) for each, file in _epochs(folder).items() if each <= epoch)
         curves: dict[str, dict[int, np.ndarray]] = {}
-        for place in np.linspace(0, len(known) - 1, min(SHOWN, len(known))).round():
-            number, file = known[int(place)]
+        for number in np.unique(np.linspace(0, epoch, SHOWN).round().astype(int)).tolist():
+            file = folder / f"values/epoch_{number:04d}.parquet"
+            if not file.is_file():  # The folder is of a resume.
+                continue
             table = pd.read_parquet(file, columns=["stage", "constraint", "violation"])
             by_panel = table.groupby(["stage", "constraint"], sort=False)["violation"]
             for (stage, constraint), values in by_panel:
@@ -151,13 +147,7 @@ class ViolationCurves(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables = state_dict["last"]
-        self.folder.restore(state_dict.get("folder"))
-
-
-def _epochs(folder: Path) -> dict[int, Path]:
-    """The tables in the folder by epoch."""
-    found = {path.stem.removeprefix("epoch_"): path for path in (folder / "values").glob("epoch_*")}
-    return {int(number): path for number, path in found.items() if number.isdecimal()}
+        self.folder.restore(state_dict["folder"])
 
 
 def _part(stage: str, constraint: str, *columns: Tensor) -> DataFrame:

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from .extras import needs
-from .metrics import cvar, empirical_cdf, share_violated
+from .metrics import cvar, share_violated
 
 ASSUMPTIONS = (
     "The held-out samples are independent draws from the distribution of the new inputs. "
@@ -98,27 +98,6 @@ def dkw_width(n: int, confidence: float = 0.95) -> float:
     """
     _validate(n, confidence)
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
-
-
-def cdf_band(
-    values: Tensor | ArrayLike, points: Tensor | ArrayLike, confidence: float = 0.95
-) -> tuple[Tensor, Tensor]:
-    """Returns bounds on F(t) at all ``points`` t at once: F_n(t) ∓ :func:`dkw_width`.
-
-    values: (n,), one violation per sample.
-    points: the t, any shape.
-    Returns: two tensors of the shape of ``points``, clipped to [0, 1].
-
-    Raises:
-        ValueError: values that :func:`certify` refuses.
-
-    >>> cdf_band(torch.arange(-99.0, 101.0), torch.tensor([-200.0, 0.0, 200.0]))
-    (tensor([0.0000, 0.4040, 0.9040]), tensor([0.0960, 0.5960, 1.0000]))
-    """
-    values = _one_per_sample(values)
-    middle = empirical_cdf(values, torch.as_tensor(points))
-    width = dkw_width(len(values), confidence)
-    return (middle - width).clamp(min=0), (middle + width).clamp(max=1)
 
 
 def cvar_interval(

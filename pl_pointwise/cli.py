@@ -38,12 +38,11 @@ COMMANDS = {
     "export": "export",
     "check": "requirements.check",
     "monitor": "requirements.monitor",
-    "report": "compare.report",
     "tolerances": "requirements.tolerances",
 }
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
 
-OF_STRANGERS = ("check", "export", "monitor", "report")
+OF_STRANGERS = ("check", "export", "monitor")
 """What is run on downloads, maybe within their folder, whose files are importable with --config."""
 
 DESCRIPTION = "Fine-tuning under pointwise constraints. There are also:\n  " + "\n  ".join(

@@ -23,10 +23,10 @@ from typing import Any, NoReturn, get_args
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser
 
-from .configs import configurations, missing_base
+from .configs import missing_base
 from .errors import DataError, TrainingError
 from .extras import MissingPackageError, import_all_classes
-from .option_names import choices, meant, options_of, place_of, plain
+from .option_names import choices, meant, options_of, plain
 
 DEBUG = "PL_POINTWISE_DEBUG"
 LONGEST = 400
@@ -97,14 +97,10 @@ class ShortErrorParser(LightningArgumentParser):
 
     def _sentence(self, texts: Sequence[str], hint: str) -> str:
         """texts: jsonargparse's, from the outermost to the one that says why."""
-        words = self.words or ()
         option = plain(".".join(found[1] for found in map(KEY.match, texts) if found))
         reason = shortened(KEY.sub("", texts[-1])).rstrip(".")
-        names = [*reversed(["".join(found) for found in NAME.findall(reason)]), option]
-        place = next(filter(None, (place_of(n, words, configurations(words)) for n in names)), "")
-        before = [f"--{option}"] if option else []
-        before += [f"({place})" if option else place] if place else []
-        return f"{' '.join(before)}{': ' if before else ''}{reason}.{hint}{missing_base(words)}"
+        before = f"--{option}: " if option else ""
+        return f"{before}{reason}.{hint}{missing_base(self.words or ())}"
 
 
 class _Refusal(argparse.ArgumentError):

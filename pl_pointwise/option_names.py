@@ -1,4 +1,4 @@
-"""What options, classes and files there are, and which of them a wrong name is most like."""
+"""What options and classes there are, and which of them a wrong name is most like."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import argparse
 import dataclasses
 import difflib
 import inspect
-import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from .configs import is_text
 
 
 def plain(option: str) -> str:
@@ -76,21 +72,3 @@ def choices(hint: Any) -> list[str]:
     below = [choice for kind in kinds for choice in choices(kind)]
     hidden = inspect.isabstract(hint) or hint.__name__.startswith("_")
     return below if hidden else [hint.__name__, *below]
-
-
-def place_of(option: str, words: Sequence[str], files: Sequence[str]) -> str:
-    """Returns "FILE, line N", where the last file that has an option says it, or "".
-
-    words: the command line; what it says itself is in no file.
-    """
-    last = option.rpartition(".")[2]
-    if not last or any(last in re.split(r"\W+", word) for word in words if word.startswith("--")):
-        return ""
-    for file in reversed(files):
-        if is_text(file) or not Path(file).is_file():
-            continue
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        found = [n for n, line in enumerate(lines, 1) if re.search(rf"\b{last}\s*:", line)]
-        if len(found) == 1:
-            return f"{file}, line {found[0]}"
-    return ""

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from .metrics import violation_statistics
+from .metrics import share_violated
 from .optimizers import monitor_of
 from .step import OBJECTIVE, Measured
 from .task import Task
@@ -86,7 +86,7 @@ def log_of_all_ranks(
 
 
 def running_statistics(task: Task, measured: Measured) -> dict[str, Tensor | float]:
-    """Of a step's samples: Lagrangian, objective, and the statistics of each constraint."""
+    """Of a step's samples: Lagrangian, objective, mean violation and share violated."""
     mask = measured.masks[OBJECTIVE]
     shown: dict[str, Tensor | float] = {
         "lagrangian": measured.lagrangian,
@@ -96,8 +96,7 @@ def running_statistics(task: Task, measured: Measured) -> dict[str, Tensor | flo
         shown["objective"] = measured.objective[mask].mean()
     for name, values in reported_violations(task, measured).items():
         if len(values):
-            statistics = violation_statistics(values)
-            shown |= {f"{name}/{key}": value for key, value in statistics.items()}
+            shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}
     return shown
 
 

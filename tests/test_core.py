@@ -119,7 +119,6 @@ LACKING = {
     f"{FIT} --trainer.callbacks+=ViolationCurves": "compare",
     f"{FIT} --trainer.callbacks+=ModelExport": "language",
     "compare --config digits --methods digits/methods": "compare",
-    "report results": "compare",
     "monitor results": "compare",
     "tolerances --config digits": "compare",
 }

@@ -11,7 +11,6 @@ import pytest
 from pl_pointwise import cli
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command as compare
-from pl_pointwise.compare import report
 from pl_pointwise.compare.runs import Comparison
 from pl_pointwise.requirements import check, monitor
 
@@ -56,8 +55,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(compare, "_write_array", taken.append)
-    monkeypatch.setattr(compare, "_print_dry_run", lambda comparison, *_: taken.append(comparison))
-    monkeypatch.setattr(report, "report", lambda folder, page: "")
+    monkeypatch.setattr(compare, "_print_runs", taken.append)
     monkeypatch.setattr(monitor, "monitor", lambda *_: [])
     monkeypatch.setattr(check, "check_models", lambda *_: [])
     if words[0] == "compare":

@@ -3,7 +3,6 @@
 The output folder then holds, beside the tables of the selection split,
 
     answer.md, answer.json   the statement, every model's figures; the same for programs
-    answer.png               objective against what is required, with bounds
     certification/           the units the certification split had, and what they were used for
     model/                   the chosen model, exported, with its certificate in the card
 """
@@ -22,7 +21,6 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
@@ -41,7 +39,6 @@ from pl_pointwise.requirements.samples import (
     require_same_bounds,
 )
 
-from .drawing import save
 from .loggers import on_first_rank
 from .runner import Built, datasets_of
 from .runs import CHECKPOINT, SAMPLES, TESTED, Comparison, Run
@@ -144,7 +141,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
                 exported.replace(model)
     if first:
         more = "" if found.chosen is None else ", model/ with the certificate"
-        print(f"Written to {output}: answer.md, answer.png{more}")
+        print(f"Written to {output}: answer.md{more}")
     return found
 
 
@@ -224,43 +221,6 @@ def _write(found: Answer, output: Path) -> None:
     text = f"# Answer\n\n{found.statement()}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
-    draw(found, output / "answer.png")
-
-
-def draw(found: Answer, path: Path) -> None:
-    """Writes a panel per requirement: what was seen and its bound against the objective."""
-    count = len(found.subjects)
-    figure = Figure(figsize=(0.6 + 4.6 * count, 3.9), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for number, (panel, requirement) in enumerate(zip(panels, found.requirements, strict=True)):
-        for position, tested in enumerate(found.selection.tested):
-            finding = found.findings[position][number]
-            x = tested.candidate.objective
-            shade = "#0072B2" if tested.place is not None else "#BBBBBB"
-            shade = "#009E73" if tested.certified else shade
-            panel.plot([x, x], [finding.share, finding.bound], color=shade, linewidth=1.2)
-            marker = "*" if position == found.chosen else "o"
-            size = 190 if marker == "*" else 36
-            panel.scatter(x, finding.share, s=size, color=shade, marker=marker, zorder=3)
-        panel.axhline(requirement.at_most, color="black", linewidth=1)
-        panel.set_title(requirement.text, fontsize="medium")
-        panel.set_xlabel("objective, selection split (lower is better)")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("mean loss on the certification split")
-    handles = [
-        panels[0].scatter([], [], color=shade, label=label, marker=marker, s=size)
-        for shade, label, marker, size in (
-            ("#009E73", "chosen", "*", 150),
-            ("#009E73", "certified", "o", 36),
-            ("#0072B2", "tested, not certified", "o", 36),
-            ("#BBBBBB", "not in the sequence", "o", 36),
-        )
-    ]
-    columns = 4 if count > 1 else 2
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-    figure.suptitle("Line: up to the bound that holds for all models together", fontsize="small")
-    save(figure, path)
 
 
 # The chosen model -------------------------------------------------------------------------------

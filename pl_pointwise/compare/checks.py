@@ -2,7 +2,7 @@
 
 Options and imports by reading the configuration, values and models by building what a run would
 build, data by looking for the files that the data module's options ``…_file`` name. What is in the
-files is read by ``--dry-run``, and with ``--require``.
+files is read with ``--require``.
 """
 
 from __future__ import annotations

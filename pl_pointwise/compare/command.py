@@ -9,7 +9,7 @@ The output folder then holds
     comparison.csv       a line per run, every metric; summary.csv: by method, mean and std
     comparison.md        the tables: results, gap to training data, certificates, time, memory
     comparison.tex       the same for LaTeX
-    comparison.json      every run with its result, for ``pl-pointwise report``
+    comparison.json      every run with its result
     cdf.png, …           the plots (``plots.PLOTS``)
     runs/                a folder per run
 
@@ -32,13 +32,12 @@ from pl_pointwise.requirements import RequirementError
 
 from .certification import answer_requirements, check_requirements
 from .checks import check_methods
-from .dry_run import dry_run
 from .loggers import on_first_rank
 from .plots import PLOTS, UnknownMetricError
 from .plots import draw as draw_plots
 from .processes import execute_in_processes, slurm_array
 from .runner import Built, BusyError, alone_in, execute, quieten
-from .runs import Comparison, MethodsError, Outcome, Run
+from .runs import Comparison, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 
 NOT_RUN = "not run"
@@ -65,12 +64,12 @@ def main(args: Sequence[str]) -> None:
             built = check_methods(comparison, not known.slurm_array, _options(parser))
             if comparison.requirements:
                 check_requirements(comparison, built)
-        if known.dry_run or known.jobs:
-            built.clear()  # Other processes, and the dry run, build their own.
+        if known.jobs:
+            built.clear()  # Other processes build their own.
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     if known.dry_run:
-        _print_dry_run(comparison, parser)
+        _print_runs(comparison)
     elif known.only is not None:
         if known.only > count:
             parser.error(f"--only {known.only}: this comparison has {count} runs.")
@@ -90,11 +89,15 @@ def main(args: Sequence[str]) -> None:
             raise SystemExit(f"{runs} {what}: {', '.join(failed)}; see the table.")
 
 
-def _print_dry_run(comparison: Comparison, parser: argparse.ArgumentParser) -> None:
-    try:
-        print(dry_run(comparison))
-    except MethodsError as error:
-        parser.error(str(error))
+def _print_runs(comparison: Comparison) -> None:
+    """Prints every run, and of those to come the command that runs it alone."""
+    runs = comparison.runs
+    waiting = sum(not run.finished for run in runs)
+    print(f"{len(runs)} runs, {waiting} of them to do:")
+    for number, run in enumerate(runs, start=1):
+        print(f"  [{number}/{len(runs)}] {run.title}: {'finished' if run.finished else 'to do'}")
+        if not run.finished:
+            print(f"    {comparison.command()} --only {number}")
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
@@ -144,8 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="run nothing and write nothing: the list of runs, and an estimate of their times from "
-        "a training batch and an evaluation batch of each method",
+        help="check every method, then list the runs and their commands; run and write nothing",
     )
     _add_ways_to_run(parser)
     return parser

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from .distributions import cdf_panels, violation_cdfs
+from .distributions import violation_cdfs
 from .drawing import legend, metric_title, save, seeds_note
 from .runs import Outcome
 from .styles import Style, styles_of
@@ -20,14 +20,8 @@ from .tables import deciding_stage, metric_names, run_lines, shared_objective
 
 FRONTIER = "frontier"
 
-PLOTS = {
-    "cdf.png": "Violations, held-out beside train, all seeds together",
-    "cdf_by_method.png": "Held-out violations by method, with the 95 % band around the CDF",
-    "pareto.png": "Two metrics against each other, with the frontier",
-    "categories.png": "Metrics by category",
-    "answer.png": "What is required against the objective, on the certification split",
-}
-"""Every plot by file, and what it shows."""
+PLOTS = ("cdf.png", "pareto.png", "categories.png")
+"""Violations, two metrics against each other, metrics by category."""
 
 
 class UnknownMetricError(ValueError):
@@ -93,18 +87,14 @@ def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf:
             (output / name).with_suffix(ending).unlink(missing_ok=True)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
-    worst: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
         for name, values in run.violations().items():  # All seeds together.
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
-        for name, values in run.worst().items():  # The first seed: a band is about one model.
-            worst.setdefault(name, {}).setdefault(run.method, values)
     known_categories = {name for _, result in done for name in result.get("categories", ())}
     styles = styles_of(run.method for run, _ in done)
     plots: list[tuple[Mapping[str, Any], Callable[..., None], str]] = [
         (violations, violation_cdfs, "cdf.png"),
-        (worst, cdf_panels, "cdf_by_method.png"),
         (categories(runs, known_categories), category_bars, "categories.png"),
     ]
     for ending in endings:
@@ -225,7 +215,6 @@ def category_bars(
                 0.8 / len(methods),
                 yerr=stds.loc[method],
                 color=styles[method].colour,
-                hatch=styles[method].hatch,
                 edgecolor="white",
                 error_kw={"elinewidth": 0.9},
                 label=method,

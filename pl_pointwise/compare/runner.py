@@ -6,7 +6,6 @@ same evaluation tolerance. Its folder then holds
     result.json     metrics, times, memory, certificates, versions; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
-    worst.npz       the worst held-out violation of every sample, by constraint
     log.txt         what was printed, of a run in a process of its own
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
@@ -53,7 +52,7 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .loggers import end_runs, name_runs, on_first_rank
-from .runs import ARRAYS, CHECKPOINT, SAMPLES, TESTED, Run
+from .runs import CHECKPOINT, SAMPLES, TESTED, VIOLATIONS, Run
 from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
@@ -197,9 +196,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             for name, values in by_constraint.items()
             if not run.certified or stage in OPEN
         }
-        worst = {name: found.worst().numpy() for name, found in held_out.items()}
-        for name, arrays in zip(ARRAYS, (pooled, worst), strict=True):
-            np.savez(run.folder / name, **arrays)
+        np.savez(run.folder / VIOLATIONS, **pooled)
         _keep_what_certifies(cli, run, objective)
     certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
     return {

@@ -23,8 +23,8 @@ import yaml
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
 
-ARRAYS = ("violations.npz", "worst.npz")
-"""Written before ``result.json``: all violations, and the worst one of every held-out sample."""
+VIOLATIONS = "violations.npz"
+"""Written before ``result.json``: all violations."""
 
 CHECKPOINT, SAMPLES, TESTED = "model.ckpt", "samples.parquet", "tested.pt"
 """Written too where a requirement is to be certified: the trained model, what it is judged by, and
@@ -35,8 +35,8 @@ the violations of the certification split for its model card."""
 class Run:
     """One method at one seed.
 
-    It is finished once its folder holds the arrays and a ``result.json`` without an error, of this
-    very configuration: ``digest`` tells one configuration from another.
+    It is finished once its folder holds the violations and a ``result.json`` without an error, of
+    this very configuration: ``digest`` tells one configuration from another.
     """
 
     method: str
@@ -57,7 +57,7 @@ class Run:
         if not path.is_file():
             return None
         result: dict[str, Any] = json.loads(path.read_text())
-        files = (*ARRAYS, CHECKPOINT, SAMPLES, TESTED) if self.certified else ARRAYS
+        files = (VIOLATIONS, *((CHECKPOINT, SAMPLES, TESTED) if self.certified else ()))
         complete = "error" in result or all((self.folder / name).is_file() for name in files)
         return result if complete and result.get("digest") == self.digest else None
 
@@ -68,14 +68,7 @@ class Run:
 
     def violations(self) -> dict[str, np.ndarray]:
         """Held-out and training violations by ``stage/constraint``, (n,) each."""
-        return self._arrays(ARRAYS[0])
-
-    def worst(self) -> dict[str, np.ndarray]:
-        """The worst held-out violation of every sample by constraint, (samples,) each."""
-        return self._arrays(ARRAYS[1])
-
-    def _arrays(self, name: str) -> dict[str, np.ndarray]:
-        with np.load(self.folder / name) as stored:
+        with np.load(self.folder / VIOLATIONS) as stored:
             return dict(stored)
 
 

@@ -1,14 +1,10 @@
-"""One colour and marker per method, in every plot of a comparison.
-
-A packaged method has its own, so it looks the same everywhere. Methods that differ in a setting at
-the end of their name alone share a colour.
-"""
+"""One colour and marker per method, in every plot of a comparison."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#0072B2",
@@ -22,35 +18,6 @@ BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "||", "oo", "OO", "**", "/.")
-OTHERS = "#BBBBBB"
-
-PACKAGED = {
-    "pointwise": (BLUE, "o"),
-    "relaxed": (GREEN, "s"),
-    "relaxed linear": (GREEN, "D"),
-    "penalty": (RED, "^"),
-    "penalty linear": (RED, "^"),
-    "penalty hinge": (RED, "v"),
-    "hinge": (RED, "v"),
-    "penalty squared hinge": (RED, ">"),
-    "squared hinge": (RED, ">"),
-    "average": (ORANGE, "P"),
-    "tilted": (PURPLE, "X"),
-    "CVaR": (PURPLE, "p"),
-    "as it is": (BLACK, "*"),
-    "base": (BLACK, "*"),
-    "objective only": (BLACK, "h"),
-    "only stay close": (BLACK, "h"),
-    "relevance only (monoBERT)": (CYAN, "o"),
-    "monobert": (CYAN, "o"),
-    "DPO": (CYAN, "s"),
-    "SimPO": (CYAN, "^"),
-    "CPO": (CYAN, "v"),
-    "Cal-DPO": (CYAN, "D"),
-    "Safe-DPO": (CYAN, "P"),
-}
-"""Colour and marker of the packaged methods. One colour is one kind of method."""
 
 
 @dataclass(frozen=True)
@@ -61,35 +28,32 @@ class Style:
     marker: str
 
     @property
-    def hatch(self) -> str:
-        """One for each marker, for those who see no colour."""
-        return HATCHES[MARKERS.index(self.marker)]
+    def line(self) -> str:
+        """One for methods of a colour that differ in their marker."""
+        return LINES[MARKERS.index(self.marker) % len(LINES)]
 
 
-def family(method: str) -> str:
-    """Returns a method's name without the setting at its end: one family gets one colour.
-
-    >>> [family(name) for name in ("penalty 0.1", "mine, alpha=1, beta=3", "pointwise, stricter")]
-    ['penalty', 'mine', 'pointwise']
-    """
-    found = re.fullmatch(r"(.*?)[, ]+((?:\S+=\S+(?:, )?)+|[-+]?[\d.]+(?:e[-+]?\d+)?)", method)
-    start = method.rpartition(" ")[0].rstrip(",")
-    return found[1] if found else start if start in PACKAGED else method
+PACKAGED = {
+    "pointwise": Style(BLUE, "o"),
+    "relaxed": Style(GREEN, "s"),
+    "relaxed linear": Style(GREEN, "D"),
+    "penalty": Style(RED, "^"),
+    "penalty hinge": Style(RED, "v"),
+    "average": Style(ORANGE, "P"),
+    "tilted": Style(PURPLE, "X"),
+    "CVaR": Style(PURPLE, "p"),
+    "as it is": Style(BLACK, "*"),
+    "objective only": Style(BLACK, "h"),
+}
+"""Of the methods that several tasks have: the same in every comparison."""
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """Returns the style of every method; no two are the same while there are any left."""
     styles: dict[str, Style] = {}
-    colours = {method: colour for method, (colour, _) in PACKAGED.items()}
+    # Another colour each time; the last ones first, which packaged methods take less often.
+    every = [Style(colour, marker) for marker, colour in product(MARKERS, reversed(COLOURS))]
+    free = iter([style for style in every if style not in PACKAGED.values()])
     for method in dict.fromkeys(methods):
-        if method in PACKAGED:
-            styles[method] = Style(*PACKAGED[method])
-            continue
-        here = [style.colour for style in styles.values()]
-        # The last ones first, which packaged methods take less often.
-        colour = colours.setdefault(family(method), min(reversed(COLOURS), key=here.count))
-        used = {marker for reserved, marker in PACKAGED.values() if reserved == colour}
-        used |= {style.marker for style in styles.values() if style.colour == colour}
-        free = [marker for marker in MARKERS if marker not in used]
-        styles[method] = Style(colour, (free or MARKERS)[0])
+        styles[method] = PACKAGED.get(method) or next(free, every[0])
     return styles

@@ -37,15 +37,11 @@ CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,CDF �
 
 @dataclass(frozen=True)
 class Table:
-    """``cells`` as text, one line per method or model; ``note`` says what they are.
-
-    lines: of a comparison, the method of each line, and the seed where it is of one.
-    """
+    """``cells`` as text, one line per method or model; ``note`` says what they are."""
 
     title: str
     note: str
     cells: DataFrame
-    lines: Sequence[tuple[str, int | None]] = ()
 
     def markdown(self) -> str:
         lines = [list(self.cells), ["---"] * self.cells.shape[1], *self.cells.to_numpy().tolist()]
@@ -183,7 +179,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
         "≤ 0 is satisfied; a sample is violated if any of its values is. CVaR95 is the mean of the "
         "worst twentieth of all values."
     )
-    return Table("Results", note, cells, [(method, None) for method in methods])
+    return Table("Results", note, cells)
 
 
 def metrics_table(runs: DataFrame, names: Sequence[str]) -> Table:
@@ -209,7 +205,7 @@ def metrics_table(runs: DataFrame, names: Sequence[str]) -> Table:
         "trained by: between methods with other losses it compares nothing."
     )
     cells = DataFrame(lines, columns=["method", *columns])
-    return Table("All metrics", note, cells, [(line[0], None) for line in lines])
+    return Table("All metrics", note, cells)
 
 
 def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
@@ -224,7 +220,7 @@ def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
         "data satisfy the constraint."
     )
     title = "The gap between held-out and training data"
-    return _table(title, note, _by_method(gaps, done))
+    return Table(title, note, _by_method(gaps, done))
 
 
 def held_out_stage(names: Sequence[str]) -> str:
@@ -262,12 +258,12 @@ def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:
     def summary(values: Series) -> str:
         return mean_and_std(values.dropna()) or "–"
 
-    return _table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
+    return Table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
 
 
 def certificate_table(outcomes: Sequence[Outcome]) -> Table:
     """Returns what every trained model's held-out violations certify, one line per model."""
-    lines, keys = [], []
+    lines = []
     for run, result in outcomes:
         for constraint, found in result.get("certificates", {}).items():
             if "error" in found:
@@ -277,7 +273,6 @@ def certificate_table(outcomes: Sequence[Outcome]) -> Table:
                 low, high = found["interval"]
                 cells = [str(found["n"]), *shown[:3], f"{shown[3]} ({low:.3g} to {high:.3g})"]
             lines.append([run.method, str(run.seed), constraint, *cells])
-            keys.append((run.method, run.seed))
     note = (
         "Of each trained model, by its worst element of every held-out sample, at 95 % confidence: "
         "an upper bound on the probability that a new input violates (Clopper–Pearson), the half "
@@ -286,7 +281,7 @@ def certificate_table(outcomes: Sequence[Outcome]) -> Table:
         "that chose neither model nor hyper-parameters: picking the best line here breaks that."
     )
     cells = DataFrame(lines, columns=CERTIFICATE_COLUMNS)
-    return Table("Certificates", note, cells, keys)
+    return Table("Certificates", note, cells)
 
 
 def cost_table(runs: DataFrame) -> Table:
@@ -299,7 +294,7 @@ def cost_table(runs: DataFrame) -> Table:
     found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
     measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
     cells = _by_method(measured, runs, lambda values: mean_and_std(values.dropna()))
-    return _table("Time and memory", note, cells)
+    return Table("Time and memory", note, cells)
 
 
 def mean_and_std(values: Series) -> str:
@@ -334,12 +329,6 @@ def mean_and_std(values: Series) -> str:
 
 def _rounded(value: float, decimals: int) -> str:
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
-
-
-def _table(title: str, note: str, cells: DataFrame) -> Table:
-    """Returns a table whose first column is the method."""
-    methods = [] if cells.empty else cells["method"]
-    return Table(title, note, cells, [(method, None) for method in methods])
 
 
 def _by_method(

@@ -12,14 +12,13 @@ The output folder then holds
 
     tolerances.md       the tables
     tolerances.csv      the first of them, a line per data set, constraint and category
-    tolerances.png      the share of the samples that meets ε, over ε
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from pl_pointwise.errors import DataError
 from .beforehand import samples_to_come
 from .p_values import fewest_samples, samples_needed
 from .samples import lines
-from .tolerance_plot import draw
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Of the samples, that are to meet an ε."""
@@ -130,12 +128,7 @@ def main(args: Sequence[str]) -> None:
     known.output.mkdir(parents=True, exist_ok=True)
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
     shares.to_csv(known.output / "tolerances.csv", index=False)
-    curves: dict[str, dict[str, dict[str, NDArray[np.float64]]]] = {}
-    for dataset, name, category, found in groups_of(samples):
-        met = np.array([tolerance(constraints[name], each) for each in worst_of(found)])
-        curves.setdefault(name, {}).setdefault(title_of(dataset), {})[category] = met
-    draw(constraints, curves, known.output / "tolerances.png")
-    print(f"Written to {known.output}: tolerances.md, tolerances.csv, tolerances.png")
+    print(f"Written to {known.output}: tolerances.md, tolerances.csv")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -273,10 +266,12 @@ def outwards(value: float, up: bool) -> str:
     >>> outwards(1.23401, up=True), outwards(1.23499, up=False), outwards(0.1 + 0.2, up=True)
     ('1.235', '1.234', '0.3')
     """
-    # The eighth digit is what float32 made of it.
-    exact = Context(prec=7).create_decimal_from_float(value)
-    rounding = ROUND_CEILING if up else ROUND_FLOOR
-    return f"{float(Context(prec=4, rounding=rounding).create_decimal(exact)):.4g}"
+    exact = float(f"{value:.7g}")  # The eighth digit is what float32 made of it.
+    if exact == 0 or not math.isfinite(exact):
+        return f"{exact:g}"
+    unit = 10.0 ** (math.floor(math.log10(abs(exact))) - 3)
+    steps = round(exact / unit, 6)
+    return f"{(math.ceil(steps) if up else math.floor(steps)) * unit:.4g}"
 
 
 def sample_table(confidence: float) -> Table:

@@ -127,11 +127,8 @@ def decode(raw: Any, where: str) -> Any:
     try:
         if not isinstance(raw, bytes):
             return raw.as_py() if isinstance(raw, pyarrow.Scalar) else raw
-        row = json.loads(raw.decode("utf-8"))
-        if rb"\u" in raw:  # An escape of half a surrogate pair is no text that can be written.
-            json.dumps(row, ensure_ascii=False).encode()
-        return row
-    except (ValueError, RecursionError, OverflowError, pyarrow.ArrowException) as error:
+        return json.loads(raw.decode("utf-8"))
+    except (ValueError, pyarrow.ArrowException) as error:
         problem = f"not a readable record ({error})"
         remedy = "Give one complete JSON object a line, in UTF-8"
         raise DataError(f"{where}: {problem}. {remedy}.") from error

@@ -25,7 +25,7 @@ from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write
 from benchmarks.evidence.statistics import estimate, paired_difference
 from benchmarks.evidence.study import STUDIES, Planned, Study, load, measured
 from benchmarks.evidence.workers import run_all
-from pl_pointwise.compare.runs import ARRAYS, Comparison, Run
+from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
 
 NAN = float("nan")
 
@@ -268,8 +268,7 @@ class Stub:
     def __call__(self, each: Run) -> None:
         self.ran.append(each.title)
         each.folder.mkdir(parents=True, exist_ok=True)
-        for name in ARRAYS:
-            np.savez(each.folder / name)
+        np.savez(each.folder / VIOLATIONS)
         metrics = {"test/kl": 2.0}
         metrics |= {f"test/{c}/{s}": v for c, v in (("x", 1.0), ("y", 3.0)) for s in STATISTICS}
         result = {"digest": each.digest, "metrics": metrics}

@@ -68,7 +68,6 @@ def expected(
             "step": np.mean(steps),
             "slackness": np.mean(np.abs(last * residual)),
             "infeasibility_mean": np.mean(np.maximum(residual, 0)),
-            "infeasibility_max": np.max(np.maximum(residual, 0)),
         }
         shown = last
     else:
@@ -93,7 +92,6 @@ def expected(
             "step": np.mean(steps),
             "slackness": np.mean(slack),
             "infeasibility_mean": np.mean(excess),
-            "infeasibility_max": np.max(excess),
         }
         if isinstance(formulation, Relaxed):
             figures["relaxed"] = np.mean(relaxed)

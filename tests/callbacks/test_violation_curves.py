@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from matplotlib.image import imread
 
 from pl_pointwise import Average, Pointwise
@@ -147,30 +146,6 @@ def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
         "violations-2": first[:1],
     }
     assert table(tmp_path, 2) == before
-
-
-@pytest.mark.usefixtures("_undrawn")
-def test_with_a_logger_it_writes_beside_the_log(tmp_path: Path) -> None:
-    for _ in range(2):
-        logger = CSVLogger(tmp_path, name="logs")
-        module, callback = Toy(Pointwise(), partial=True), ViolationCurves()
-        fit(module, ROWS, epochs=1, callbacks=[callback], logger=logger, default_root_dir=tmp_path)
-    for version in range(2):
-        assert table(tmp_path / f"logs/version_{version}", 0)
-    assert os.listdir(tmp_path) == ["logs"]
-
-
-@pytest.mark.usefixtures("_undrawn")
-def test_a_resumed_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    run(tmp_path, Pointwise())  # Another's.
-    path = tmp_path / "mid.ckpt"
-    for checkpoint in (None, path):
-        savers = [] if checkpoint else [At(8, lambda trainer: trainer.save_checkpoint(path))]
-        callbacks = [ViolationCurves(), *savers]
-        runner = trainer(max_epochs=3, callbacks=callbacks, default_root_dir=tmp_path)
-        data = ToyData(ROWS, batch_size=4)
-        runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=0.3), partial=True), data, ckpt_path=checkpoint)
-    assert sorted(os.listdir(tmp_path)) == ["mid.ckpt", "violations", "violations-1"]
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -152,17 +151,6 @@ def test_resumed_equals_uninterrupted_without_validation(hook: str, tmp_path: Pa
     assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), make_data, max_epochs=3)
 
 
-def test_resumed_equals_uninterrupted_with_workers(tmp_path: Path) -> None:
-    """Workers have fetched ahead of what was trained on when the checkpoint is written."""
-    uninterrupted, batches = train(data(held_out=False), max_epochs=2)
-    saver = Saver("on_train_batch_end", tmp_path)
-    train(data(held_out=False, num_workers=2), saver, max_epochs=2)
-    for path in (saver.paths[1], saver.paths[3], saver.paths[6]):
-        resumed, rest = train(data(held_out=False, num_workers=2), checkpoint=path, max_epochs=2)
-        assert rest == batches[-len(rest) :]
-        assert_identical_run(resumed, uninterrupted)
-
-
 def test_checkpoint_of_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
     first = Saver("on_train_epoch_end", tmp_path)
     limits = {"max_epochs": -1, "max_steps": 12}
@@ -193,41 +181,6 @@ def test_rows_that_draw_random_numbers_draw_the_same_after_a_resume(tmp_path: Pa
 
     saver = Saver("on_train_batch_end", tmp_path)
     assert_every_resume_is_exact(Hard, saver, make_data, max_epochs=2)
-
-
-class Plateau(Hard):
-    """Its scheduler needs a metric of the validation that ran before the checkpoint."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, factor=0.5, patience=0, mode="max"
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "val/objective"},
-        }
-
-
-def test_resumed_between_validation_and_the_plateau_it_feeds(tmp_path: Path) -> None:
-    """ModelCheckpoint saves at the end of validation; the scheduler is stepped after that."""
-    saver = ModelCheckpoint(
-        dirpath=tmp_path,
-        monitor="val/objective",
-        save_top_k=-1,
-        filename="{epoch}",
-        save_on_train_epoch_end=False,
-    )
-    options: Any = {"max_epochs": 4, "enable_checkpointing": True}
-    uninterrupted, _ = train(data(), saver, module=Plateau(), **options)
-    rate = uninterrupted.trainer.optimizers[0].param_groups[0]["lr"]
-    assert rate < 0.01
-    paths = sorted(tmp_path.iterdir())
-    assert len(paths) == 4
-    for path in paths:
-        resumed, _ = train(data(), module=Plateau(), checkpoint=path, max_epochs=4)
-        assert resumed.trainer.optimizers[0].param_groups[0]["lr"] == rate
-        assert_identical_run(resumed, uninterrupted)
 
 
 # Other loaders ------------------------------------------------------------------------------------

@@ -292,15 +292,6 @@ def test_rows_are_taken_of_everything_that_has_the_batchs_length() -> None:
     assert batch["index"].tolist() == [0, 1, 2, 3]
 
 
-@given(st.integers(1, 8), st.data())
-def test_taking_rows_in_pieces_gives_the_batch_back(size: int, data: st.DataObject) -> None:
-    batch = {"index": torch.arange(size), "x": torch.randn(size, 3)}
-    step = data.draw(st.integers(1, size))
-    pieces = [take_rows(batch, rows) for rows in torch.arange(size).split(step)]
-    for key, value in batch.items():
-        assert torch.equal(torch.cat([piece[key] for piece in pieces]), value)
-
-
 # Fingerprints -------------------------------------------------------------------------------------
 
 
@@ -325,10 +316,8 @@ BASE = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "lab
         BASE[:2],
         [*BASE, BASE[0]],
         [*BASE[:2], {"text": "d", "label": 1}],
-        [*BASE[:2], {"text": "c", "label": 2}],
         [*BASE[:2], {"text": "c", "label": "1"}],
         [*BASE[:2], {"text": "c", "labels": 1}],
-        [*BASE[:2], {"text": "c", "label": None}],
         [*BASE[:2], {"text": "c"}],
         [],
     ],
@@ -349,14 +338,10 @@ def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
         (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]])),
         (torch.tensor([1]), torch.tensor([1], dtype=torch.int32)),
-        (torch.tensor(1.0), torch.tensor(2.0)),
-        (torch.tensor([True, False]), torch.tensor([True, True])),
         (torch.tensor([1.0], dtype=torch.bfloat16), torch.tensor([1.5], dtype=torch.bfloat16)),
-        (torch.zeros(0), torch.zeros(1)),
         (np.array([1, 2]), np.array([2, 1])),
         ([1, [2, 3]], [[1, 2], 3]),
         (["a", "b"], ["ab"]),
-        (["ab"], "ab"),
         (b"a", "a"),
         ({"x": 1}, {"x": 1.5}),
         (1, True),

@@ -221,7 +221,7 @@ def test_validation_during_fit_is_logged_under_its_own_name() -> None:
     assert float(logged["val/fit/mean"]) == pytest.approx(float(violation.mean()), rel=1e-5)
     assert module.violations.keys() == {"val"}
     # The running figures of training are of the last batch, and named as such.
-    assert "running/fit/cvar95" in logged
+    assert "running/fit/violated" in logged
     assert "train/fit/cvar95" not in logged
 
 

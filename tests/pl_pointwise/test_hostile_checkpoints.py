@@ -77,31 +77,23 @@ def test_good_checkpoint_resumes(good: Path) -> None:
     assert resume(good).trainer.global_step == 4
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
-def test_truncated_checkpoint_is_refused_by_name(share: float, good: Path, tmp_path: Path) -> None:
-    content = good.read_bytes()
+def test_truncated_checkpoint_is_refused_by_name(good: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.ckpt"
-    path.write_bytes(content[: int(share * len(content))])
+    path.write_bytes(good.read_bytes()[:-40])
     with pytest.raises(TrainingError, match=r"cut\.ckpt cannot be read.*Resume from another"):
         resume(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"not a checkpoint", b"PK\x03\x04" + b"\xff" * 500, b"\x80\x02K\x01."],
-    ids=["text", "zip header", "pickle"],
-)
-def test_file_that_is_no_checkpoint_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "other.ckpt"
-    path.write_bytes(content)
+    path.write_bytes(b"not a checkpoint")
     with pytest.raises(TrainingError, match=r"other\.ckpt"):
         resume(path)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"weight": torch.zeros(2)}])
-def test_other_content_is_refused_by_name(content: Any, tmp_path: Path) -> None:
+def test_other_content_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "other.ckpt"
-    torch.save(content, path)
+    torch.save({"weight": torch.zeros(2)}, path)
     with pytest.raises(TrainingError, match=r"other\.ckpt is no checkpoint of Lightning"):
         resume(path)
 
@@ -117,15 +109,7 @@ def place(name: str) -> Callable[[dict[str, Any], Any], None]:
     return put
 
 
-PLACES = [
-    "hyper_parameters/formulation",
-    "callbacks/stranger",
-    "loops/stranger",
-    "state_dict/first",
-    "pl_pointwise/window",
-    "pl_pointwise/multipliers/pair",
-    "stranger",
-]
+PLACES = ["hyper_parameters/formulation", "pl_pointwise/multipliers/pair", "stranger"]
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -142,11 +126,10 @@ def test_code_in_a_checkpoint_is_not_run(where: str, good: Path, tmp_path: Path)
     assert "mkdir" in called_by(path)  # Armed: it would have gone off.
 
 
-@pytest.mark.parametrize("protocol", [0, 5])
-def test_bare_pickle_is_not_run(protocol: int, tmp_path: Path) -> None:
+def test_bare_pickle_is_not_run(tmp_path: Path) -> None:
     """Not a torch archive at all, as torch once wrote them."""
     crater, path = tmp_path / "crater", tmp_path / "bare.ckpt"
-    path.write_bytes(pickle.dumps({"state_dict": Bomb(crater)}, protocol))
+    path.write_bytes(pickle.dumps({"state_dict": Bomb(crater)}))
     with pytest.raises(TrainingError, match=r"bare\.ckpt cannot be read"):
         resume(path)
     assert not crater.exists()
@@ -217,21 +200,10 @@ def test_checkpoint_of_another_formulation_is_refused(good: Path) -> None:
 
 DAMAGE: dict[str, tuple[str, Any]] = {
     "another version": ("version", 0),
-    "no samples": ("samples", "seven"),
     "fewer samples": ("samples", 3),
-    "no tables": ("multipliers", []),
     "NaN": ("multipliers/pair", torch.full((7, 3), float("nan"))),
-    "infinity": ("multipliers/fit", torch.full((7, 1), float("inf"))),
-    "fingerprint": ("fingerprint", 5),
     "window of text": ("window", ["abc"]),
-    "counts": ("left_out", "many"),
-    "monitored": ("monitored", 3),
-    "thresholds": ("thresholds", {"pair": "low"}),
     "random states": ("random_states", [{}]),
-    "random state of another kind": (
-        "random_states",
-        [{"python": [3, [1], None], "numpy": ["MT19937", [1], 0, 0, 0.0], "torch": 3}],
-    ),
     "nothing": ("", {}),
 }
 

@@ -18,7 +18,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise, tasks
 from pl_pointwise.checkpoints import formulation_from
-from pl_pointwise.configs import packaged_configs, text_of
+from pl_pointwise.compare.runs import Comparison
+from pl_pointwise.configs import packaged_comparisons, packaged_configs, text_of
 
 SHIPPED = sorted(Path(tasks.__path__[0]).glob("*/configs/**/*.yaml"))
 
@@ -84,3 +85,11 @@ def test_what_an_overlay_leaves_out_stays_the_base_files(tmp_path: Path) -> None
     files = [f"--config={tmp_path / name}.yaml" for name in ("base", "overlay")]
     merged = formulation_from(parser.parse_args(files).formulation.as_dict())
     assert merged == Pointwise(alpha=2.0, dual_lr=0.5)
+
+
+@pytest.mark.parametrize("name", packaged_comparisons())
+def test_every_method_of_a_packaged_comparison_can_be_planned(name: str, tmp_path: Path) -> None:
+    """The longest comparisons run in the slow set alone."""
+    runs, problems, _ = Comparison([name.split("/")[0]], tmp_path, name).planned
+    assert not problems
+    assert runs

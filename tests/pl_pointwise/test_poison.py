@@ -40,14 +40,11 @@ BREAKS: dict[str, Any] = {
     "NaN": lambda zero: zero * math.nan,
     "+inf": lambda zero: zero + math.inf,
     "-inf": lambda zero: zero - math.inf,
-    "0/0": lambda zero: zero / zero,
     "log 0": lambda zero: zero.log(),
-    "overflow": lambda zero: zero + 1e300 * 1e300,
 }
 GRADIENT_BREAKS: dict[str, Any] = {
     "NaN": lambda zero: (0 * zero).sqrt(),
     "inf": lambda zero: zero.sqrt(),
-    "-inf": lambda zero: -zero.sqrt(),
     "norm overflows": lambda zero: zero * 1e200,
 }
 LABELS = {"objective": "Objective", "fit": 'Constraint "fit"', "pair": 'Constraint "pair"'}
@@ -115,10 +112,8 @@ def test_every_break_is_left_out_alike(formulation: Any, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("break_", GRADIENT_BREAKS.values(), ids=GRADIENT_BREAKS)
 @pytest.mark.parametrize("term", ["objective", "fit"])
-@pytest.mark.parametrize("formulation", [FORMULATIONS["average"], FORMULATIONS["by name"]])
-def test_gradient_that_breaks_skips_its_step_and_no_other(
-    formulation: Any, term: str, break_: Any
-) -> None:
+def test_gradient_that_breaks_skips_its_step_and_no_other(term: str, break_: Any) -> None:
+    formulation = FORMULATIONS["by name"]
     rows = ToyRows(8, seed=5)
     # Satisfied constraints have no gradient to break: start where this one is active.
     bounds = {"fit": Constraint(at_most=-5.0), "pair": Constraint(at_least=0.2)}

@@ -177,8 +177,11 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
 
 
 def slow_tables(names: list[str]) -> list[Any]:
-    """Packaged comparisons as parameters; the papers' tables, the longest, are of the slow set."""
-    return [pytest.param(n, marks=pytest.mark.slow) if n == "table" else n for n in names]
+    """Packaged comparisons as parameters; the longest, of methods that are fitted one by one
+    too, are of the slow set.
+    """
+    slow = ("table", "practical", "required")
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -15,13 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 
-from pl_pointwise import Constraint
 from pl_pointwise.certificates import violation_bound
 from pl_pointwise.cli import main
 from pl_pointwise.requirements import samples_needed, tolerances
-from pl_pointwise.requirements.tolerance_plot import draw
 from pl_pointwise.requirements.tolerances import SHARES, most_violated, outwards, sample_table
-from tests.pl_pointwise.compare.test_plots import panels
 from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
 
 TASK = ["--model", "tests.pl_pointwise.requirements.bounds_task.BoundsModule"]
@@ -29,12 +25,6 @@ TASK += ["--data", "tests.pl_pointwise.requirements.bounds_task.BoundsData"]
 TASK += ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 ROWS = {"train": rows(40, 0), "val": rows(30, 1), "test": rows(60, 2)}
-
-
-@pytest.fixture
-def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plot takes longer than the rest."""
-    monkeypatch.setattr(tolerances, "draw", lambda *arguments: None)
 
 
 def run(output: Path, *more: str) -> pandas.DataFrame:
@@ -133,12 +123,12 @@ def test_categories_have_lines_of_their_own(measured) -> None:
     ]
 
 
-def test_what_is_printed_is_what_is_written(tmp_path, unpainted, capsys) -> None:
+def test_what_is_printed_is_what_is_written(tmp_path, capsys) -> None:
     run(tmp_path)
     assert (tmp_path / "tolerances.md").read_text() in capsys.readouterr().out
 
 
-def test_without_a_certification_split_of_its_own_that_is_said(tmp_path, unpainted) -> None:
+def test_without_a_certification_split_of_its_own_that_is_said(tmp_path) -> None:
     found = run(tmp_path, "--data.separate", "false")
     assert set(found.index.get_level_values("data")) == {"train", "test"}
     text = (tmp_path / "tolerances.md").read_text()
@@ -147,7 +137,7 @@ def test_without_a_certification_split_of_its_own_that_is_said(tmp_path, unpaint
     assert [line[3] for line in lines] == ["30", "24", "24", "24"]
 
 
-def test_nan_violations_are_named_and_meet_nothing(tmp_path, unpainted) -> None:
+def test_nan_violations_are_named_and_meet_nothing(tmp_path) -> None:
     found = run(tmp_path, "--data.poisoned", "true")
     text = (tmp_path / "tolerances.md").read_text()
     assert "training: 2 of 40 samples have a violation of upper that is NaN (index 1, 3)" in text
@@ -159,7 +149,7 @@ def test_nan_violations_are_named_and_meet_nothing(tmp_path, unpainted) -> None:
     assert table(text, "upper ≤ 1")[2][-1] == "inf"
 
 
-def test_a_data_set_that_does_not_carry_a_constraint_is_named(tmp_path, unpainted) -> None:
+def test_a_data_set_that_does_not_carry_a_constraint_is_named(tmp_path) -> None:
     found = run(tmp_path, "--data.more", "more")
     text = (tmp_path / "tolerances.md").read_text()
     for name in ("lower", "between", "exact"):
@@ -171,13 +161,13 @@ def test_a_data_set_that_does_not_carry_a_constraint_is_named(tmp_path, unpainte
     assert "The model has seen more above" in text
 
 
-def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path, unpainted) -> None:
+def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val, test]")
     assert set(found.index.get_level_values("data")) == {"train"}
     assert "at hand" not in (tmp_path / "tolerances.md").read_text()
 
 
-def test_why_there_is_no_selection_split_is_said(tmp_path, unpainted) -> None:
+def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val]")
     assert set(found.index.get_level_values("data")) == {"train"}
     text = (tmp_path / "tolerances.md").read_text()
@@ -185,7 +175,7 @@ def test_why_there_is_no_selection_split_is_said(tmp_path, unpainted) -> None:
     assert "| certification | upper | all | 60 |" in text
 
 
-def test_nothing_but_a_certification_split_is_an_error(tmp_path, unpainted, capsys) -> None:
+def test_nothing_but_a_certification_split_is_an_error(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path, "--data.without", "[val, train]")
     said = capsys.readouterr().err
@@ -193,13 +183,13 @@ def test_nothing_but_a_certification_split_is_an_error(tmp_path, unpainted, caps
     assert "Give the data module training data" in said
 
 
-def test_callbacks_and_the_metrics_of_the_task_are_left_out(tmp_path, unpainted) -> None:
+def test_callbacks_and_the_metrics_of_the_task_are_left_out(tmp_path) -> None:
     """Exports, answers that are generated and judged; the module raises where its metrics are."""
     callback = "tests.pl_pointwise.requirements.bounds_task.Forbidden"
     run(tmp_path, "--trainer.callbacks+", callback)
 
 
-def test_a_trained_model_by_its_checkpoint(tmp_path, unpainted) -> None:
+def test_a_trained_model_by_its_checkpoint(tmp_path) -> None:
     module, quiet = BoundsModule(), {"logger": False, "enable_progress_bar": False}
     trainer = Trainer(max_steps=1, limit_val_batches=0, accelerator="cpu", **quiet)
     trainer.fit(module, BoundsData())
@@ -247,9 +237,7 @@ def test_a_printed_tolerance_is_met_by_no_fewer(value, up) -> None:
         ([*TASK, "--confidence", "95"], "must lie between 0 and 1"),
     ],
 )
-def test_what_is_wrong_with_the_command_line_is_said(
-    words, message, tmp_path, unpainted, capsys
-) -> None:
+def test_what_is_wrong_with_the_command_line_is_said(words, message, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["tolerances", *words, "--output", str(tmp_path)])
     assert message in capsys.readouterr().err
@@ -259,46 +247,3 @@ def test_the_command_is_listed(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "pl-pointwise tolerances --help" in capsys.readouterr().out
-
-
-# The plot -----------------------------------------------------------------------------------------
-
-
-def height(line: Any, x: float) -> float:
-    """Of a curve of steps, on the vertical through x."""
-    xs, ys = (np.asarray(each) for each in line.get_data())
-    if line.get_drawstyle() == "steps-post":
-        return float(ys[np.searchsorted(xs, x, side="right") - 1])
-    return float(ys[np.searchsorted(xs, x, side="left")])
-
-
-def test_a_curve_is_the_share_that_meets_each_tolerance(tmp_path, monkeypatch) -> None:
-    bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=2.0)}
-    met = np.array([0.0, 1.0, 1.0, 3.0])
-    curves: Any = {name: {"training": {"": met, "a": met[:2]}, "more": {}} for name in bounds}
-    upper, lower = panels(draw, bounds, curves, folder=tmp_path, monkeypatch=monkeypatch)
-    for panel, configured, shares in (
-        (upper, 1.0, {0.0: 0.25, 1.0: 0.75, 2.0: 0.75, 3.0: 1.0}),
-        (lower, 2.0, {0.0: 1.0, 1.0: 0.75, 2.0: 0.25, 3.0: 0.25}),
-    ):
-        curve, of_category, line = panel.get_lines()
-        for x, share in shares.items():
-            assert height(curve, x) == pytest.approx(share)
-        assert list(line.get_xdata()) == [configured, configured]
-        assert of_category.get_color() != curve.get_color() == "black"
-    assert upper.get_xlabel() == "ε of upper ≤ ε"
-    assert lower.get_xlabel() == "ε of lower ≥ ε"
-    (legend,) = upper.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["all samples", "a"]
-
-
-def test_samples_that_meet_no_tolerance_count_outside_the_plot(tmp_path, monkeypatch) -> None:
-    bounds = {"upper": Constraint(at_most=1.0), "lower": Constraint(at_least=1.0)}
-    met = np.array([0.0, 0.5, 2.0, math.inf])
-    curves: Any = {"upper": {"training": {"": met}}, "lower": {"training": {"": -met}}}
-    upper, lower = panels(draw, bounds, curves, folder=tmp_path, monkeypatch=monkeypatch)
-    assert height(upper.get_lines()[0], 2.0) == pytest.approx(0.75)
-    assert height(lower.get_lines()[0], -2.0) == pytest.approx(0.75)
-    assert upper.get_xlim()[1] < 3
-    assert lower.get_xlim()[0] > -3

@@ -9,7 +9,15 @@ from __future__ import annotations
 import pytest
 
 from pl_pointwise.cli import PointwiseCLI
-from tests.tasks.conftest import QUIET_RUN, comparison, comparisons, overlays, train, words
+from tests.tasks.conftest import (
+    QUIET_RUN,
+    comparison,
+    comparisons,
+    overlays,
+    slow_tables,
+    train,
+    words,
+)
 
 
 @pytest.fixture
@@ -31,7 +39,7 @@ def test_packaged_config_trains(name, tiny, conversation_file, tmp_path, capsys)
     train("conversation", name, [*tiny, *data, "--trainer.max_epochs", "1"], tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", comparisons("conversation"))
+@pytest.mark.parametrize("name", slow_tables(comparisons("conversation")))
 def test_packaged_comparison_runs(
     name, tiny, conversation_file, runs_alone, tmp_path, capsys
 ) -> None:
