@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from pl_pointwise.errors import UnsupportedError
 
 from .attention import Replacement, added, attention_function, visible
+from .dropout import dropout as quick_dropout
 from .varlen import Segments, Window, attend, window_of
 
 ATTENTION_BLOCK = 32
@@ -343,7 +344,7 @@ def softmax_attention(
         logits = logits.masked_fill(~mask, -torch.inf)
     wide = torch.promote_types(logits.dtype, torch.float32)
     probabilities = logits.softmax(-1, dtype=wide).to(value.dtype)
-    return (nn.functional.dropout(probabilities, dropout) @ value).transpose(1, 2), None
+    return (quick_dropout(probabilities, dropout) @ value).transpose(1, 2), None
 
 
 _REPLACEMENT = Replacement("packed", _packed_attention, _packed_mask)

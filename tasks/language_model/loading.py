@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
 from .adapters import Lora as Lora
@@ -109,6 +110,7 @@ def prepare_for_training(
         enable({"use_reentrant": False})
     if lora is not None:
         return add_lora(model, lora)
+    use_quick_dropout(model)
     return model
 
 

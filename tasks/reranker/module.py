@@ -39,6 +39,7 @@ from transformers import (
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.data import PADDING
 from pl_pointwise.errors import one_of
+from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
 from .encoding import split_template
@@ -288,6 +289,7 @@ def load_cross_encoder(
             trust_remote_code=False,
             use_safetensors=True,
         )
+    use_quick_dropout(model)
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
 
 
