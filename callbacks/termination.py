@@ -1,16 +1,21 @@
 """Saves and ends the run when the machine is about to be taken away.
 
-Writes ``checkpoints/terminated.ckpt`` below the trainer's ``default_root_dir``; a fit in the same
-folder that starts with this callback and no ``ckpt_path`` continues from it, or from a newer
+Writes ``checkpoints/terminated-DIGEST.ckpt`` below the trainer's ``default_root_dir``; a fit of the
+same run that starts with this callback and no ``ckpt_path`` continues from it, or from a newer
 ``last.ckpt``, and removes it when it ends as planned.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
+import logging
 import os
 import signal
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -18,7 +23,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pl_pointwise.checkpoints import plain
 from pl_pointwise.errors import TrainingError
+
+log = logging.getLogger(__name__)
 
 # Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
 for message in (
@@ -36,11 +44,12 @@ class SaveOnTermination(OnExceptionCheckpoint):
     no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it is not by
     itself where there is this one.
 
-    The folder is the run: give each run a ``default_root_dir`` of its own.
+    The file is the run's alone: its name carries :func:`run_digest`. A run with other settings in
+    the same folder neither continues from it nor writes over it. More epochs are the same run.
 
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
-        filename: its name, without ending.
+        filename: its name, without digest and ending.
     """
 
     def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
@@ -67,13 +76,13 @@ class SaveOnTermination(OnExceptionCheckpoint):
                 isinstance(each, OnExceptionCheckpoint) for each in trainer.checkpoint_callbacks
             ):
                 trainer.callbacks.append(ModelCheckpoint())
-            name = f"{self.filename}{self.FILE_EXTENSION}"
+            name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
             self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """
         Raises:
-            TrainingError: the module is none of ours, which tell the callback in time.
+            TrainingError: the module is none whose runs this callback can tell apart.
         """
         self._planned_end = False
         if stage != "fit" or getattr(trainer, "fast_dev_run", False):
@@ -82,6 +91,14 @@ class SaveOnTermination(OnExceptionCheckpoint):
             raise TrainingError(
                 f"SaveOnTermination continues runs of a PointwiseModule, and this is a "
                 f"{type(pl_module).__name__}. Use Lightning's OnExceptionCheckpoint with it."
+            )
+        own = Path(self._path)
+        others = sorted(own.parent.glob(f"{self.filename}-*{self.FILE_EXTENSION}"))
+        if others and not own.exists() and trainer.is_global_zero:
+            log.warning(
+                "%s is of a run with other settings or seed, which was terminated; this run "
+                "leaves it alone and does not continue from it.",
+                others[0],
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,3 +126,40 @@ class SaveOnTermination(OnExceptionCheckpoint):
         # Not after a test or a search for a learning rate: the run it belongs to goes on.
         if stage == "fit" and self._planned_end and self._path is not None:
             trainer.strategy.remove_checkpoint(self._path)
+
+
+def run_digest(trainer: Trainer, module: LightningModule) -> str:
+    """Twelve characters that tell runs apart: the same for a longer run of the same settings.
+
+    Of the module's class, hyperparameters, constraints and formulations; the data module's class
+    and plain arguments; and the seed of ``seed_everything``. What is said to the Trainer does not
+    count, and other rows are refused when the checkpoint is read.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    parts = {
+        "module": _name(module),
+        "settings": plain(dict(module.hparams)),
+        "constraints": plain(getattr(module, "constraints", {})),
+        "formulations": plain(getattr(module, "formulations", {})),
+        "data": None if data is None else [_name(data), _arguments(data)],
+        "seed": os.environ.get("PL_GLOBAL_SEED"),
+    }
+    text = json.dumps(parts, sort_keys=True, default=_name)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _arguments(data: Any) -> dict[str, Any]:
+    """The plain ones among the constructor's arguments that the object keeps by name."""
+    kept: dict[str, Any] = {}
+    for kind in type(data).__mro__:
+        for name in inspect.signature(kind.__init__).parameters:  # type: ignore[misc]
+            value = getattr(data, name, None)
+            if isinstance(value, (bool, int, float, str, list, tuple, dict)):
+                kept[name] = value
+            elif isinstance(value, Path):
+                kept[name] = str(value)
+    return kept

@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped(folder, capsys) -> None:
     stop = ["--trainer.callbacks+", f"{HERE}.Terminated"]
     fit = words("fit", "Exported", "WithPrediction", *saver)
     assert run([*fit, *stop], capsys)[0] == 143
-    (path,) = folder.rglob("terminated.ckpt")
+    (path,) = folder.rglob("terminated-*.ckpt")
     for command in STAGES:
         more = ["--ckpt_path", str(path)]
         assert run(words(command, "Exported", "WithPrediction", *more), capsys)[0] == 0

@@ -103,7 +103,7 @@ def stopped_by(
         with pytest.raises((RuntimeError, SystemExit, SIGTERMException)):
             fit()
         signal.signal(signal.SIGINT, before)
-        (path,) = folder.glob("**/terminated.ckpt" if kind == "SIGTERM" else "**/*.ckpt")
+        (path,) = folder.glob("**/terminated-*.ckpt" if kind == "SIGTERM" else "**/*.ckpt")
     else:
         fit()
         if not path.exists():
@@ -422,7 +422,7 @@ def test_other_settings_than_the_checkpoints_are_named(
 # Which run a file of SaveOnTermination belongs to ---------------------------------------------
 
 
-def terminated(folder: Path, **options: Any) -> Any:
+def terminated(folder: Path, module: Any = None, **options: Any) -> Any:
     """A run that is terminated after six batches, unless it continues from there."""
     seen = Seen()
     stop = At(WITHIN, lambda _: signal.raise_signal(signal.SIGTERM))
@@ -432,21 +432,35 @@ def terminated(folder: Path, **options: Any) -> Any:
         **{"max_epochs": 3, "enable_checkpointing": True, **options},
     )
     with suppress(SIGTERMException):
-        runner.fit(Toy(Pointwise()), ToyData(ROWS, batch_size=4))
+        runner.fit(module or Toy(Pointwise()), ToyData(ROWS, batch_size=4))
     return seen.batches
 
 
-def test_a_run_continues_the_file_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_continues_its_own_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two rows of a comparison both continued from the one file of the working folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("run", "other"):
-        assert len(terminated(tmp_path / name)) == WITHIN  # From its start.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
-    assert len(terminated(tmp_path / "run", max_epochs=2)) == 2  # The rest of the eight.
-    assert not (tmp_path / "run/checkpoints/terminated.ckpt").exists()
-    assert (tmp_path / "other/checkpoints/terminated.ckpt").exists()
+    others: list[dict[str, Any]] = [
+        {"module": Toy(Penalty(weight=1.0))},
+        {"module": Toy(Pointwise(), learning_rate=0.01)},
+    ]
+    folder = tmp_path / "run"
+    assert len(terminated(folder)) == WITHIN
+    (own,) = folder.glob("checkpoints/terminated-*.ckpt")
+    kept = own.read_bytes()
+    for other in others:
+        assert len(terminated(folder, **other)) == WITHIN  # From its start.
+        assert "leaves it alone" in caplog.text
+        caplog.clear()
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    assert len(terminated(folder)) == WITHIN
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert own.read_bytes() == kept
+    assert len(list(folder.glob("checkpoints/terminated-*"))) == 4
+    assert [name.name for name in tmp_path.iterdir()] == ["run"]
+    assert len(terminated(folder, max_epochs=2)) == 2  # The rest of the eight.
+    assert not own.exists()
 
 
 def test_a_longer_run_is_the_same_run(tmp_path: Path) -> None:
@@ -457,7 +471,7 @@ def test_a_longer_run_is_the_same_run(tmp_path: Path) -> None:
 def test_trying_the_code_and_testing_leave_the_file_alone(tmp_path: Path) -> None:
     """fast_dev_run continued from it and removed it; so did ``test`` with the same callbacks."""
     terminated(tmp_path)
-    (own,) = tmp_path.glob("checkpoints/terminated.ckpt")
+    (own,) = tmp_path.glob("checkpoints/terminated-*.ckpt")
     assert len(terminated(tmp_path, fast_dev_run=2)) == 2
     runner = trainer(
         callbacks=[SaveOnTermination()], default_root_dir=tmp_path, enable_checkpointing=True

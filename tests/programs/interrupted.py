@@ -172,7 +172,7 @@ def terminate(report: Report, batches: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     code = finished(forked(lambda: act(At(batches, stop)), place / "log"))
-    if code != 143 or not any(place.glob("terminated.ckpt")):
+    if code != 143 or not any(place.glob("terminated-*.ckpt")):
         log = (place / "log").read_text()
         report.failures.append(f"{name}: exit code {code}, {list(place.iterdir())}\n{log}")
     report.complete(place, name, act)
