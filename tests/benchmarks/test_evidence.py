@@ -472,3 +472,36 @@ def test_the_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(appendix, "DOCS", tmp_path)
     appendix.main()
     assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "differences.png"}
+
+
+def matches(study: Study, of: Any, means: list[float], halves: list[float], measures: Any) -> bool:
+    """Whether these are the rounded means and half intervals of the runs."""
+    found = [estimate([*appendix.measured(study, of, each).values()]) for each in measures]
+    return means == pytest.approx([e.mean for e in found], abs=0.0055) and halves == pytest.approx(
+        [e.high - e.mean for e in found], abs=0.0055
+    )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_result_tables_of_the_page_are_those_of_the_runs(page: str) -> None:
+    """A row of a method and three cells "mean ± half the interval", in a table of one study."""
+    names = {
+        "`Pointwise()`": "Pointwise(), untuned",
+        "`Relaxed(price=10)`": "Relaxed(price=10), untuned",
+    }
+    measures = ("violated, training", "violated, new", "objective")
+    runs = {name: appendix.reached(appendix.study_of(name), "judge") for name in appendix.FIGURE}
+    found = 0
+    for line in (appendix.DOCS.parent / page).read_text().splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if line.count("±") == 3 and line.startswith("|"):
+            found += 1
+            means = [float(cell.split(" ± ")[0]) for cell in cells[-3:]]
+            halves = [float(cell.split(" ± ")[1]) for cell in cells[-3:]]
+            assert any(
+                matches(appendix.study_of(name), of, means, halves, measures)
+                for name, judged in runs.items()
+                for key, of in judged.items()
+                if names.get(cells[0], key) == key
+            ), line
+    assert found >= 7
