@@ -13,11 +13,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from pl_pointwise.compare.styles import BLUE, ORANGE, RED
+
 DOCS = Path(__file__).resolve().parent
 PANELS = {
-    "average": "a constraint on the average",
-    "large penalty": "a linear penalty, weight 50",
-    "pointwise": "a constraint on every sample",
+    "average": ("a constraint on the average", ORANGE),
+    "large penalty": ("a linear penalty, weight 50", RED),
+    "pointwise": ("a constraint on every sample", BLUE),
 }
 
 
@@ -28,8 +30,8 @@ def main() -> None:
         if cell["cell_type"] == "code" and "CHOSEN" not in names:
             exec("".join(line for line in cell["source"] if not line.startswith("%")), names)
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
-    for panel, (name, title) in zip(panels, PANELS.items(), strict=True):
-        (colour, _), weights = names["CHOSEN"][name]
+    for panel, (name, (title, colour)) in zip(panels, PANELS.items(), strict=True):
+        weights = names["CHOSEN"][name][-1]
         said = names["draw"](panel, weights, colour).replace("every bar is", "every bar")
         distance = names["outcome"](weights)[0]
         panel.set_title(title, color=colour, fontweight="bold", fontsize=12)

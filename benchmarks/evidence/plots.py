@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pl_pointwise.compare.styles import PACKAGED
+from pl_pointwise.compare.styles import BLUE, GREEN, RED
 
 if TYPE_CHECKING:
     from .statistics import Estimate
     from .study import Study
 
 SCALES = {
-    "hinge": (r"penalty hinge, weight=([\d.]+)", "penalty hinge"),
+    "hinge": (r"penalty hinge, weight=([\d.]+)", (RED, "v")),
     "Relaxed, linear cost": (
         r"relaxed linear, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
-        "relaxed linear",
+        (GREEN, "D"),
     ),
-    "squared hinge": (r"penalty squared hinge, weight=([\d.]+)", "penalty squared hinge"),
+    "squared hinge": (r"penalty squared hinge, weight=([\d.]+)", (RED, ">")),
     "Relaxed, quadratic cost": (
         r"relaxed, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
-        "relaxed",
+        (GREEN, "s"),
     ),
 }
 """By label: what names a setting with its weight, and whose colour and marker it has."""
-DEFAULTS = {"Pointwise(), untuned": "pointwise", "Relaxed(price=10), untuned": "relaxed"}
+DEFAULTS = {"Pointwise(), untuned": (BLUE, "o"), "Relaxed(price=10), untuned": (GREEN, "s")}
 
 
 def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
@@ -38,16 +38,15 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
     reached: by method with setting, objective, violation rate on new inputs and in training.
     """
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
-    dotted = {"color": PACKAGED["pointwise"][0], "linestyle": ":", "linewidth": 2.5}
+    dotted = {"color": BLUE, "linestyle": ":", "linewidth": 2.5}
     titles = ("length loss, validation", "violation rate, validation", "violation rate, training")
     for place, (panel, title) in enumerate(zip(figure.subplots(1, 3), titles, strict=True)):
-        for label, (pattern, style) in SCALES.items():
+        for label, (pattern, (colour, marker)) in SCALES.items():
             points = sorted(
                 (float(match[1]), values[place])
                 for name, values in reached.items()
                 if (match := re.fullmatch(pattern, name))
             )
-            colour, marker = PACKAGED[style]
             line = "--" if label.startswith("Relaxed") else "-"
             panel.plot(*zip(*points, strict=True), line, color=colour, marker=marker, label=label)
         default = reached["Pointwise(), untuned"][place]
@@ -56,11 +55,7 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
         panel.set_ylim(0, None)
         panel.grid(alpha=0.3)
     handles = [*panel.get_legend_handles_labels()[0]]
-    handles.append(
-        Line2D(
-            [], [], color=PACKAGED["pointwise"][0], ls=":", lw=2.5, label="Pointwise(), no weight"
-        )
-    )
+    handles.append(Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(folder / "weights.png", dpi=110)
 
@@ -81,7 +76,7 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
             panel.axvline(0, color="black", linewidth=0.8)
             for study, default, baseline, of, each, strong in found:
                 if (study.title, of) == (title, measure):
-                    colour, marker = PACKAGED[DEFAULTS[default]]
+                    colour, marker = DEFAULTS[default]
                     panel.errorbar(
                         each.mean,
                         names[title].index(baseline) + (0.15 if "Relaxed" in default else -0.15),
@@ -103,8 +98,8 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
     figure.legend(
         handles=[
             *(
-                Line2D([], [], color=PACKAGED[s][0], marker=PACKAGED[s][1], mfc="white", label=d)
-                for d, s in DEFAULTS.items()
+                Line2D([], [], color=colour, marker=marker, mfc="white", label=default)
+                for default, (colour, marker) in DEFAULTS.items()
             ),
             Line2D([], [], color="0.3", marker="o", label="filled: stands after Holm's correction"),
         ],
