@@ -62,7 +62,8 @@ def instructions() -> str:
     kept = [f"## {part.strip()}" for part in parts if part.split("\n")[0] in SECTIONS]
     head = (
         "# For programs that change this code\n\nMade from CONTRIBUTING.md by"
-        " `python docs/agents.py`; edit that page. All pages: [llms.txt](llms.txt). Lint alone: `make lint`."
+        " `python docs/agents.py`; edit that page."
+        " All pages: [llms.txt](llms.txt). Lint alone: `make lint`."
     )
     return "\n\n".join([head, *kept]) + "\n"
 
