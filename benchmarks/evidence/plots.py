@@ -91,9 +91,7 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
             panel.invert_yaxis()
             panel.grid(alpha=0.3)
             panel.set_xlabel(measure, fontsize="small")
-        line[0].set_yticklabels(
-            [name.split(", dual_lr")[0] for name in names[title]], fontsize="small"
-        )
+        line[0].set_yticklabels([_short(name) for name in names[title]], fontsize="small")
         line[0].set_title(title, loc="left", fontsize="medium", fontweight="bold")
     figure.legend(
         handles=[
