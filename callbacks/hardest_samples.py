@@ -95,7 +95,7 @@ class HardestSamples(Callback):
         assert folder is not None  # Since the fit started.
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         for name, text in {"samples.jsonl": lines, "samples.html": page(rows)}.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
         log.info("%d hardest samples written to %s", len(rows), folder)
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:

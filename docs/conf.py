@@ -35,6 +35,7 @@ extensions = [
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
+    "docs/appendix/*.md",
     "docs/api/**",
     "notebooks/*.ipynb",
     "benchmarks/README.md",

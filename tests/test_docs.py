@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,38 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")),
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/appendix").glob("*.md")),
 ]
+WORDS = {
+    "README.md": 850,
+    "CONTRIBUTING.md": 800,
+    "RELEASING.md": 250,
+    "benchmarks/README.md": 1000,
+    "docs/alternatives.md": 300,
+    "docs/behaviour.md": 600,
+    "docs/callbacks.md": 900,
+    "docs/compare.md": 1000,
+    "docs/conversation.md": 1000,
+    "docs/devices.md": 800,
+    "docs/evidence.md": 1500,
+    "docs/formulations.md": 1100,
+    "docs/index.md": 200,
+    "docs/keep.md": 900,
+    "docs/lightning.md": 900,
+    "docs/metrics.md": 1000,
+    "docs/multipliers.md": 700,
+    "docs/own_task.md": 900,
+    "docs/paper.md": 1100,
+    "docs/penalties.md": 900,
+    "docs/problem.md": 600,
+    "docs/requirement.md": 1200,
+    "docs/reranker.md": 650,
+    "docs/safety.md": 1000,
+    "docs/settings.md": 1000,
+    "docs/templates.md": 900,
+    "docs/when2call.md": 850,
+}
+"""What a page may hold, code and tables included. Laboratory notes belong into the appendix."""
 
 
 def page_name(page: Path) -> str:
@@ -81,6 +113,28 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"(?s)```.*?```", "", page.read_text())
     titles = re.findall(r"(?m)^#+ (.*)$", text)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_documentation_is_said_in_25_000_words() -> None:
+    assert sum(WORDS.values()) <= 25_000
+
+
+@pytest.mark.parametrize("page", WORDS)
+def test_a_page_keeps_to_its_words(page: str) -> None:
+    if not (ROOT / page).exists():
+        pytest.skip("the page is not there yet")
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= WORDS[page]
+
+
+def test_every_page_but_the_changelog_and_the_appendix_has_its_number_of_words() -> None:
+    pages = {page_name(page) + ".md" for page in PAGES if page.parent.name != "appendix"}
+    assert pages - {"CHANGELOG.md"} <= WORDS.keys()
+
+
+def test_the_index_for_programs_is_that_of_the_pages() -> None:
+    """`python docs/agents.py` writes llms.txt and AGENTS.md."""
+    for name, text in runpy.run_path(str(ROOT / "docs/agents.py"))["FILES"].items():
+        assert (ROOT / name).read_text(encoding="utf-8") == text(), name
 
 
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:

@@ -5,7 +5,8 @@
 1. tune    every setting of every method, seed 0, measured on the validation part
 2. choose  per budget and method the best setting on the validation part -> choices.json
 3. judge   the chosen settings with every seed, measured on the test part, seed after seed
-4. report  tables, plots and raw results -> benchmarks/evidence/results, docs/
+4. report  the numbers of every run -> benchmarks/evidence/results; then the command
+           python -m benchmarks.evidence.appendix makes tables and figures of them
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pathlib import Path
 from pl_pointwise.compare.runs import Run
 
 from .errors import MissingError
-from .report import Judged, write_report
-from .stages import choices_of, read_choices, to_judge, tune_runs, write_choices
+from .report import write_report
+from .stages import choices_of, to_judge, tune_runs, write_choices
 from .study import STUDIES, Planned, Study, load
 from .workers import run_all
 
@@ -102,9 +103,7 @@ def _run(
         if not run_all(_to_run(planned), arguments.workers, deadline):
             print(f"{study.name}: out of time; the same command goes on", flush=True)
     if "report" in stages:
-        judged = Judged(study, read_choices(study), arguments.seeds)
-        for written in write_report(judged):
-            print(f"{study.name}: {written}", flush=True)
+        print(f"{study.name}: {write_report(study, arguments.seeds)}", flush=True)
 
 
 if __name__ == "__main__":

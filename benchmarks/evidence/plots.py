@@ -1,137 +1,112 @@
-"""Objective against violations: every setting a dot, and the chosen ones with their intervals."""
+"""The figures of docs/penalties.md and docs/evidence.md."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from pl_pointwise.compare.plots import Axis, frontier
-from pl_pointwise.compare.styles import MARKERS
-
-from .choice import Measured
-from .statistics import estimate
+from pl_pointwise.compare.styles import BLUE, GREEN, RED
 
 if TYPE_CHECKING:
-    from .report import Judged
+    from .statistics import Estimate
+    from .study import Study
 
-SHOWN = {"cvar95": "CVaR95", "violated": "share violated"}
-FAR = 0.9
-"""The share of the dots that sets the limits of an axis: a few blown-up settings would take all."""
-FEW = 10
-"""With fewer dots, all of them set the limits."""
+SCALES = {
+    "hinge": (r"penalty hinge, weight=([\d.]+)", (RED, "v")),
+    "Relaxed, linear cost": (
+        r"relaxed linear, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
+        (GREEN, "D"),
+    ),
+    "squared hinge": (r"penalty squared hinge, weight=([\d.]+)", (RED, ">")),
+    "Relaxed, quadratic cost": (
+        r"relaxed, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
+        (GREEN, "s"),
+    ),
+}
+"""By label: what names a setting with its weight, and whose colour and marker it has."""
+DEFAULTS = {"Pointwise(), untuned": (BLUE, "o"), "Relaxed(price=10), untuned": (GREEN, "s")}
 
 
-def draw(judged: Judged, tuned: Sequence[Measured], path: Path) -> bool:
-    """Writes the plot: above all settings on validation data, below the chosen ones on test data.
+def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
+    """Length loss and violation rates against the weight of a hinge, or β of a relaxation.
 
-    Returns: whether there was anything to draw.
+    reached: by method with setting, objective, violation rate on new inputs and in training.
     """
-    entries = {entry.method: entry for entry in [run.entry for run in tuned]}
-    entries |= {planned.entry.method: planned.entry for planned in judged.runs}
-    if not (tuned or judged.results):
-        return False
-    styles = {
-        method: {
-            "color": matplotlib.colormaps["tab20"](number % 20),
-            "marker": MARKERS[number % len(MARKERS)],
-            "markeredgecolor": "black" if entry.role == "ours" else None,
-        }
-        for number, (method, entry) in enumerate(entries.items())
-    }
-    lines = (["tuned"] if tuned else []) + (["judged"] if judged.results else [])
-    figure = Figure(figsize=(9, 0.9 + 3.4 * len(lines)), layout="constrained")
-    panels = figure.subplots(len(lines), 2, squeeze=False)
-    for panel_line, what in zip(panels, lines, strict=True):
-        for panel, name in zip(panel_line, SHOWN, strict=True):
-            if what == "tuned":
-                _settings(panel, tuned, name, styles)
-            else:
-                _judged(panel, judged, name, styles)
-            panel.set_xlabel(f"objective ({judged.study.objective}), lower is better")
-            panel.set_ylabel(f"{SHOWN[name]}, lower is better")
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    dotted = {"color": BLUE, "linestyle": ":", "linewidth": 2.5}
+    titles = ("length loss, validation", "violation rate, validation", "violation rate, training")
+    for place, (panel, title) in enumerate(zip(figure.subplots(1, 3), titles, strict=True)):
+        for label, (pattern, (colour, marker)) in SCALES.items():
+            points = sorted(
+                (float(match[1]), values[place])
+                for name, values in reached.items()
+                if (match := re.fullmatch(pattern, name))
+            )
+            line = "--" if label.startswith("Relaxed") else "-"
+            panel.plot(*zip(*points, strict=True), line, color=colour, marker=marker, label=label)
+        default = reached["Pointwise(), untuned"][place]
+        panel.axhline(default, **dotted)
+        panel.set(xscale="log", xlabel="weight of the hinge = β of Relaxed", title=title)
+        panel.set_ylim(0, None)
+        panel.grid(alpha=0.3)
+    handles = [*panel.get_legend_handles_labels()[0]]
+    handles.append(Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(folder / "weights.png", dpi=110)
+
+
+def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder: Path) -> None:
+    """Paired differences, default minus baseline, with 95 % intervals.
+
+    found: study, default, baseline, measure, difference, whether it stands after the correction.
+    """
+    measures = list(dict.fromkeys(measure for _, _, _, measure, _, _ in found))
+    titles = list(dict.fromkeys(study.title for study, *_ in found))
+    names = {t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short) for t in titles}
+    figure = Figure(figsize=(10.5, 1.4 + 0.3 * sum(map(len, names.values()))), layout="constrained")
+    ratios = [len(names[title]) for title in titles]
+    panels = figure.subplots(len(titles), len(measures), squeeze=False, height_ratios=ratios)
+    for line, title in zip(panels, titles, strict=True):
+        for panel, measure in zip(line, measures, strict=True):
+            panel.axvline(0, color="black", linewidth=0.8)
+            for study, default, baseline, of, each, strong in found:
+                if (study.title, of) == (title, measure):
+                    colour, marker = DEFAULTS[default]
+                    panel.errorbar(
+                        each.mean,
+                        names[title].index(baseline) + (0.15 if "Relaxed" in default else -0.15),
+                        xerr=each.high - each.mean,
+                        color=colour,
+                        marker=marker,
+                        markersize=5,
+                        markerfacecolor=colour if strong else "white",
+                        linewidth=1.2,
+                    )
+            panel.set_yticks(range(len(names[title])), [""] * len(names[title]))
+            panel.invert_yaxis()
             panel.grid(alpha=0.3)
-    handles: dict[str, Any] = {}
-    for panel in panels.flat:
-        found, labels = panel.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
+            panel.set_xlabel(measure, fontsize="small")
+        line[0].set_yticklabels([_short(name) for name in names[title]], fontsize="small")
+        line[0].set_title(title, loc="left", fontsize="medium", fontweight="bold")
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize="small"
+        handles=[
+            *(
+                Line2D([], [], color=colour, marker=marker, mfc="white", label=default)
+                for default, (colour, marker) in DEFAULTS.items()
+            ),
+            Line2D([], [], color="0.3", marker="o", label="filled: stands after Holm's correction"),
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    return True
+    figure.savefig(folder / "differences.png", dpi=100)
 
 
-def _settings(panel: Any, tuned: Sequence[Measured], name: str, styles: dict[str, Any]) -> None:
-    """Every setting on validation data, with the frontiers of our methods and of the rivals."""
-    points = [(run.entry, (run.objective, getattr(run, name))) for run in tuned]
-    for role, line in (("ours", "-"), ("rival", ":")):
-        those = np.array([point for entry, point in points if entry.role == role]).reshape(-1, 2)
-        best = those[frontier(those, (Axis("x"), Axis("y")))]
-        best = best[np.argsort(best[:, 0])]
-        panel.step(
-            *best.T,
-            where="post",
-            color="black",
-            linestyle=line,
-            linewidth=1,
-            zorder=1,
-            label=f"frontier, {role if role == 'ours' else 'rivals'}",
-        )
-    for entry, point in points:
-        panel.plot(
-            *point,
-            linestyle="none",
-            markersize=5,
-            label=entry.method,
-            **styles[entry.method],
-        )
-    values = np.array([point for _, point in points])
-    outside = _limit(panel, values[np.isfinite(values).all(1)])
-    note = f"; {outside} outside" if outside else ""
-    panel.set_title(f"every setting, validation, one seed{note}", fontsize="medium")
-
-
-def _judged(panel: Any, judged: Judged, name: str, styles: dict[str, Any]) -> None:
-    """The chosen settings on test data, mean and 95 % interval over seeds."""
-    entries = {planned.entry.name: planned.entry for planned in judged.runs}
-    centres = []
-    for label, by_seed in judged.results.items():
-        method = entries[label].method
-        both = [
-            estimate([judged.study.value(n)(metrics) for metrics in by_seed.values()])
-            for n in ("objective", name)
-        ]
-        x, y = both
-        widths = [np.nan_to_num(each.high - each.mean) for each in both]
-        centres.append((x.mean, y.mean))
-        panel.errorbar(
-            x.mean,
-            y.mean,
-            xerr=widths[0],
-            yerr=widths[1],
-            linestyle="none",
-            markersize=6,
-            elinewidth=0.8,
-            label=method,
-            **styles[method],
-        )
-    outside = _limit(panel, np.array(centres))
-    note = f"; {outside} outside" if outside else ""
-    panel.set_title(f"chosen settings, test, 95 % intervals{note}", fontsize="medium")
-
-
-def _limit(panel: Any, points: np.ndarray) -> int:
-    """Sets the axes' limits by most of the points; returns how many lie outside."""
-    if len(points) < FEW:
-        return 0
-    low, high = points.min(axis=0), np.quantile(points, FAR, axis=0)
-    room = 0.15 * (high - low) + 1e-6
-    panel.set_xlim(low[0] - room[0], high[0] + 2 * room[0])
-    panel.set_ylim(low[1] - room[1], high[1] + 2 * room[1])
-    return int((points > high + 2 * room).any(axis=1).sum())
+def _short(name: str) -> str:
+    return name.removeprefix("penalty ")

@@ -58,3 +58,21 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -
     """
     seeds = [seed for seed in first if seed in second]
     return estimate([first[seed] - second[seed] for seed in seeds]) if seeds else None
+
+
+def p_value(first: Mapping[int, float], second: Mapping[int, float]) -> float:
+    """Of Student's paired t test; 1 where every difference is 0."""
+    differences = [first[seed] - second[seed] for seed in first if seed in second]
+    if np.ptp(differences) == 0:
+        return float(differences[0] == 0)
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def holm(p_values: Sequence[float], level: float = 1 - CONFIDENCE) -> np.ndarray:
+    """Which hypotheses Holm's procedure rejects, at one error for all of them."""
+    order = np.argsort(p_values)
+    allowed = level / np.arange(len(p_values), 0, -1)
+    passed = np.logical_and.accumulate(np.asarray(p_values)[order] <= allowed)
+    rejected = np.zeros(len(p_values), bool)
+    rejected[order] = passed
+    return rejected

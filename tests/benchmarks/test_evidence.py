@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from scipy import stats
 
-from benchmarks.evidence import choice, grids, splits, study
+from benchmarks.evidence import appendix, choice, grids, splits, study
 from benchmarks.evidence.__main__ import main as evidence
 from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.errors import MissingError
 from benchmarks.evidence.grids import Entry, read_grid
-from benchmarks.evidence.report import Judged, fragment, write_report
+from benchmarks.evidence.report import write_report
 from benchmarks.evidence.results import RESULTS, read_results, write_results
 from benchmarks.evidence.splits import Sizes, split
-from benchmarks.evidence.stages import choices_of, read_choices, to_judge, write_choices
-from benchmarks.evidence.statistics import estimate, paired_difference
+from benchmarks.evidence.stages import choices_of, to_judge, write_choices
+from benchmarks.evidence.statistics import estimate, holm, p_value, paired_difference
 from benchmarks.evidence.study import STUDIES, Planned, Study, load, measured
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
@@ -419,39 +420,87 @@ def test_examples_in_the_docstrings_hold() -> None:
         assert doctest.testmod(module).attempted > 0
 
 
-def test_the_report_has_means_over_seeds_and_differences_at_equal_seeds(tmp_path: Path) -> None:
-    """From what the runs left to the tables: references, one of ours, two rivals, two seeds."""
+def test_the_report_has_a_line_for_every_finished_run(tmp_path: Path) -> None:
+    """Of what the runs left: references, one of ours, a baseline, two seeds."""
     (tmp_path / "models" / "bert-mini-crossencoder").mkdir(parents=True)
     task = load("reranker-corpus", None, tmp_path / "models", tmp_path, quick=True)
     entries = {entry.method: entry for entry in task.entries()}
-    ours, rival = (Measured(entries[m], 0, 1.0, 2.0, 0.5) for m in ("pointwise", "average"))
-    other = Measured(entries["tilted"], 0, 1.0, 4.0, 0.5)  # on validation data the worse rival
-    write_choices(task, choose([other, ours, rival], [0.5]))
-    reached = {"pointwise": (1.0, 2.0), "average": (3.0, 5.0), "tilted": (1.5, 3.5)}
+    found = [Measured(entries[m], 0, 1.0, 2.0, 0.5) for m in ("pointwise", "average")]
+    write_choices(task, choose(found, [0.5]))
     for seed in (0, 1):
         for planned in task.runs(to_judge(task), "judge", seed):
-            entry, each = planned.entry, planned.run
-            Stub()(each)
-            result = json.loads((each.folder / "result.json").read_text())
-            tail = reached.get(entry.method, (9.0, 9.0))[seed]
-            metrics = {"length_objective": 1.0, "relevance/cvar95": tail, "relevance/violated": 0.5}
-            result |= {"fit_seconds": 1.0}
-            result["metrics"] = {
-                f"{p}/{n}": v for p in ("test", "train") for n, v in metrics.items()
-            }
-            (each.folder / "result.json").write_text(json.dumps(result))
-    judged = Judged(task, read_choices(task), [0, 1])
-    text = fragment(judged)
-    half = stats.t.ppf(0.975, 1) * np.std([1.0, 2.0], ddof=1) / np.sqrt(2)
-    setting = entries["pointwise"].setting
-    assert f"| pointwise | {setting} | 1 ± 0 | 1.5 ± {half:.2g} · 1.5" in text
-    assert "| best on validation: pointwise, of the rivals average | objective |" in text
-    assert "| pointwise − average | 0 ± 0 | -2.5 ± 6.4 | 0 ± 0 |" in text
-    assert "| pointwise − tilted | 0 ± 0 | -1 ± 6.4 | 0 ± 0 |" in text
-    assert "Without a setting within the budget: penalty linear, " in text
-    written = write_report(judged)
-    assert all(path.is_file() for path in written)
-    assert {path.parent for path in written} == {task.output}  # a quick run reaches no page
-    lines = written[1].read_text().splitlines()
-    assert len(lines) == 1 + 2 * 8  # Three chosen, and what has nothing to tune.
-    assert str(tmp_path) not in written[1].read_text()
+            Stub()(planned.run)
+            path = planned.run.folder / "result.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "fit_seconds": 1.0}))
+    written = write_report(task, [0, 1])
+    assert written.parent == task.output  # a quick run reaches no committed file
+    lines = written.read_text().splitlines()
+    assert len(lines) == 1 + 2 * 7  # Two chosen, and what has nothing to tune.
+    assert str(tmp_path) not in written.read_text()
+
+
+# The appendix -------------------------------------------------------------------------------------
+
+
+def test_the_committed_appendix_is_what_the_results_give() -> None:
+    """`python -m benchmarks.evidence.appendix` writes it."""
+    folder = appendix.DOCS / "appendix"
+    assert {path.name: path.read_text() for path in folder.glob("*.md")} == appendix.pages()
+
+
+def test_differences_of_the_appendix_are_those_of_the_runs() -> None:
+    safety = appendix.study_of("safety")
+    rows = pd.read_csv(RESULTS / "safety.csv").query("part == 'test'").set_index("seed")
+    both = [rows[rows.method == "Pointwise(), untuned"], rows[rows.setting == "weight=3"]]
+    first, second = both[0], both[1][both[1].method == "penalty hinge"]
+    expected = stats.ttest_rel(first["held-out/kl"], second["held-out/kl"])
+    found = {each[:3]: each[3:] for each in appendix.differences(safety)}
+    difference, p = found["Pointwise(), untuned", "penalty hinge, weight=3", "objective"]
+    assert p == pytest.approx(expected.pvalue)
+    assert difference.low == pytest.approx(expected.confidence_interval(0.95).low)
+
+
+def test_holm_rejects_as_by_hand() -> None:
+    """0.05 / 3 and 0.05 / 2 are passed; then all that follow are kept."""
+    assert [*holm([0.04, 0.001, 0.02])] == [True, True, True]
+    assert [*holm([0.001, 0.03, 0.04])] == [True, False, False]
+    assert p_value({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 1
+
+
+def test_the_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(appendix, "DOCS", tmp_path)
+    appendix.main()
+    assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "differences.png"}
+
+
+def matches(study: Study, of: Any, means: list[float], halves: list[float], measures: Any) -> bool:
+    """Whether these are the rounded means and half intervals of the runs."""
+    found = [estimate([*appendix.measured(study, of, each).values()]) for each in measures]
+    return means == pytest.approx([e.mean for e in found], abs=0.0055) and halves == pytest.approx(
+        [e.high - e.mean for e in found], abs=0.0055
+    )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evidence.md"])
+def test_result_tables_of_the_page_are_those_of_the_runs(page: str) -> None:
+    """A row of a method and three cells "mean ± half the interval", in a table of one study."""
+    names = {
+        "`Pointwise()`": "Pointwise(), untuned",
+        "`Relaxed(price=10)`": "Relaxed(price=10), untuned",
+    }
+    measures = ("violated, training", "violated, new", "objective")
+    runs = {name: appendix.reached(appendix.study_of(name), "judge") for name in appendix.FIGURE}
+    found = 0
+    for line in (appendix.DOCS.parent / page).read_text().splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if line.count("±") == 3 and line.startswith("|"):
+            found += 1
+            means = [float(cell.split(" ± ")[0]) for cell in cells[-3:]]
+            halves = [float(cell.split(" ± ")[1]) for cell in cells[-3:]]
+            assert any(
+                matches(appendix.study_of(name), of, means, halves, measures)
+                for name, judged in runs.items()
+                for key, of in judged.items()
+                if names.get(cells[0], key) == key
+            ), line
+    assert found >= 7

@@ -1,0 +1,206 @@
+"""The tables of docs/appendix and the figures of docs/evidence.md, from the committed CSV files.
+
+    python -m benchmarks.evidence.appendix
+
+What a page says depends on ``benchmarks/evidence/results/*.csv`` alone; nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from .plots import forest, weights
+from .results import RESULTS, read_results
+from .statistics import Estimate, estimate, holm, p_value, paired_difference
+from .study import STUDIES, Metrics, Study
+
+DOCS = Path(__file__).parents[2] / "docs"
+DEFAULTS = ("Pointwise(), untuned", "Relaxed(price=10), untuned")
+FIGURE = ("safety", "reranker-corpus")
+"""The studies with five seeds in which a violation rate on new inputs can be lowered."""
+MEASURES = {
+    "objective": ("objective", "test"),
+    "violated, new": ("violated", "test"),
+    "violated, training": ("violated", "train"),
+    "CVaR95, new": ("cvar95", "test"),
+    "CVaR95, training": ("cvar95", "train"),
+}
+Reached = dict[str, dict[int, Metrics]]
+
+
+def reached(study: Study, stage: str) -> Reached:
+    """The metrics of a stage by method with setting, and seed."""
+    found: Reached = {}
+    for (of, name, seed), result in read_results(RESULTS / f"{study.name}.csv").items():
+        if of == stage:
+            found.setdefault(name, {})[seed] = result["metrics"]
+    return found
+
+
+def measured(study: Study, of: Mapping[int, Metrics], measure: str) -> dict[int, float]:
+    read = study.value(*MEASURES[measure])
+    return {seed: read(metrics) for seed, metrics in of.items()}
+
+
+def differences(study: Study) -> Iterator[tuple[str, str, str, Estimate, float]]:
+    """Each untuned default minus each tuned baseline: default, baseline, measure, difference, p."""
+    judged = reached(study, "judge")
+    roles = {entry.name: entry.role for entry in study.entries()}
+    for default in DEFAULTS:
+        for name, of in judged.items():
+            if default in judged and roles.get(name) == "rival":
+                for measure in list(MEASURES)[:3]:
+                    both = (measured(study, each, measure) for each in (judged[default], of))
+                    found = paired_difference(*(pair := tuple(both)))
+                    assert found is not None
+                    yield default, name, measure, found, p_value(*pair)
+
+
+def page_of_a_study(study: Study) -> str:
+    parts = [f"# {study.title}\n"]
+    judged = reached(study, "judge")
+    seeds = max(len(of) for of in judged.values())
+    several = " Rates and CVaR95 are means over the constraints." * (len(study.constraints) > 1)
+    parts.append(
+        f"Objective: `{study.objective}` on new inputs. Mean over {seeds} seeds ± half a 95 % "
+        f"interval of Student's t.{several} `auto` is the automatic rule before the present one.\n"
+    )
+    parts.append("## Chosen settings, test data\n")
+    lines = [["method", "seeds", *MEASURES]]
+    for name, of in judged.items():
+        cells = [str(estimate([*measured(study, of, each).values()])) for each in MEASURES]
+        lines.append([name, str(len(of)), *cells])
+    parts.append(markdown(lines))
+    if found := list(differences(study)):
+        parts.append("## Untuned defaults minus tuned baselines\n")
+        parts.append("Bold: below 0.05 after Holm's correction for this whole table.\n")
+        lines = [["default − baseline", *list(MEASURES)[:3]]]
+        strong = holm([p for *_, p in found])
+        for first in range(0, len(found), 3):
+            default, name = found[first][:2]
+            cells = [
+                f"**{each[3]}**" if ok else str(each[3])
+                for each, ok in zip(found[first : first + 3], strong[first:], strict=False)
+            ]
+            lines.append([f"{default} − {name}", *cells])
+        parts.append(markdown(lines))
+    if tuned := reached(study, "tune"):
+        parts.append("## Every setting, validation data, seed 0\n")
+        lines = [["method", *[name.replace("new", "validation") for name in MEASURES]]]
+        for name, of in tuned.items():
+            values = (measured(study, of, each)[0] for each in MEASURES)
+            lines.append([name, *map("{:.3g}".format, values)])
+        parts.append(markdown(lines))
+    return "\n".join(parts)
+
+
+def grouped(file: str, by: Sequence[str], columns: Sequence[str], spread: bool = False) -> str:
+    """A table of a CSV file: means over the rest, or medians with the range."""
+    table = pd.read_csv(RESULTS / file)
+    lines = [[*by, *columns, "runs"]]
+    for names, rows in table.groupby(list(by), sort=False):
+        found = [rows[each].dropna() for each in columns]
+        cells = [
+            ""
+            if each.empty
+            else f"{each.median():.3g} ({each.min():.3g}–{each.max():.3g})"
+            if spread
+            else f"{each.mean():.3g}"
+            for each in found
+        ]
+        lines.append([*map(str, names), *cells, str(len(rows))])
+    return markdown(lines)
+
+
+OTHERS = {
+    "optimum": (
+        "Problems whose optimum is known",
+        "`python benchmarks/optimum.py`, Adam, one seed. `above` is the objective over the "
+        "optimum, minus 1; it is empty where the optimum is not computed.\n\n"
+        "![Objective against violation rate](../../benchmarks/evidence/results/optimum.png)",
+        lambda: grouped(
+            "optimum.csv",
+            ("problem", "epochs", "method"),
+            ("objective", "violated", "above", "held-out objective", "held-out violated"),
+        ),
+    ),
+    "two_sided": (
+        "Two-sided requirements on a language model",
+        "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "
+        "were tried on a sixth seed, by which the baselines' weights were chosen.",
+        lambda: grouped(
+            "two_sided.csv",
+            ("method",),
+            (
+                "outside or lost",
+                "the same beyond the grace",
+                "kl",
+                "forget: too little",
+                "forget: too far",
+                "forget: worst excess",
+                "keep: lost",
+                "keep: worst excess",
+            ),
+            spread=True,
+        ),
+    ),
+    "recipes": (
+        "Recipes for new inputs",
+        "Re-ranking with BERT-mini: what narrows the gap between training and new queries. Means "
+        "over seeds. First the whole model (`python -m benchmarks.evidence.recipes`), then the "
+        "frozen encoder (`python -m benchmarks.evidence.recipes_frozen`).",
+        lambda: "\n".join(
+            grouped(
+                f"{name}.csv",
+                ("recipe", "weights", "part"),
+                ("length objective", "cvar95", "violated", "wrong order", "score std"),
+            )
+            for name in ("recipes", "recipes_frozen")
+        ),
+    ),
+}
+"""Name of the page: title, introduction, tables."""
+
+
+def pages() -> dict[str, str]:
+    """The pages of the appendix by name."""
+    found = {f"{name}.md": page_of_a_study(study_of(name)) for name in STUDIES}
+    for name, (title, introduction, tables) in OTHERS.items():
+        found[f"{name}.md"] = f"# {title}\n\n{introduction}\n\n{tables()}"
+    return found
+
+
+def study_of(name: str) -> Study:
+    """What the results need of a study: its titles, measures and grid."""
+    return Study(name, yaml.safe_load(STUDIES[name].read_text("utf-8")), None, None, Path())
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown; the first line is the header."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    rows = ("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in ruled)
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    folder = DOCS / "appendix"
+    folder.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    corpus = study_of("reranker-corpus")
+    settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
+    reads = [corpus.value(*MEASURES[each]) for each in list(MEASURES)[:3]]
+    weights({name: [read(of) for read in reads] for name, of in settings.items()}, DOCS)
+    found = [(study_of(name), *each) for name in FIGURE for each in differences(study_of(name))]
+    strong = holm([each[-1] for each in found])
+    forest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)], DOCS)
+    print(f"{len(found)} differences, {np.sum(strong)} remain after Holm's correction")
+
+
+if __name__ == "__main__":
+    main()
