@@ -1,7 +1,7 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
 By the mean violation over their visits in training, the first left out; as a finder of label errors
-that does as well as λ, or better (docs/callbacks.md has the figures). A sample that fights its
+that does as well as λ, or better (benchmarks/README.md has the figures). A sample that fights its
 constraint is usually a labelling error or an outlier, and this is a list to look for either in. A
 line of the JSONL file::
 

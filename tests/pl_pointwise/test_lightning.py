@@ -1,6 +1,6 @@
 """Lightning's own switches, callbacks and habits: each works as documented there, or is refused.
 
-docs/lightning.md has the whole list. A run with a switch that should change nothing is compared,
+docs/lightning.md lists what differs and what is refused. A run with a switch that should change nothing is compared,
 to the last bit, with the run without it.
 """
 
