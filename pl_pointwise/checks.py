@@ -1,6 +1,6 @@
 """What is refused before a fit and in its first steps: what would go wrong in silence.
 
-docs/checks.md lists all of it.
+docs/lightning.md lists all of it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class SafetyEvaluation:
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
             "test" the command `validate` answers "val" too; the validation within a fit never does.
         answers_at_most: so many prompts of each kind, benign, unsafe or borderline, and data set,
-            the first ones; None for all.
+            of each category in proportion; None for all.
         cost_model: the judge of the answers to unsafe prompts: a name on the hub or a folder; None
             for none.
     """

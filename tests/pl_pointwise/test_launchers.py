@@ -1,4 +1,4 @@
-"""Two machines, as torchrun and SLURM start them, train as one process: what docs/trust.md says.
+"""Two machines, as torchrun and SLURM start them, train as one process: what docs/devices.md says.
 
 Both machines are this one. SLURM itself is not here; the variables that srun sets are.
 """

@@ -1,7 +1,7 @@
 """Lightning's own switches, callbacks and habits: each works as documented there, or is refused.
 
-docs/lightning.md has the whole list. A run with a switch that should change nothing is compared,
-to the last bit, with the run without it.
+docs/lightning.md lists what differs and what is refused. A run with a switch that should change
+nothing is compared, to the last bit, with the run without it.
 """
 
 from __future__ import annotations
