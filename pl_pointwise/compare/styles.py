@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#0072B2",
@@ -20,8 +20,7 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a method is drawn."""
 
     colour: str
