@@ -149,6 +149,14 @@ OTHERS = {
             spread=True,
         ),
     ),
+    "verdicts": (
+        "How often check says yes",
+        "`python benchmarks/verdicts.py`: the share of 2,000 draws that end in a yes. In the cases "
+        "called wrong one requirement is exactly at its bound, and at most .05 may.",
+        lambda: grouped(
+            "verdicts.csv", ("case", "inputs"), ("check", "paired bootstrap", "bare numbers")
+        ),
+    ),
     "recipes": (
         "Recipes for new inputs",
         "Re-ranking with BERT-mini: what narrows the gap between training and new queries. Means "
