@@ -280,7 +280,6 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
         ({"selection": {"benign_count": 0}}, "benign_count=0"),
-        ({"selection": {"categories": []}}, "categories is empty"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
@@ -311,7 +310,7 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
 ) -> None:
     row = {"prompt": benign_rows(1)[0]["instruction"]}
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
-    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign one"):
+    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         module(language_model_folder, files).setup("fit")
 
 
