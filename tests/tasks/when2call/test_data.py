@@ -81,7 +81,7 @@ BAD_PREFERENCES = [
     (without(ROW, "chosen_response"), '"chosen_response" is missing'),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
-    (ROW | {"category": "joke"}, "\"category\" names 'joke'"),
+    (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
 ]
 BAD_CHOICES = [
     (without(QUESTION, "correct_answer"), '"correct_answer" is missing'),
