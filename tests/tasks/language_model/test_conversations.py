@@ -92,16 +92,13 @@ def test_a_template_without_a_form_for_calls_gets_one_text_and_says_so(caplog) -
     assert response == text
 
 
-def test_a_template_that_rewrites_its_own_prompt_gets_text_and_end_token(caplog) -> None:
+def test_a_template_that_does_not_continue_its_own_prompt_is_refused() -> None:
     template = (
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n<think></think>{% endif %}"
     )
-    with caplog.at_level(logging.WARNING):
-        encoder = ConversationEncoder(with_template(template))
-    assert "does not continue its own generation prompt" in caplog.text
-    _, response, _ = encoded(encoder, "Hi", "Ho")
-    assert response == "Ho<|end|>"
+    with pytest.raises(ValueError, match="does not continue its own generation prompt"):
+        ConversationEncoder(with_template(template))
 
 
 def test_the_token_that_ends_a_turn_need_not_be_the_end_token() -> None:
