@@ -125,17 +125,16 @@ def test_fast_equals_plain(
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 
 
-@pytest.mark.parametrize("method", ["plain", "chunked", "shared_prompt"])
 @pytest.mark.parametrize("architecture", REQUIRED)
-def test_statistics_equal_float64_brute_force(
-    architecture: str, method: str, make_model: Make, make_adapted: Adapt
+def test_plain_statistics_equal_float64_brute_force(
+    architecture: str, make_model: Make, make_adapted: Adapt
 ) -> None:
     model = make_adapted(make_model(architecture)).train()
     batch = make_batch()
     expected = brute_force(model, batch)
     assert (expected.kl[expected.present] > 1e-3).all()
     with torch.no_grad():
-        actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch)
+        actual = ResponseScorer(model, method="plain")(batch)
     for name, value in vars(expected).items():
         torch.testing.assert_close(
             getattr(actual, name).double(), value.double(), rtol=1e-5, atol=1e-5
@@ -291,16 +290,6 @@ def test_cached_equals_uncached(
         assert (cache.hits, cache.misses) == (hits, misses)
         assert_same_values(cached, plain)
         assert_same_gradients(gradients(model, loss_of(cached)), expected)
-
-
-def test_a_cached_reference_is_not_computed_again(
-    make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_adapted(make_model("llama"))
-    scorer = ResponseScorer(model, method="shared_prompt", cache=ReferenceCache(model))
-    scorer(make_batch())
-    monkeypatch.setattr(model, "disable_adapter", lambda: pytest.fail("the reference ran again"))
-    scorer(make_batch())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -105,19 +105,6 @@ def test_files_of_their_own_hold_the_held_out_records(language_model_folder, saf
     assert is_refusal(REFUSAL_TEXT)
 
 
-def test_a_part_of_the_prompts_of_each_file_is_held_out(language_model_folder, tmp_path) -> None:
-    files = {
-        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
-    }
-    data = module(language_model_folder, files, val_fraction=0.2)
-    data.setup("fit")
-    sides = {name: data.datasets[name].records for name in ("train", "val")}
-    counts = {name: Counter(r.unsafe for r in records) for name, records in sides.items()}
-    assert counts == {"train": {False: 16, True: 16}, "val": {False: 4, True: 4}}
-    assert not {r.text for r in sides["train"]} & {r.text for r in sides["val"]}
-
-
 def test_benign_records_alone_make_a_warm_start(language_model_folder, safety_files) -> None:
     files = {name: path for name, path in safety_files.items() if name.startswith("benign")}
     data = module(language_model_folder, files, unsafe_schema=None)
@@ -312,15 +299,6 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         module(language_model_folder, files).setup("fit")
-
-
-def test_xstest_without_a_safe_prompt_is_refused(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    rows = [{"prompt": "x", "type": "contrast_homonyms"}]
-    files = safety_files | {"over_refusal_file": write_rows(tmp_path / "x.jsonl", rows)}
-    with pytest.raises(DataError, match="all prompts are unsafe ones"):
-        module(language_model_folder, files).setup("test")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
