@@ -138,6 +138,7 @@ class ResponseDataModule(PointwiseDataModule):
         self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
+        self._positions: int | None = None
         self._encoded_for: tuple[Any, ...] | None = None
 
     @property
@@ -154,22 +155,6 @@ class ResponseDataModule(PointwiseDataModule):
                 "policy.model_name it takes, or give it model_name."
             )
         return str(name)
-
-    @property
-    def revision(self) -> str | None:
-        """Of the tokenizer on the hub, likewise."""
-        return self.shared_option("revision", self.preparation.revision)
-
-    @property
-    def chat_template(self) -> str | None:
-        """Instead of the tokenizer's own, likewise."""
-        return self.shared_option("chat_template", self.preparation.chat_template)
-
-    @property
-    def template_arguments(self) -> dict[str, Any] | None:
-        """What the chat template is told besides the conversation, likewise."""
-        own = self.preparation.template_arguments
-        return self.shared_option("template_arguments", own)
 
     # A task's own ---------------------------------------------------------------------------------
 
@@ -289,32 +274,30 @@ class ResponseDataModule(PointwiseDataModule):
         assert isinstance(dataset, EncodedResponses)
         return dataset.records[index]
 
-    def _learnt_positions(self) -> int | None:
-        try:
-            return learnt_positions(
-                AutoConfig.from_pretrained(
-                    model_source(self.model_name), revision=self.revision, trust_remote_code=False
-                )
-            )
-        except (OSError, ValueError):  # a folder of a tokenizer alone
-            return None
-
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        arguments = self.template_arguments
-        model = (self.model_name, self.revision, self.chat_template, arguments)
+        options = ("revision", "chat_template", "template_arguments")
+        revision, template, arguments = (
+            self.shared_option(name, getattr(self.preparation, name)) for name in options
+        )
+        model = (self.model_name, revision, template, arguments)
         if model == self._encoded_for:
             return
         tokenizer = load_tokenizer(
             self.model_name,
-            revision=self.revision,
-            chat_template=self.chat_template,
+            revision=revision,
+            chat_template=template,
             default_template=self.default_template,
         )
         self._encoder = ConversationEncoder(
             tokenizer, tools=self.needs_tools, template_arguments=arguments
         )
-        self._positions = self._learnt_positions()
+        try:
+            source = model_source(self.model_name)
+            config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+            self._positions = learnt_positions(config)
+        except (OSError, ValueError):  # a folder of a tokenizer alone
+            self._positions = None
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model
