@@ -131,17 +131,14 @@ def parse_labelled(row: Any, where: str) -> Record:
     A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
     is not kept: what is to be learnt in place of it is the refusal.
     """
-    row = json_object(row, where)
-    if row.get("response") is None:
-        return parse_prompt(row, where, "unsafe")
-    read = read_beavertails(row, where)
-    (answer,) = read.responses
-    responses = [_refusal()]
-    if answer.role == "avoid":
-        responses.append(replace(answer, role=UNSAFE))
-    elif is_refusal(answer_text(answer.answer or "")):
-        responses = [_refusal(answer.answer)]
-    return _record(read, "unsafe", responses)
+    row, responses = json_object(row, where), [_refusal()]
+    if row.get("response") is not None:
+        (answer,) = read_beavertails(row, where).responses
+        if answer.role == "avoid":
+            responses.append(replace(answer, role=UNSAFE))
+        elif is_refusal(answer_text(answer.answer or "")):
+            responses = [_refusal(answer.answer)]
+    return _record(make_record({}, conversation(row, where), (), where), "unsafe", responses)
 
 
 def parse_borderline(row: Any, where: str) -> Record:
@@ -191,7 +188,7 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     return AnswerPair(_record(read, group, responses), int(better), int(safer))
 
 
-def parse_prompt(row: Any, where: str, group: str = "benign") -> Record:
+def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
     Both halves of a type of XSTest are one category, named without ``contrast_``.
@@ -200,9 +197,9 @@ def parse_prompt(row: Any, where: str, group: str = "benign") -> Record:
     if "instruction" in row and "prompt" not in row:
         row = {**row, "prompt": row["instruction"], "input": None}
     unsafe, category = read_xstest(row, where)
-    read = make_record({}, conversation(row, where), [_refusal()], where)
-    category = category.removeprefix("contrast_")
-    return _record(read, "unsafe" if unsafe else group, read.responses, category)
+    read = make_record({}, conversation(row, where), (), where)
+    group = "unsafe" if unsafe else "benign"
+    return _record(read, group, [_refusal()], category.removeprefix("contrast_"))
 
 
 def _record(

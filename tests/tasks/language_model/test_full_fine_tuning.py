@@ -158,24 +158,6 @@ def test_the_checkpoint_holds_all_weights_and_the_reference_is_read_again(
         loaded.load_state_dict(state)
 
 
-@pytest.mark.parametrize("folder", ["tied"], indirect=True)
-def test_resumed_equals_uninterrupted(folder, files, tmp_path) -> None:
-    found = []
-    for epochs in ((2,), (1, 2)):
-        checkpoint = None
-        for end in epochs:
-            seed_everything(0)
-            module = made(folder, formulation=Pointwise(alpha=1.0))
-            run = quiet_trainer(tmp_path, max_epochs=end)
-            data = data_of(files)
-            run.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-            checkpoint = tmp_path / "half.ckpt"
-            run.save_checkpoint(checkpoint)
-        found.append(module)
-    for mine, other in zip(found[0].parameters(), found[1].parameters(), strict=True):
-        assert torch.equal(mine, other)
-
-
 @pytest.mark.parametrize("kind", [When2CallModule, SafetyModule])
 def test_the_export_is_a_plain_model(kind, folder, tmp_path) -> None:
     module = make_module(kind, folder, FAST, True, lora=None)

@@ -216,8 +216,6 @@ PAIR = pair_row("p", (False, True))
     ("parse", "row", "message"),
     [
         (parse_instruction, [], "record is a list"),
-        (parse_instruction, {"instruction": "x"}, 'field "output" is missing'),
-        (parse_labelled, {"text": "x"}, '"prompt" is missing'),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
