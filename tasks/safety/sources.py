@@ -64,11 +64,6 @@ class SafetySources(ResponseDataModule):
             for side in SPLITS
         }
         for kind, found in kinds.items():
-            if sides["train"] and not found.get("train") and kind != "borderline":
-                raise DataError(
-                    f"There is no {kind} record to train on, and the constraints need both kinds. "
-                    f"Set {kind}_file{', or unsafe_schema to null' if kind == 'unsafe' else ''}."
-                )
             if sides["test"] and not found.get("test"):
                 rank_zero_warn(
                     f"test: there is no {kind} record, so nothing is certified about such prompts. "

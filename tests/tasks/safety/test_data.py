@@ -275,13 +275,6 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
         SafetyDataModule("no-such-model", **options)
 
 
-@pytest.mark.parametrize("kind", ["benign", "unsafe"])
-def test_no_sample_of_a_kind_is_refused(kind, language_model_folder, safety_files) -> None:
-    files = {name: path for name, path in safety_files.items() if not name.startswith(kind)}
-    with pytest.raises(DataError, match=f"no {kind} record to train on.*Set {kind}_file"):
-        module(language_model_folder, files).setup("fit")
-
-
 def test_an_answer_that_is_the_refusal_is_refused(
     language_model_folder, safety_files, tmp_path
 ) -> None:
