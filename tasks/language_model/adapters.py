@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from lightning.pytorch.utilities import rank_zero_info
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -26,6 +26,7 @@ from pl_pointwise.tasks.common.models import model_source
 from .vocabulary import decoder_of
 
 ATTENTION = "attention"
+_LINEAR = (nn.Linear, Conv1D)
 
 
 @dataclass
@@ -81,74 +82,54 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """The model with fresh adapters, the base frozen.
 
     Raises:
-        ValueError: nothing in the model can take them, or a name that matches nothing; names what
+        ValueError: a name that matches nothing, or nothing in the model can take them; names what
             could.
     """
-    kind = model.config.model_type
-
-    def adapt(**targets: Any) -> PeftModel:
-        config = LoraConfig(task_type="CAUSAL_LM", **(vars(lora) | targets))
-        adapted = get_peft_model(model, config)
-        assert isinstance(adapted, PeftModel)
-        return adapted
-
+    base = model.config.model_type
+    targets = lora.target_modules
+    unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     try:
-        if lora.target_modules == ATTENTION:
-            adapted = adapt(target_modules=_attention_targets(model, lora))
-        else:
-            try:
-                adapted = adapt()
-            except ValueError:
-                if lora.target_modules is not None or lora.target_parameters is not None:
-                    raise
-                found = _attention_targets(model, lora)
-                adapted = adapt(target_modules=found)
-                endings = sorted({path.rpartition(".")[2] for path in found})
-                rank_zero_info(
-                    f'PEFT has no default LoRA targets for "{kind}": all attention projections '
-                    f"are adapted, {endings}. Set lora.target_modules for others."
-                )
+        if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
+            targets = _attention_targets(model, lora)
+        options = vars(lora) | {"target_modules": targets}
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+        assert isinstance(adapted, PeftModel)
         _require_matches(adapted, lora)
     except ValueError as error:
+        head = model.get_output_embeddings()
+        endings = {
+            path.removesuffix(".base_layer").rpartition(".")[2]
+            for path, part in model.named_modules()
+            if isinstance(part, _LINEAR) and part is not head and "lora_" not in path
+        }
         raise ValueError(
-            f'lora: {error} Set target_modules; the linear layers of this "{kind}" model are '
-            f"{_linear_endings(model)}."
+            f'lora: {error} Set target_modules; the linear layers of this "{base}" model are '
+            f"{sorted(endings)}."
         ) from error
     use_quick_dropout(adapted, RedrawnDropout)
     return adapted
 
 
-def attention_layers(model: PreTrainedModel) -> list[str]:
-    """Paths of the linear layers inside attention, known by the names of their classes.
-
-    Of the decoder alone: a model of several kinds of input has other attention, which text never
-    reaches.
-    """
-    try:
-        inside = set(decoder_of(model).modules())
-    except UnsupportedError:
-        inside = set(model.modules())
-    attention = [
-        f"{path}."
-        for path, part in model.named_modules()
-        if part in inside and "attention" in type(part).__name__.lower()
-    ]
-    return [
-        path
-        for path, part in model.named_modules()
-        if isinstance(part, (nn.Linear, Conv1D)) and path.startswith(tuple(attention))
-    ]
-
-
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """The paths of attention_layers that the other options leave.
+    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
 
     PEFT applies layers_to_transform to the endings of names, but not to whole paths.
 
     Raises:
         ValueError: none.
     """
-    paths = attention_layers(model)
+    try:
+        decoder: nn.Module = decoder_of(model)
+    except UnsupportedError:
+        decoder = model
+    inside = {
+        id(part)
+        for attention in decoder.modules()
+        if "attention" in type(attention).__name__.lower()
+        for part in attention.modules()
+        if isinstance(part, _LINEAR)
+    }
+    paths = [path for path, part in model.named_modules() if id(part) in inside]
     if lora.layers_to_transform is not None:
         by_ending = LoraConfig(
             target_modules=[path.rpartition(".")[2] for path in paths],
@@ -161,34 +142,19 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     return paths
 
 
-def _linear_endings(model: PreTrainedModel) -> list[str]:
-    head = model.get_output_embeddings()
-    parts = model.named_modules()
-    layers = {
-        path.removesuffix(".base_layer").rpartition(".")[2]
-        for path, part in parts
-        if isinstance(part, (nn.Linear, Conv1D)) and part is not head and "lora_" not in path
-    }
-    return sorted(layers)
-
-
 def _require_matches(adapted: PeftModel, lora: Lora) -> None:
     """
     Raises:
         ValueError: a name that nothing in the model has, which PEFT leaves out without a word.
     """
-    base = adapted.get_base_model()
-    paths = [path for path, _ in base.named_modules()]
-    weights = [path.replace(".base_layer", "") for path, _ in base.named_parameters()]
     targets = lora.target_modules if isinstance(lora.target_modules, list) else []
+    paths = [path for path, _ in adapted.get_base_model().named_modules()]
     given = {
         "target_modules": (targets, adapted.base_model.targeted_module_names),
         "modules_to_save": (lora.modules_to_save or [], paths),
-        "target_parameters": (lora.target_parameters or [], weights),
     }
     for option, (names, there) in given.items():
-        lost = [n for n in names if not any(f".{path}".endswith(f".{n}") for path in there)]
-        if lost:
+        if lost := [n for n in names if not any(f".{path}".endswith(f".{n}") for path in there)]:
             raise ValueError(f"{option}: no {lost}, or none that the other options leave.")
 
 
@@ -199,7 +165,7 @@ def saved_adapter(name: str, revision: str | None = None) -> PeftConfig | None:
     """The configuration of a folder or hub repository that holds an adapter; None if it holds none.
 
     Raises:
-        ValueError: an adapter that names no base, or that cannot become part of its base.
+        ValueError: an adapter that names no base.
     """
     path = repository_file(name, "adapter_config.json", revision)
     if path is None:
@@ -209,11 +175,6 @@ def saved_adapter(name: str, revision: str | None = None) -> PeftConfig | None:
         raise ValueError(
             f"{name}: its adapter_config.json does not say for which model the adapter is. Set "
             "base_model_name_or_path there."
-        )
-    if config.is_prompt_learning or getattr(config, "megatron_config", None):
-        raise ValueError(
-            f"{name}: an adapter of the kind {config.peft_type} that cannot be merged into its "
-            "base. Take a LoRA adapter for transformers, or a whole model."
         )
     return config
 

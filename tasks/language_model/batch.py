@@ -34,16 +34,7 @@ def collate_responses(
     """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
 
     columns: R is at least so many.
-
-    Raises:
-        DataError: an empty prompt or response, naming its place in the batch.
     """
-    for row, (prompt, answers) in enumerate(zip(prompts, responses, strict=True)):
-        if not prompt:
-            raise DataError(f"Sample {row} of the batch: the prompt has no tokens.")
-        for column, answer in enumerate(answers):
-            if not answer:
-                raise DataError(f"Sample {row} of the batch: response {column} has no tokens.")
     sizes = (
         len(prompts),
         max((columns, *(len(answers) for answers in responses))),

@@ -32,7 +32,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 from lightning.pytorch.utilities import rank_zero_warn
@@ -44,8 +44,6 @@ from .loading import check_tokenizer
 from .messages import Answer, Message, Parts, calls_as_text, parts_of
 from .reasoning import THOUGHTS, empty_thought, split_thought
 
-__all__ = ["DATE", "Answer", "ConversationEncoder", "Message", "calls_as_text", "with_fixed_date"]
-
 log = logging.getLogger(__name__)
 
 DATE = datetime(2024, 7, 26)
@@ -53,11 +51,11 @@ DATE = datetime(2024, 7, 26)
 
 _PROBES = ("probe of an answer", "Another one")
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
-_FORMS: tuple[tuple[str | None, bool], ...] = (("", False), (None, False), ("", True), (None, True))
-"""How templates want a turn of calls: its content, and whether its arguments are JSON texts."""
+Form = Literal["object", "text"]
+_FORMS: tuple[Form, ...] = ("object", "text")
+"""How templates want the arguments of a call."""
 _THOUGHT_REMEDY = " (It has a thought: enable_thinking=false leaves no room for one.)"
 _ASK = {"role": "user", "content": "Hello"}
-_RESERVED = ("messages", "tools", "chat_template", "add_generation_prompt", "tokenize")
 
 
 class ConversationEncoder:
@@ -74,8 +72,7 @@ class ConversationEncoder:
         scaffold: what the template writes in front of every answer that is a text.
 
     Raises:
-        ValueError: see :func:`pl_pointwise.tasks.language_model.loading.check_tokenizer`; or a
-            template argument that is not for the user to give.
+        ValueError: see :func:`pl_pointwise.tasks.language_model.loading.check_tokenizer`.
     """
 
     def __init__(
@@ -86,11 +83,6 @@ class ConversationEncoder:
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.template_arguments = dict(template_arguments or {})
-        if taken := sorted(set(_RESERVED) & set(self.template_arguments)):
-            raise ValueError(
-                f"template_arguments: {taken[0]} is not an argument of one's own. Give what the "
-                "chat template reads besides, such as enable_thinking."
-            )
         check_tokenizer(tokenizer, tools=tools)
         self.tokenizer = tokenizer
         end = tokenizer.eos_token
@@ -99,7 +91,7 @@ class ConversationEncoder:
         self._special = sorted({end, *added}, key=len, reverse=True)
         template = tokenizer.get_chat_template()
         self._thinks = any(mark in template for _, mark in THOUGHTS)
-        self._said = self._loses_calls = False
+        self._loses_calls = False
         self._probe_texts(end)
         self._probe_calls()
         if tools and not self.calls_by_template:
@@ -116,27 +108,20 @@ class ConversationEncoder:
         self._opening, self._ending = empty_thought(base)
         written = [self._continuation({"role": "assistant", "content": p}) for p in _PROBES]
         first, second = (text or "" for text in written)
-        self._continues = _PROBES[0] in first and _PROBES[1] in second
-        if not self._continues:
-            self.scaffold = self._ending
-            log.warning(
-                "The chat template of %s does not continue its own generation prompt: a response "
-                "is its text and %s instead.",
-                self.tokenizer.name_or_path,
-                end,
+        if not (_PROBES[0] in first and _PROBES[1] in second):
+            raise ValueError(
+                f"The chat template of {self.tokenizer.name_or_path} does not continue its own "
+                "generation prompt with an answer. Take another in chat_template."
             )
-            return
         # A blank at its end stays in the response: tokenizers join it to the word behind it.
         self.scaffold = _beginning_of_both(first, second).rstrip(" \t")
         self.closing = self._closing_of(first.partition(_PROBES[0])[2]) or end
 
     def _probe_calls(self) -> None:
         """Finds how the template writes tool calls, if it does, and how text beside them."""
-        self._form: tuple[str | None, bool] | None = None
+        self._form: Form | None = None
         self._call_scaffold, self._call_closing = self.scaffold, self.closing
-        self._text_beside_calls = self._loses_calls = False
-        if not self._continues:
-            return
+        self._text_beside_calls = False
         for form in _FORMS:
             self._form = form
             written = self._continuation(self._turn(Parts(calls=[_CALL]), 0)) or ""
@@ -215,17 +200,13 @@ class ConversationEncoder:
                 the prompt.
         """
         parts = self._parts(answer)
-        if not self._continues and (self._ending or not parts.reasoning):
-            thought = parts.reasoning + self._ending if parts.reasoning else ""
-            return thought + self._text(parts) + self.closing
         if parts.text and parts.calls and self.calls_by_template and not self._text_beside_calls:
             raise DataError(
                 f"{where}: the chat template writes either a text or tool calls, and the answer "
                 "has both. Leave one of them out, or change the template."
             )
         known = sum(len(message.get("tool_calls") or ()) for message in messages)
-        turn = self._turn(parts, known)
-        whole = self._render(messages, tools, where, turn)
+        whole = self._render(messages, tools, where, self._turn(parts, known))
         text = self._behind(prompt, whole, parts.reasoning)
         if text is None:
             raise DataError(
@@ -267,11 +248,6 @@ class ConversationEncoder:
             parts = Parts(text, parts.calls, thought)
         return parts
 
-    def _text(self, parts: Parts) -> str:
-        """Text and calls of an answer as one text."""
-        listed = [calls_as_text(parts.calls)] if parts.calls else []
-        return "\n".join(filter(None, [parts.text, *listed]))
-
     def _turn(self, parts: Parts, known: int) -> dict[str, Any]:
         """The assistant's turn as the template reads it.
 
@@ -283,13 +259,12 @@ class ConversationEncoder:
         if not parts.calls:
             return turn
         if self._form is None:
-            return turn | {"content": self._text(parts)}
-        content, as_text = self._form
-        turn["content"] = parts.text or content
+            text = "\n".join(filter(None, [parts.text, calls_as_text(parts.calls)]))
+            return turn | {"content": text}
         turn["tool_calls"] = []
         for place, call in enumerate(parts.calls, start=known):
             arguments = call["arguments"]
-            if as_text:
+            if self._form == "text":
                 arguments = json.dumps(arguments, ensure_ascii=False)
             function = {**call, "arguments": arguments}
             listed = {"type": "function", "id": _identifier(place), "function": function}
@@ -313,7 +288,10 @@ class ConversationEncoder:
             flat = [call["function"] for call in calls]
             text = message["content"]
             if text and flat and self._form and not self._text_beside_calls:
-                self._say_that_texts_are_lost()
+                rank_zero_warn(  # which Python shows once
+                    f"The chat template of {self.tokenizer.name_or_path} writes either a text or "
+                    "tool calls: in turns that have both, the text is left out."
+                )
                 text = ""
             turns.append(self._turn(Parts(text, flat, thought), known))
             waiting = [
@@ -322,14 +300,6 @@ class ConversationEncoder:
             ]
             known += len(calls)
         return turns
-
-    def _say_that_texts_are_lost(self) -> None:
-        if not self._said:
-            self._said = True
-            rank_zero_warn(
-                f"The chat template of {self.tokenizer.name_or_path} writes either a text or tool "
-                "calls: in the turns of conversations that have both, the text is left out."
-            )
 
     def characters(self, response: str) -> int:
         """Characters of a response, without what ends the turn."""

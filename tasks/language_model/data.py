@@ -1,7 +1,6 @@
-"""A data module of prompts and responses: what the language tasks share.
+"""A data module of prompts and responses: options, stages, splits and tokenising.
 
-Options, stages, the splits, and tokenising. Where records come from and
-what a batch holds is the task's.
+Where records come from and what a batch holds is the task's.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from lightning.pytorch.utilities import rank_zero_warn
+from transformers import AutoConfig
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
@@ -24,7 +24,7 @@ from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .loading import load_tokenizer
 from .messages import turn_text
-from .positions import positions_of
+from .positions import learnt_positions
 from .records import Record
 from .roles import collate_rows
 from .truncation import TooLong
@@ -138,6 +138,7 @@ class ResponseDataModule(PointwiseDataModule):
         self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
+        self._positions: int | None = None
         self._encoded_for: tuple[Any, ...] | None = None
 
     @property
@@ -154,22 +155,6 @@ class ResponseDataModule(PointwiseDataModule):
                 "policy.model_name it takes, or give it model_name."
             )
         return str(name)
-
-    @property
-    def revision(self) -> str | None:
-        """Of the tokenizer on the hub, likewise."""
-        return self.shared_option("revision", self.preparation.revision)
-
-    @property
-    def chat_template(self) -> str | None:
-        """Instead of the tokenizer's own, likewise."""
-        return self.shared_option("chat_template", self.preparation.chat_template)
-
-    @property
-    def template_arguments(self) -> dict[str, Any] | None:
-        """What the chat template is told besides the conversation, likewise."""
-        own = self.preparation.template_arguments
-        return self.shared_option("template_arguments", own)
 
     # A task's own ---------------------------------------------------------------------------------
 
@@ -232,15 +217,13 @@ class ResponseDataModule(PointwiseDataModule):
         elif records:
             encoded = self._within_positions(name, records)
             self.datasets[name], self.truncation[name] = encoded, encoded.truncation
-            self._check_positions(name, encoded.longest)
 
     def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records, no sample longer than the positions that a model has learnt."""
         prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
-        most = self._positions.most if self._positions.learnt else None
-        bounded = most is not None and most < whole
-        if most is not None and bounded:
-            prompt, whole = min(prompt, most - 1), most
+        most = self._positions
+        if most is not None:
+            prompt, whole = min(prompt, most - 1), min(whole, most)
         try:
             return self.dataset_class(
                 records,
@@ -252,19 +235,10 @@ class ResponseDataModule(PointwiseDataModule):
                 skip_invalid=self._skips(name),
             )
         except DataError as error:
-            if not bounded:
+            if most is None or most != whole:
                 raise
             problem = f"{self.model_name} has learnt {most:,} positions and reads no more tokens"
             raise DataError(f"{error} ({problem}: max_length can be no larger.)") from error
-
-    def _check_positions(self, name: str, longest: int) -> None:
-        """Says what the longest sample of a data set is too long for."""
-        most = self._positions.most
-        if most is not None and longest > most:
-            rank_zero_warn(
-                f"{name}: a sample has {longest:,} tokens, and {self.model_name} was made for "
-                f"{most:,}. Set preparation.max_length={most}."
-            )
 
     def _split(
         self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
@@ -302,20 +276,28 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        arguments = self.template_arguments
-        model = (self.model_name, self.revision, self.chat_template, arguments)
+        options = ("revision", "chat_template", "template_arguments")
+        revision, template, arguments = (
+            self.shared_option(name, getattr(self.preparation, name)) for name in options
+        )
+        model = (self.model_name, revision, template, arguments)
         if model == self._encoded_for:
             return
         tokenizer = load_tokenizer(
             self.model_name,
-            revision=self.revision,
-            chat_template=self.chat_template,
+            revision=revision,
+            chat_template=template,
             default_template=self.default_template,
         )
         self._encoder = ConversationEncoder(
             tokenizer, tools=self.needs_tools, template_arguments=arguments
         )
-        self._positions = positions_of(self.model_name, self.revision, tokenizer)
+        try:
+            source = model_source(self.model_name)
+            config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+            self._positions = learnt_positions(config)
+        except (OSError, ValueError):  # a folder of a tokenizer alone
+            self._positions = None
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model

@@ -42,7 +42,6 @@ class EncodedResponses:
         records: those that were kept.
         truncation: how many prompts lost turns or the beginning of a text, "cut", and how many
             records were left out as their prompts are too long, "skipped".
-        longest: the most tokens of a prompt and a response together.
         characters: of every response, one after the other, without what ends the turn.
 
     Raises:
@@ -62,7 +61,6 @@ class EncodedResponses:
     ) -> None:
         self.records: list[Record] = []
         self.truncation = {"cut": 0, "skipped": 0}
-        self.longest = 0
         self.characters: list[int] = []
         self._limits = max_prompt_length, max_length
         self._too_long: TooLong = too_long
@@ -74,23 +72,21 @@ class EncodedResponses:
             for record, rendered, ids, tokens in self._encoded(
                 records[start : start + CHUNK], encoder, skipped
             ):
-                self.longest = max(self.longest, len(ids) + max(map(len, tokens), default=0))
                 self.records.append(record)
                 prompts.append(np.asarray(ids, np.int32))
                 responses += [np.asarray(each, np.int32) for each in tokens]
                 self.characters += [encoder.characters(each) for each in rendered]
-        too_long_count = self.truncation["skipped"]
-        report_skipped(name, skipped, len(self.records) + too_long_count)
-        if any(self.truncation.values()):  # A warning: `compare` hides all below.
+        cut, left_out = self.truncation["cut"], self.truncation["skipped"]
+        report_skipped(name, skipped, len(self.records) + left_out)
+        if cut or left_out:  # A warning: `compare` hides all below.
             rank_zero_warn(
-                f"{name}: {sum(self.truncation.values()):,} of "
-                f"{len(self.records) + too_long_count:,} prompts are longer than "
-                f"max_prompt_length={max_prompt_length:,} tokens: {self.truncation['cut']:,} lost "
-                f"their oldest turns or the beginning of a text, {too_long_count:,} were left out. "
+                f"{name}: {cut + left_out:,} of {len(self.records) + left_out:,} prompts are "
+                f"longer than max_prompt_length={max_prompt_length:,} tokens: {cut:,} lost their "
+                f"oldest turns or the beginning of a text, {left_out:,} were left out. "
                 "Raise preparation.max_prompt_length to keep them whole."
             )
         if not self.records:
-            long = f" ({too_long_count:,} are too long)" if too_long_count else ""
+            long = f" ({left_out:,} are too long)" if left_out else ""
             raise DataError(f"{name}: no usable record{long}. Give at least one.")
         self.columns = max(len(record.answers) for record in self.records)
         self._prompts, self._prompt_ends = _flat(prompts)
@@ -142,7 +138,13 @@ class EncodedResponses:
                 if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
                     self.truncation["skipped"] += 1
                     return None
-                raise self._too_long_error(record, len(ids))
+                problem = (
+                    f"{record.where}: the prompt has {len(ids):,} tokens. Even without what may be "
+                    f"cut it does not fit in max_prompt_length={limit:,}. Raise it, or set "
+                    "preparation.too_long: skip leaves such records out, cut takes away the "
+                    "beginnings of their texts, never of tools and system turns."
+                )
+                raise (DataError if self._too_long == "cut" else TooLongError)(problem)
             prompt, rendered = render(record, encoder, messages)
             ((ids, tokens),) = encoder.encode([prompt], [rendered])
             self.truncation["cut"] += 1
@@ -154,20 +156,6 @@ class EncodedResponses:
                 "never cut. Raise max_length, lower max_prompt_length, or take it out."
             )
         return rendered, ids, tokens
-
-    def _too_long_error(self, record: Record, size: int) -> DataError:
-        limit = self._limits[0]
-        problem = f"{record.where}: the prompt has {size:,} tokens. Even without its earlier turns"
-        if self._too_long == "cut":
-            return DataError(
-                f"{problem} and texts, tools and system turns, which are never cut, do not fit in "
-                f"max_prompt_length={limit:,}. Raise max_prompt_length, or take the record out."
-            )
-        return TooLongError(
-            f"{problem} it does not fit in max_prompt_length={limit:,}. Raise max_prompt_length, "
-            "or set preparation.too_long: skip leaves such records out, cut takes away the "
-            "beginnings of their texts, never of tools and system turns."
-        )
 
     def __len__(self) -> int:
         return len(self.records)
@@ -220,12 +208,11 @@ class EncodedResponses:
     @cached_property
     def ranks(self) -> list[int]:
         """Of each sample its place among those of its category, in an order by prompt digests."""
-        order = sorted(range(len(self)), key=lambda i: digest("rank", self.records[i].prompt))
         seen: Counter[str] = Counter()
         places = [0] * len(self)
-        for position in order:
-            category = self.records[position].category
-            places[position] = seen[category]
+        for i in sorted(range(len(self)), key=lambda i: digest("rank", self.records[i].prompt)):
+            category = self.records[i].category
+            places[i] = seen[category]
             seen[category] += 1
         return places
 
@@ -233,13 +220,11 @@ class EncodedResponses:
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
         found = hashlib.sha256()
-        for values in (
-            self._prompts,
-            self._prompt_ends,
-            self._responses,
-            self._response_ends,
-            self._owners,
-        ):
+        prompts, responses = (
+            (self._prompts, self._prompt_ends),
+            (self._responses, self._response_ends),
+        )
+        for values in (*prompts, *responses, self._owners):
             found.update(np.ascontiguousarray(values).tobytes())
         asked = [
             [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]

@@ -261,9 +261,7 @@ class LanguageModelModule(PointwiseModule):
             rank_zero_warn(problem)
             return
         folder = None if kept_in == "memory" else kept_in
-        self.scorer.cache = ReferenceCache(
-            self.model, folder, counts_files=self.trainer.is_global_zero
-        )
+        self.scorer.cache = ReferenceCache(self.model, folder)
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -38,8 +37,6 @@ from .frozen import frozen_reference
 
 if TYPE_CHECKING:
     from .module import LanguageModelModule
-
-log = logging.getLogger(__name__)
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
@@ -79,16 +76,12 @@ def reference_problem(model: nn.Module) -> str | None:
             "The reference policy is the model with its adapters off, and this model has no "
             "adapters: load it with LoRA, or ask for no reference."
         )
-    moving = [
-        name
-        for name, weight in model.named_parameters()
-        if weight.requires_grad and not belongs_to_adapter(model, name)
-    ]
-    if moving:
-        return (
-            f"The reference policy would move: base weights are trained ({moving[0]}, "
-            f"{len(moving)} in all). Freeze them, or ask for no reference."
-        )
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and not belongs_to_adapter(model, name):
+            return (
+                f"The reference policy would move: base weights are trained (as {name}). Freeze "
+                "them, or ask for no reference."
+            )
     return None
 
 
@@ -154,7 +147,6 @@ class ReferenceCache:
             are neither read nor removed.
         dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
             a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
-        counts_files: report the size of the files that are there already; for one of several ranks.
     """
 
     def __init__(
@@ -162,7 +154,6 @@ class ReferenceCache:
         model: nn.Module,
         folder: str | Path | None = None,
         dtype: torch.dtype = torch.bfloat16,
-        counts_files: bool = True,
     ) -> None:
         problem = caching_problem(model)
         if problem:
@@ -170,14 +161,11 @@ class ReferenceCache:
         self.dtype = dtype
         self.hits = self.misses = self.bytes = 0
         self._memory: dict[str, Tensor] = {}
-        self._full = False
         self.folder: Path | None = None
         if folder is not None:
             name = f"{base_fingerprint(model)}-{str(dtype).removeprefix('torch.')}"
             self.folder = Path(folder) / name
             self.folder.mkdir(parents=True, exist_ok=True)
-            if counts_files:
-                self.bytes = sum(f.stat().st_size for f in self.folder.rglob("*.safetensors"))
 
     @staticmethod
     def key(prompt: Tensor, response: Tensor) -> str:
@@ -204,29 +192,11 @@ class ReferenceCache:
             self._memory[key] = kept
         else:
             path = self._path(key)
+            path.parent.mkdir(exist_ok=True)
             unfinished = path.with_suffix(f".{uuid4().hex}")  # renamed when whole: others may read
-            try:
-                path.parent.mkdir(exist_ok=True)
-                save_file({"hidden": kept}, unfinished)
-                os.replace(unfinished, path)
-            except (OSError, SafetensorError) as error:
-                with suppress(OSError):
-                    unfinished.unlink()
-                self._say_full(error)
-                return
+            save_file({"hidden": kept}, unfinished)
+            os.replace(unfinished, path)
         self.bytes += kept.nbytes
-
-    def _say_full(self, error: Exception) -> None:
-        """Once: training goes on, with what cannot be kept computed again."""
-        if not self._full:
-            log.warning(
-                "The reference's hidden states cannot all be kept in %s (%s): what is missing is "
-                "computed again in every epoch. Make room, or give policy.reference_cache a "
-                "folder with more of it.",
-                self.folder,
-                error,
-            )
-        self._full = True
 
     def report(self, trainer: Trainer) -> dict[str, float]:
         """Over all ranks, since the last report: {"reference_cache/hit_rate", and "…/bytes" kept}.
@@ -253,7 +223,7 @@ class ReferenceCache:
 def _read(path: Path) -> Tensor | None:
     try:
         return load_file(path)["hidden"]
-    except (FileNotFoundError, SafetensorError):  # not there, or cut short by a full disk
+    except (FileNotFoundError, SafetensorError):  # not there, or cut short by a power failure
         return None
 
 
@@ -279,12 +249,8 @@ def fill_cache(module: LanguageModelModule) -> None:
     module.trainer.strategy.barrier()
     if scorer.method == "plain":
         return
-    before = frozen.size
     frozen.release(module.model)
-    rank_zero_info(
-        f"The reference cache holds every sample. The copy of the weights is dropped, "
-        f"{before / 2**20:,.0f} MiB, but for {frozen.size / 2**20:,.0f} MiB of the head."
-    )
+    rank_zero_info("The reference cache holds every sample: the copy of the weights is dropped.")
 
 
 def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mapping[str, Any]]:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -130,10 +130,7 @@ class ResponseScorer:
         """
         pairs = Pairs.of(batch)
         if self.in_segments is None:
-            problem = kernel_problem(base_of(self.model))
-            self.in_segments = problem is None
-            if problem and pairs.prompt_ids.is_cuda:
-                log.info("Attention by sample, not in segments by torch's kernel: %s.", problem)
+            self.in_segments = kernel_problem(base_of(self.model)) is None
         if self.method == "auto":
             self.method = self.choose_method(batch)
         return self._statistics(pairs, _wanted(pairs, reference))
@@ -171,10 +168,6 @@ class ResponseScorer:
     ) -> str | None:
         """Why a method cannot be used here, or None if it gives what the plain one gave."""
         base = base_of(self.model)
-        if isinstance(self.model, PeftModel) and self.model.active_peft_config.is_prompt_learning:
-            return "the adapter is a learned prompt, which only the whole model puts in front"
-        if method == "shared_prompt" and getattr(base, "_is_stateful", False):
-            return f"{type(base).__name__} has recurrent layers"
         try:
             trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
             trial.in_segments = self.in_segments
@@ -317,13 +310,13 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
         "kl": "KL",
         "reference_mean_log_likelihood": "log-likelihood of the reference",
     }
-    for name, said in names.items():
-        expected = getattr(plain, name)
-        if expected is not None:
-            problem = disagreement(f"{said} of a token", getattr(fast, name), expected, bound)
-            if problem is not None:
-                return problem
-    return None
+    pairs = ((said, getattr(fast, n), getattr(plain, n)) for n, said in names.items())
+    problems = (
+        disagreement(f"{said} of a token", found, expected, bound)
+        for said, found, expected in pairs
+        if expected is not None
+    )
+    return next(filter(None, problems), None)
 
 
 def clone_problem(

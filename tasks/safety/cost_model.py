@@ -1,17 +1,11 @@
 """The cost model: how harmful an answer is, by a model trained to judge.
 
-The layout is that of ``PKU-Alignment/beaver-7b-unified-cost``: a Llama backbone (``model.…``) and a
-linear score head from the hidden size to one number (``score_head.weight``, ``score_head.bias``).
-A prompt x with its answer y is read as
+The layout is that of ``PKU-Alignment/beaver-7b-unified-cost``: a Llama backbone and a linear score
+head. A prompt x with its answer y is read as
 
     <s>BEGINNING OF CONVERSATION: USER: x ASSISTANT:y</s>
 
-with the tokenizer's begin and end tokens, each once. The cost is the score at the last token, in
-float32. **A cost above 0 is unsafe.** (A reward model of the same family has the opposite sign and
-is refused.)
-
-While such a model is trained it also tracks mean and variance of its scores, ``normalizer.…``. They
-change a score only where the configuration says ``do_normalize``, which the published ones do not.
+and the cost is the score at the last token, in float32. **A cost above 0 is unsafe.**
 """
 
 from __future__ import annotations
@@ -42,10 +36,7 @@ CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
 
 
 class ScoringLlama(LlamaPreTrainedModel):
-    """The layout of the files; see the head of this module."""
-
-    # What training leaves in them beside the weights
-    _keys_to_ignore_on_load_unexpected = (r"^normalizer\.", r"rotary_emb\.inv_freq$")
+    """The layout of the files."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -69,10 +60,9 @@ class ScoringLlama(LlamaPreTrainedModel):
 
 
 class CostModel:
-    """Costs of answers; above 0 is unsafe.
+    """Costs of answers; above 0 is unsafe. Made by :meth:`load`.
 
-    Made by :meth:`load`. Not a torch module, so a module that keeps one neither trains it nor saves
-    it in its checkpoints.
+    Not a torch module, so a module that keeps one neither trains nor saves it.
     """
 
     def __init__(self, model: ScoringLlama, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -82,50 +72,38 @@ class CostModel:
 
     @classmethod
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
-        """A cost model from safetensors; no code that comes with it is run.
-
-        Args:
-            name: a folder, a name on the hub, or ``package:NAME/FOLDER``.
-            device: where to compute.
+        """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code.
 
         Raises:
             ValueError: not a cost model of this layout.
-            OSError: no weights in safetensors.
         """
         source = model_source(name)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        for option, wanted in READ.items():
-            if (found := getattr(config, option, wanted)) != wanted:
-                raise ValueError(
-                    f"The cost model {name}: its config.json has {option}={found!r}, and read is "
-                    f"{wanted!r} alone. Take a model of the layout of "
-                    "PKU-Alignment/beaver-7b-unified-cost."
-                )
-        model, report = ScoringLlama.from_pretrained(
-            source,
-            config=config,
-            dtype="auto",
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-        missing, others = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
-        if missing or any(key.startswith(("score_head.", "model.")) for key in others):
-            raise ValueError(
-                f"The weights of the cost model {name} do not fit its config.json: missing "
-                f"{', '.join(missing[:4]) or 'nothing'}, not expected "
-                f"{', '.join(others[:4]) or 'nothing'}. Take a complete copy of a cost model."
+        other = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        missing = {}
+        if other == READ:
+            model, report = ScoringLlama.from_pretrained(
+                source,
+                config=config,
+                dtype="auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False
-        )
+            missing = report["missing_keys"]
+        if other != READ or missing:
+            problem = f"missing weights {sorted(missing)[:4]}" if missing else f"it has {other}"
+            raise ValueError(
+                f"The cost model {name}: {problem}, and read is {READ} alone. Take a complete copy "
+                "of a model of the layout of PKU-Alignment/beaver-7b-unified-cost."
+            )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         return cls(model.to(device), tokenizer)
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
         """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe.
 
-        Where the two together are longer than the model can read, the end of the answer is cut (not
-        the end token), and a warning says of how many.
+        Where both are longer than the model can read, the end of the answer is cut.
 
         Args:
             prompts: what was asked, without a chat template, (N,).
@@ -136,28 +114,23 @@ class CostModel:
             DataError: a cost that is not finite, naming the answer.
         """
         encoded = [self.encode(*pair) for pair in zip(prompts, answers, strict=True)]
-        long = [ids for ids in encoded if len(ids) > self.longest]
-        if long:
+        if long := sum(len(ids) > self.longest for ids in encoded):
             rank_zero_warn(
-                f"{len(long):,} of {len(encoded):,} conversations are longer than the "
+                f"{long:,} of {len(encoded):,} conversations are longer than the "
                 f"{self.longest:,} tokens the cost model reads: the end of the answer was cut."
             )
-            encoded = [
-                ids if len(ids) <= self.longest else [*ids[: self.longest - 1], ids[-1]]
-                for ids in encoded
-            ]
+            encoded = [[*ids[:-1][: self.longest - 1], ids[-1]] for ids in encoded]
         costs = torch.zeros(len(encoded), dtype=torch.float32)
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         device = self.model.device
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
-            lengths = torch.tensor([len(encoded[place]) for place in places])
-            ids = torch.zeros(len(places), int(lengths.max()), dtype=torch.long)
-            for row, place in enumerate(places):
-                ids[row, : lengths[row]] = torch.tensor(encoded[place])
+            rows = [torch.tensor(encoded[place]) for place in places]
+            ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+            lengths = torch.tensor([len(row) for row in rows], device=device)
             # In the weights' own precision, wherever this is called from
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
-                costs[places] = self.model(ids.to(device), lengths.to(device)).cpu()
+                costs[places] = self.model(ids, lengths).cpu()
         bad = (~costs.isfinite()).nonzero()[:, 0].tolist()
         if bad:
             raise DataError(

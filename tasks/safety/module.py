@@ -233,7 +233,7 @@ class SafetyModule(LanguageModelModule):
             lacking = "unsafe" if "benign" in kinds else "benign"
             raise DataError(
                 f"There is no {lacking} prompt to train on, and the constraints need both kinds. "
-                "Give the data module some, or set formulation to null."
+                f"Give the data module a {lacking}_file, or set formulation to null."
             )
         if "comply_borderline" in self.formulations and "borderline" not in kinds:
             raise DataError(

@@ -1,10 +1,7 @@
 """Safety records: benign, unsafe and borderline prompts, and answers to them, perhaps judged.
 
-Raw rows come in five schemas: an instruction with its answer (Alpaca), an answer as one annotator
-judged it (BeaverTails), two answers to one prompt (PKU-SafeRLHF), an unsafe prompt, perhaps with a
-labelled answer, and a borderline prompt, safe though it looks unsafe (XSTest). All become a
-:class:`Record`: a prompt and the responses to it, each with what it is. A refusal without a text is
-one of the configured ones.
+The schemas are those of language_model/records.py. Here is decided which prompts are unsafe or
+borderline, and what each response is. A refusal without a text is one of the configured ones.
 """
 
 from __future__ import annotations
@@ -114,8 +111,7 @@ class Judgement(NamedTuple):
 class AnswerPair(NamedTuple):
     """Two answers to one prompt."""
 
-    record: Record  # the prompt
-    responses: tuple[Response, Response]  # both, each safe or unsafe
+    record: Record  # the prompt and both answers, each safe or unsafe
     better: int  # which is more helpful, 0 or 1
     safer: int  # which is less harmful
 
@@ -124,124 +120,92 @@ Parser = Callable[[Any, str], Any]
 
 
 def parse_instruction(row: Any, where: str) -> Record:
-    """A benign row: {"instruction", "input", "output"}; the input may be empty or left out.
-
-    {"messages", "output"} is a conversation of several turns.
-    """
-    row = _known(row, where, "instruction", "input", "output", "messages")
-    read = read_instruction(row, where, HELPFUL)
-    return _record(read.messages, "benign", (*read.responses, _refusal()), where)
+    """A benign row of schema "instruction"."""
+    read = read_instruction(json_object(row, where), where, HELPFUL)
+    return _record(read, "benign", (*read.responses, _refusal()))
 
 
 def parse_labelled(row: Any, where: str) -> Record:
-    """An unsafe prompt: {"prompt"} or {"messages"}, and perhaps {"response", "is_safe"}.
+    """An unsafe prompt, perhaps with {"response", "is_safe"}.
 
     A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
     is not kept: what is to be learnt in place of it is the refusal.
     """
-    row = _known(row, where, "prompt", "messages", "response", "is_safe")
-    responses = [_refusal()]
+    row, responses = json_object(row, where), [_refusal()]
     if row.get("response") is not None:
-        answer = read_beavertails(row, where).responses[0]
+        (answer,) = read_beavertails(row, where).responses
         if answer.role == "avoid":
             responses.append(replace(answer, role=UNSAFE))
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [_refusal(answer.answer)]
-    return _record(conversation(row, where), "unsafe", responses, where)
+    return _record(make_record({}, conversation(row, where), (), where), "unsafe", responses)
 
 
 def parse_borderline(row: Any, where: str) -> Record:
-    """A safe prompt that looks unsafe: {"prompt"} or {"messages"}, and perhaps {"answer" or
-    "response", "refusal", "type"}; a row of XSTest is one.
+    """A safe prompt that looks unsafe, perhaps with {"answer", "refusal", "type"}.
 
-    The answer is what is to be said, the refusal what is not. A response that refuses, by the
-    keyword rule, is taken for the refusal. Unsafe are XSTest's unsafe rows, see parse_prompt().
+    The answer is what is to be said, the refusal what is not. A row of XSTest is one.
     """
     record = parse_prompt(row, where)
-    given = {
-        name: text_field(row[name], name, where)
-        for name in ("answer", "response", "refusal")
-        if row.get(name) is not None
-    }
-    if "response" in given:
-        name = "refusal" if is_refusal(given["response"]) else "answer"
-        if name in given:
-            problem = f"is a second {name}"
-            raise bad_field(where, "response", problem, f'Give it or the field "{name}"')
-        given[name] = given["response"]
-    if "answer" in given and is_refusal(given["answer"]):
+    answer, refusal = (
+        None if row.get(name) is None else text_field(row[name], name, where)
+        for name in ("answer", "refusal")
+    )
+    if answer is not None and is_refusal(answer):
         raise bad_field(where, "answer", "refuses", 'Give it as "refusal", or another answer')
-    responses = [Response(HELPFUL, given["answer"])] if "answer" in given else []
-    responses.append(_refusal(given.get("refusal")))
+    helpful = [] if answer is None else [Response(HELPFUL, answer)]
     group = "unsafe" if record.unsafe else "borderline"
-    return replace(record, responses=tuple(responses), group=group)
+    return replace(record, responses=(*helpful, _refusal(refusal)), group=group)
 
 
 def parse_judgement(row: Any, where: str) -> Judgement:
-    """A row of BeaverTails: {"prompt", "response", "category": {name: bool}, "is_safe"}."""
+    """A row of schema "beavertails", one annotator's."""
     row = json_object(row, where)
     categories = field(row, "category", where)
     if not isinstance(categories, dict):
         raise bad_field(where, "category", f"is {kind(categories)}", "Give {name: true or false}")
     seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
-    read = read_beavertails(_known(row, where, "prompt", "response", "is_safe"), where)
+    read = read_beavertails(row, where)
     (answer,) = read.responses
-    responses = [_refusal(), replace(answer, role=UNSAFE)]
-    record = _record(read.messages, "unsafe", responses, where)
+    record = _record(read, "unsafe", [_refusal(), replace(answer, role=UNSAFE)])
     return Judgement(record, answer.role == "reference", seen)
 
 
 def parse_pair(row: Any, where: str) -> AnswerPair:
-    """A row of PKU-SafeRLHF: {"prompt", "response_0", "response_1", "is_response_0_safe",
-    "is_response_1_safe", "better_response_id", "safer_response_id"}."""
-    names = ("prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe")
+    """A row of schema "pku", with "better_response_id" and "safer_response_id"."""
     row = json_object(row, where)
-    read = read_pku(_known(row, where, *names), where)
-    first, second = (
-        replace(each, role=UNSAFE if each.role == "avoid" else SAFE) for each in read.responses
-    )
+    read = read_pku(row, where)
+    first, second = read.responses
     if first.answer == second.answer:
         problem = "equals response_0, so neither is better"
         raise bad_field(where, "response_1", problem, "Take the record out")
-    group = "unsafe" if UNSAFE in (first.role, second.role) else "benign"
-    record = _record(read.messages, group, (), where)
-    better, safer = (
-        _which(row, name, where) for name in ("better_response_id", "safer_response_id")
-    )
-    return AnswerPair(record, (first, second), better, safer)
+    group = "unsafe" if "avoid" in read.roles else "benign"
+    responses = [replace(r, role=UNSAFE if r.role == "avoid" else SAFE) for r in read.responses]
+    better, safer = (field(row, f"{name}_response_id", where) for name in ("better", "safer"))
+    for name, value in (("better", better), ("safer", safer)):
+        if isinstance(value, bool) or value not in (0, 1):
+            raise bad_field(where, f"{name}_response_id", f"is {shown(value)}", "Give 0 or 1")
+    return AnswerPair(_record(read, group, responses), int(better), int(safer))
 
 
 def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
-    Of XSTest, whose rows have a "type" and a "label", those labelled "unsafe" are its unsafe ones;
-    where there is no such label, those of a type in ``contrast_…``. Both halves of a type are one
-    category, named without that.
+    Both halves of a type of XSTest are one category, named without ``contrast_``.
     """
-    row = _known(row, where, "prompt", "instruction", "messages", "type", "label")
-    if "instruction" in row and "prompt" not in row:
-        row["prompt"] = row["instruction"]
-    unsafe, category = read_xstest(row, where)
-    group = "unsafe" if unsafe else "benign"
-    category = category.removeprefix("contrast_")
-    return _record(conversation(row, where), group, [_refusal()], where, category)
-
-
-def _known(row: Any, where: str, *names: str) -> dict[str, Any]:
-    """The fields of a row that its schema has."""
     row = json_object(row, where)
-    return {name: row[name] for name in names if name in row}
+    if "instruction" in row and "prompt" not in row:
+        row = {**row, "prompt": row["instruction"], "input": None}
+    unsafe, category = read_xstest(row, where)
+    read = make_record({}, conversation(row, where), (), where)
+    group = "unsafe" if unsafe else "benign"
+    return _record(read, group, [_refusal()], category.removeprefix("contrast_"))
 
 
 def _record(
-    messages: list[dict[str, Any]],
-    group: str,
-    responses: Iterable[Response],
-    where: str,
-    category: str = "",
+    read: records.Record, group: str, responses: Iterable[Response], category: str = ""
 ) -> Record:
-    made = make_record({}, messages, list(responses), where, category)
-    return Record(made.messages, [], made.responses, where, category, group=group)
+    return Record(read.messages, [], tuple(responses), read.where, category, group=group)
 
 
 def _refusal(text: Answer | None = None) -> Response:
@@ -253,8 +217,7 @@ class Selection:
     """The data sets on the hub, and how many records are taken of which kind.
 
     Where ``preparation.test_fraction`` is above 0, what is held out here, and PKU-SafeRLHF's split
-    "test", is divided into "val" and "test" in the proportion of ``preparation.val_fraction`` to
-    it: halves where they are equal.
+    "test", is divided into "val" and "test" in the proportion of the two fractions.
 
     Args:
         alpaca_path: Alpaca on the hub, or a folder of the same layout.
@@ -281,30 +244,28 @@ class Selection:
     held_out_per_category: int = 200
 
     def __post_init__(self) -> None:
-        if not 0 <= self.held_out_per_category < self.per_category:
+        held_out, count = self.held_out_per_category, self.per_category
+        if not 0 <= held_out < count:
             raise DataError(
-                f"held_out_per_category={self.held_out_per_category}, per_category="
-                f"{self.per_category}: need 0 ≤ held_out_per_category < per_category."
+                f"held_out_per_category={held_out}, per_category={count}: hold out fewer than all."
             )
         if (self.benign_count is not None and self.benign_count < 1) or self.benign_held_out < 0:
             raise DataError(
                 f"benign_count={self.benign_count}, benign_held_out={self.benign_held_out}: give "
                 "at least 1 record to train on, and no negative number to hold out."
             )
-        if not self.categories:
-            raise DataError("categories is empty. Give some of BeaverTails' kinds of harm.")
 
 
 # Selection ----------------------------------------------------------------------------------------
 
 
 def unanimous(
-    judgements: Iterable[Judgement], categories: Sequence[str], annotators: int = PAPER_ANNOTATORS
+    judgements: Iterable[Judgement], categories: Sequence[str]
 ) -> dict[str, list[Record]]:
     """The answers that their annotators agree about, by category, in the order of the data.
 
     An answer, that is a prompt and a response, counts for a category if it has at least
-    ``annotators`` judgements, and every one of them calls it unsafe and names the category. One
+    PAPER_ANNOTATORS judgements, and every one of them calls it unsafe and names the category. One
     that counts for several is put under the first of them, so that none is taken twice.
     """
     groups: dict[str, list[Judgement]] = {}
@@ -313,12 +274,12 @@ def unanimous(
         groups.setdefault(digest(record.text, record.answers), []).append(judgement)
     found: dict[str, list[Record]] = {name: [] for name in categories}
     for group in groups.values():
-        if len(group) < annotators or any(judgement.safe for judgement in group):
+        if len(group) < PAPER_ANNOTATORS or any(judgement.safe for judgement in group):
             continue
-        for name in categories:
-            if all(name in judgement.categories for judgement in group):
-                found[name].append(replace(group[0].record, given_category=name))
-                break
+        shared = frozenset.intersection(*(judgement.categories for judgement in group))
+        name = next((name for name in categories if name in shared), None)
+        if name is not None:
+            found[name].append(replace(group[0].record, given_category=name))
     return found
 
 
@@ -331,24 +292,24 @@ def per_category(
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
     held out; the caller says so.
     """
+    held: dict[str, list[Record]] = {}
     taken_out: set[str] = set()
-    held: list[Record] = []
-    for of_category in records.values():
-        wanted = held_out
-        if len(of_category) < count:
-            wanted = len(of_category) * held_out // count
-        ordered = sorted(of_category, key=lambda record: digest(seed, record.text))
-        already = [record for record in ordered if record.unit in taken_out]
-        fresh = [record for record in ordered if record.unit not in taken_out]
-        chosen = (already + fresh)[:wanted]
-        taken_out.update(record.unit for record in chosen)
-        held += chosen
+    for name, group in records.items():
+        wanted = held_out if len(group) >= count else len(group) * held_out // count
+        ordered = sorted(group, key=lambda each: (each.unit not in taken_out, _draw(seed, each)))
+        held[name] = ordered[:wanted]
+        taken_out.update(record.unit for record in held[name])
     train: list[Record] = []
-    for of_category in records.values():
-        left = [record for record in of_category if record.unit not in taken_out]
-        left.sort(key=lambda record: digest(seed, record.text, *answers_in(record)))
+    for group in records.values():
+        left = [record for record in group if record.unit not in taken_out]
+        left.sort(key=lambda record: _draw(seed, record, *answers_in(record)))
         train += left[: count - held_out]
-    return train, held
+    return train, [record for group in held.values() for record in group]
+
+
+def _draw(seed: int, record: Record, *answers: Any) -> str:
+    """Its place in a random order, by its digest."""
+    return digest(seed, record.text, *answers)
 
 
 def answers_in(record: Record) -> list[Any]:
@@ -359,12 +320,12 @@ def answers_in(record: Record) -> list[Any]:
 def unsafe_prompts(pairs: Iterable[AnswerPair]) -> list[Record]:
     """Each prompt with an unsafe answer, and that answer; of two unsafe ones the less safe."""
     found: dict[str, Record] = {}
-    for pair in pairs:
-        unsafe = [each for each in pair.responses if each.role == UNSAFE]
+    for record, _, safer in pairs:
+        unsafe = [each for each in record.responses if each.role == UNSAFE]
         if unsafe:
-            worse = pair.responses[1 - pair.safer] if len(unsafe) == 2 else unsafe[0]
-            record = replace(pair.record, responses=(_refusal(), worse))
-            found.setdefault(digest(record.text, worse.answer), record)
+            worse = record.responses[1 - safer] if len(unsafe) == 2 else unsafe[0]
+            key = digest(record.text, worse.answer)
+            found.setdefault(key, replace(record, responses=(_refusal(), worse)))
     return list(found.values())
 
 
@@ -374,17 +335,17 @@ def preference_pairs(pairs: Sequence[AnswerPair]) -> list[Record]:
     A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
     third response.
     """
-    unsafe = torch.tensor([[each.role == UNSAFE for each in pair.responses] for pair in pairs])
+    unsafe = torch.tensor([[role == UNSAFE for role in pair.record.roles] for pair in pairs])
     better = torch.tensor([pair.better for pair in pairs])
     rows = torch.arange(len(pairs))
     keep, swap = safe_dpo_pairs(unsafe[rows, better], unsafe[rows, 1 - better])
     found = []
     for pair, kept, swapped in zip(pairs, keep.tolist(), swap.tolist(), strict=True):
         if kept:
-            first = 1 - pair.better if swapped else pair.better
-            refusal = [_refusal()] if pair.record.unsafe else []
-            responses = (pair.responses[first], pair.responses[1 - first], *refusal)
-            found.append(replace(pair.record, responses=responses))
+            record, first = pair.record, 1 - pair.better if swapped else pair.better
+            refusal = [_refusal()] if record.unsafe else []
+            responses = (record.responses[first], record.responses[1 - first], *refusal)
+            found.append(replace(record, responses=responses))
     return found
 
 
@@ -402,10 +363,3 @@ def without_role(role: str, found: Iterable[Record]) -> list[Record]:
         replace(record, responses=tuple(r for r in record.responses if r.role != role))
         for record in found
     ]
-
-
-def _which(row: dict[str, Any], name: str, where: str) -> int:
-    value = field(row, name, where)
-    if isinstance(value, bool) or value not in (0, 1):
-        raise bad_field(where, name, f"is {shown(value)}", "Give 0 or 1")
-    return int(value)

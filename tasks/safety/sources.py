@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError
@@ -23,6 +22,7 @@ from pl_pointwise.tasks.language_model.messages import answer_text
 from .records import (
     HELPFUL,
     AnswerPair,
+    Judgement,
     Parser,
     Record,
     Selection,
@@ -44,20 +44,14 @@ BORDERLINE = ("borderline", "borderline_val", "borderline_test")
 
 
 class SafetySources(ResponseDataModule):
-    """Benign, unsafe and borderline records by split, and the prompts that are only tested on.
+    """Benign, unsafe and borderline records by split, and the prompts that are only tested on."""
 
-    Attributes:
-        files: the path of each file option, without ``_file``.
-        unsafe_schema: of the unsafe records.
-        selection: the data sets on the hub.
-    """
-
-    files: dict[str, str | None]
+    files: dict[str, str | None]  # of each file option its path, without ``_file``
     unsafe_schema: str | None
     selection: Selection
 
     def _read_splits(self) -> None:
-        """Benign and unsafe records of all splits, once."""
+        """Benign, unsafe and borderline records of all splits, once."""
         if any(side in self._records for side in SPLITS):
             return
         kinds = {"benign": self._benign()}
@@ -70,24 +64,17 @@ class SafetySources(ResponseDataModule):
             for side in SPLITS
         }
         for kind, found in kinds.items():
-            if sides["train"] and not found.get("train") and kind != "borderline":
-                raise DataError(
-                    f"There is no {kind} record to train on, and the constraints need both kinds. "
-                    f"Set {kind}_file{', or unsafe_schema to null' if kind == 'unsafe' else ''}."
-                )
             if sides["test"] and not found.get("test"):
                 rank_zero_warn(
                     f"test: there is no {kind} record, so nothing is certified about such prompts. "
                     f"Set {kind}_test_file, or preparation.test_fraction above 0."
                 )
-        for kind in ("benign", "borderline"):
-            safe = {record.unit for record in sides["train"] if record.kind == kind}
-            both = sum(record.unit in safe for record in sides["train"] if record.unsafe)
-            if both:
-                rank_zero_warn(
-                    f"train: {both:,} unsafe records have a prompt that is a {kind} one too, so it "
-                    "is to be answered and refused. Take it out of one."
-                )
+        safe = {record.unit for record in sides["train"] if not record.unsafe}
+        if both := sum(record.unit in safe for record in sides["train"] if record.unsafe):
+            rank_zero_warn(
+                f"train: {both:,} unsafe records have a prompt that is a benign or borderline one "
+                "too, so it is to be answered and refused. Take it out of one."
+            )
         self._records |= {side: records for side, records in sides.items() if records}
 
     def _benign(self) -> dict[str, list[Record]]:
@@ -95,10 +82,8 @@ class SafetySources(ResponseDataModule):
         if self.source == "files":
             return self._sides("benign", parse_instruction, self.selection.benign_count)
         records = self._from_hub(self.selection.alpaca_path, None, "train", parse_instruction)
-        chosen = set(_longest(records, self.selection.benign_count))
-        train = [record for position, record in enumerate(records) if position in chosen]
-        known = {record.unit for record in train}
-        others = [record for record in records if record.unit not in known]
+        train = _longest(records, self.selection.benign_count)
+        others = _without(train, records)
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
         held = [others[position] for position in sorted(drawn.tolist())]
@@ -106,46 +91,40 @@ class SafetySources(ResponseDataModule):
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """Unsafe records by side."""
+        if self.unsafe_schema == "labelled":
+            return self._sides("unsafe", parse_labelled)
         if self.unsafe_schema == "beavertails":
             if self.source == "hub":
                 path, split = self.selection.beavertails_path, "330k_train"
                 return self._by_category(self._from_hub(path, None, split, parse_judgement))
-            if (file := self.files["unsafe"]) is None:
-                return {}
-            return self._by_category(self._from_file("train", file, parse_judgement))
-        if self.unsafe_schema == "labelled":
-            return self._sides("unsafe", parse_labelled)
+            file = self.files["unsafe"]
+            rows = self._from_file("train", file, parse_judgement) if file else []
+            return self._by_category(rows) if file else {}
         if self.source == "files":
             return self._sides("unsafe", parse_pair)
-        train = self._pku(self._from_hub(self.selection.pku_path, None, "train", parse_pair))
-        held = self._pku(self._from_hub(self.selection.pku_path, None, "test", parse_pair))
-        known = {record.unit for record in train}
-        fresh = [record for record in held if record.unit not in known]
-        if len(fresh) < len(held):
-            rank_zero_info(
-                f"{self.selection.pku_path}, test: left out {len(held) - len(fresh):,} of "
-                f"{len(held):,} records whose prompts are trained on."
-            )
-        return {"train": train, **self._divided(fresh)}
+        path = self.selection.pku_path
+        train, held = (
+            self._pku(self._from_hub(path, None, split, parse_pair)) for split in ("train", "test")
+        )
+        return {"train": train, **self._divided(_without(train, held))}
 
-    def _by_category(self, judgements: Iterable[Any]) -> dict[str, list[Record]]:
-        found = unanimous(judgements, self.selection.categories)
+    def _by_category(self, judgements: Iterable[Judgement]) -> dict[str, list[Record]]:
+        found, limits = unanimous(judgements, self.selection.categories), self.selection
         for name, records in found.items():
-            if len(records) < self.selection.per_category:
+            if len(records) < limits.per_category:
                 rank_zero_warn(
                     f"{name}: {len(records):,} answers have more than two annotators who all agree "
-                    f"about it, fewer than per_category={self.selection.per_category:,}. All are "
-                    "taken."
+                    f"about it, fewer than per_category={limits.per_category:,}. All are taken."
                 )
         train, held = per_category(
-            found, self.selection.per_category, self.selection.held_out_per_category, self.seed
+            found, limits.per_category, limits.held_out_per_category, self.seed
         )
         path = self.files["unsafe_test"]
         if path is None:
             return {"train": train, **self._divided(held)}
         rows = self._from_file("test", path, parse_judgement)
-        of_file = unanimous(rows, self.selection.categories).values()
-        splits = {"train": train, "val": held, "test": [r for records in of_file for r in records]}
+        test = [each for group in unanimous(rows, limits.categories).values() for each in group]
+        splits = {"train": train, "val": held, "test": test}
         warn_of_shared(splits, sources_of(self._paths("unsafe"), splits))
         return splits
 
@@ -161,9 +140,8 @@ class SafetySources(ResponseDataModule):
         }
 
     def _pku(self, pairs: Sequence[AnswerPair]) -> list[Record]:
-        return (
-            preference_pairs(pairs) if self.unsafe_schema == "pku_pairs" else unsafe_prompts(pairs)
-        )
+        as_pairs = self.unsafe_schema == "pku_pairs"
+        return preference_pairs(pairs) if as_pairs else unsafe_prompts(pairs)
 
     def _sides(self, kind: str, parse: Parser, count: int | None = None) -> dict[str, list[Record]]:
         """Records of the files of a kind by side: files of their own, or parts held out."""
@@ -178,7 +156,7 @@ class SafetySources(ResponseDataModule):
         # What is held out is not chosen by length: a certificate speaks of new prompts.
         found = self._split(found, paths)
         if train := found.get("train"):
-            found["train"] = [train[position] for position in _longest(train, count)]
+            found["train"] = _longest(train, count)
         return found
 
     def _paths(self, kind: str) -> dict[str, str | None]:
@@ -191,8 +169,7 @@ class SafetySources(ResponseDataModule):
         if name in self._records:
             return self._records[name]
         path = self.files["over_refusal" if name == "contrast" else name]
-        records: list[Record] = []
-        source = path or f"{self.selection.pku_path}, test"
+        source, records = path or f"{self.selection.pku_path}, test", []
         if name == "pku":
             if path is not None:
                 records = once(unsafe_prompts(self._from_file(name, path, parse_pair)))
@@ -212,13 +189,19 @@ class SafetySources(ResponseDataModule):
         return records
 
 
-def _longest(records: Sequence[Record], count: int | None) -> list[int]:
-    """Positions of the records with the longest answers, in characters; ties take the first."""
+def _longest(records: Sequence[Record], count: int | None) -> list[Record]:
+    """The records with the longest answers, in characters; ties take the first."""
     lengths = [
         sum(len(answer_text(each.answer or "")) for each in r.responses if each.role == HELPFUL)
         for r in records
     ]
-    return largest(lengths, count)
+    return [records[position] for position in largest(lengths, count)]
+
+
+def _without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """The records whose prompts are none of the known ones."""
+    units = {record.unit for record in known}
+    return [record for record in records if record.unit not in units]
 
 
 def _safe_half(records: Sequence[Record], path: str) -> list[Record]:
@@ -227,7 +210,6 @@ def _safe_half(records: Sequence[Record], path: str) -> list[Record]:
     Raises:
         DataError: nothing is left.
     """
-    safe = [record for record in records if not record.unsafe]
-    if not safe:
-        raise DataError(f"{path}: all prompts are unsafe ones. Give safe ones.")
-    return safe
+    if safe := [record for record in records if not record.unsafe]:
+        return safe
+    raise DataError(f"{path}: all prompts are unsafe ones. Give safe ones.")

@@ -20,7 +20,6 @@ from .records import (
     CATEGORIES,
     ROLES,
     UNKNOWN,
-    Parser,
     Record,
     grouped,
     parse_choice,
@@ -157,8 +156,7 @@ class When2CallDataModule(ResponseDataModule):
 
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set, of several rejected answers one sample where asked for."""
-        read_together = SPLITS if name in SPLITS else (name,)
-        if not any(each in self._records for each in read_together):
+        if not any(each in self._records for each in (SPLITS if name in SPLITS else (name,))):
             self._records |= self._read(name)
         return self._records.get(name, [])
 
@@ -169,26 +167,22 @@ class When2CallDataModule(ResponseDataModule):
 
     def _read(self, name: str) -> dict[str, list[Record]]:
         """The records of ``name``, and with those of one split those of all."""
-        if name not in SPLITS:
-            alone = parse_question if name == "predict" else parse_choice
-            if path := self.files[name]:
-                return {name: self._from_file(name, path, alone)}
-            on_hub = name == "mcq" and self.source == "hub" and self.schema == "when2call"
-            return {name: self._hub_records(name, alone)} if on_hub else {}
-        parse = parse_preference if self.schema == "when2call" else parse_pair
-        if self.source == "hub":
-            read = {"train": self._hub_records("train", parse)}
+        when2call = self.schema == "when2call"
+        if name in SPLITS:
+            parse = parse_preference if when2call else parse_pair
         else:
-            paths = {side: self.files[side] for side in SPLITS}
-            read = {
-                side: self._from_file(side, path, parse) for side, path in paths.items() if path
-            }
-        read = self._split(read, self.files)
-        if self.group_rejected:
-            read = {side: grouped(records) for side, records in read.items()}
+            parse = parse_question if name == "predict" else parse_choice
+        if self.source == "hub" and name != "predict":
+            if name not in SPLITS and not when2call:
+                return {}
+            side = "train" if name in SPLITS else name
+            config = _CONFIGS[side] if when2call else None
+            read = {side: self._from_hub(self.hub_path, config, side, parse)}
+        else:
+            paths = {side: self.files[side] for side in (SPLITS if name in SPLITS else (name,))}
+            read = {s: self._from_file(s, path, parse) for s, path in paths.items() if path}
+        if name in SPLITS:
+            read = self._split(read, self.files)
+            if self.group_rejected:
+                read = {side: grouped(records) for side, records in read.items()}
         return read
-
-    def _hub_records(self, name: str, parse: Parser) -> list[Record]:
-        """The records of the split on the hub that serves as ``name``."""
-        config = _CONFIGS[name] if self.schema == "when2call" else None
-        return self._from_hub(self.hub_path, config, name, parse)

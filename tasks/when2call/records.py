@@ -1,17 +1,13 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
-Training rows hold tool calls as ``<TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>``, test rows
-as the bare object, and rows of one's own perhaps as ``tool_calls``. All become the same list of
-calls (messages.py), which the model's chat template renders later (conversations.py), so that
-training and evaluation see one form.
-
-The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
-are of role "candidate".
+The readers are those of language_model/records.py; tool calls of training and evaluation become one
+form there. The right answer is of role "prefer", the others of role "avoid"; those of a question to
+predict for are of role "candidate".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,48 +63,29 @@ class Record(records.Record):
         ]
 
 
-Parser = Callable[[Any, str], Record]
-
-
 def parse_preference(row: Any, where: str) -> Record:
-    """A row of the preference split: the chosen answer, then the rejected one.
-
-    Args:
-        row: {"tools", "messages", "chosen_response": {"content", "tool_calls"},
-            "rejected_response": {…}}, one of content and tool_calls or both; optionally "category"
-            and "rejected_category". Turns of messages may have calls and results.
-        where: the row's place, for messages.
-    """
+    """A row of schema "when2call": the chosen answer, then the rejected one."""
     row = json_object(row, where)
     field(row, "tools", where)
     for name in ("category", "rejected_category"):
-        _check_category(row.get(name), name, where)
+        if row.get(name) is not None:
+            one_behaviour(row[name], name, where)
     return _of_behaviours(read_when2call(row, where))
 
 
 def parse_pair(row: Any, where: str) -> Record:
-    """A row of plain preference pairs: {"input", "chosen", "rejected"}, optionally "system"."""
-    row = json_object(row, where)
-    known = ("input", "chosen", "rejected", "system", "status")
-    return _of_behaviours(read_preference({n: row[n] for n in known if n in row}, where))
+    """A row of schema "preference"."""
+    return _of_behaviours(read_preference(json_object(row, where), where))
 
 
 def parse_choice(row: Any, where: str) -> Record:
-    """A row of the multiple-choice split: the right answer, then the others by category.
-
-    Args:
-        row: {"question", "tools", "answers": {category: text}, "correct_answer"}.
-        where: the row's place, for messages.
-    """
+    """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
     candidates = {each.behaviour: each for each in record.responses}
     if missing := [name for name in CATEGORIES if name not in candidates]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
-    right = field(row, "correct_answer", where)
-    if right not in CATEGORIES:
-        problem = f"is {shown(right)}"
-        raise bad_field(where, "correct_answer", problem, f"Give one of {', '.join(CATEGORIES)}")
+    right = one_behaviour(field(row, "correct_answer", where), "correct_answer", where)
     wrong = [replace(candidates[name], role="avoid") for name in CATEGORIES if name != right]
     responses = (replace(candidates[right], role="prefer"), *wrong)
     return replace(record, responses=responses, given_category=right, choice=True)
@@ -117,23 +94,23 @@ def parse_choice(row: Any, where: str) -> Record:
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
     row = json_object(row, where)
-    question = text_field(field(row, "question", where), "question", where)
-    candidates = row.get("answers")
-    if candidates is not None and not isinstance(candidates, dict):
-        raise bad_field(where, "answers", f"is {kind(candidates)}", "Give {behaviour: text}")
-    given = {name: text for name, text in (candidates or {}).items() if text is not None}
-    for name in given:
-        _check_category(name, "answers", where)
+    messages = [
+        {"role": "user", "content": text_field(field(row, "question", where), "question", where)}
+    ]
+    given = row.get("answers") or {}
+    if not isinstance(given, dict):
+        raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
     responses = []
-    for name in CATEGORIES:
-        if name in given:
-            answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
-            if name == "tool_call" and not parts_of(answer).calls:
-                problem = "is not a tool call"
-                remedy = 'Give {"name": …, "arguments": {…}} as JSON'
-                raise bad_field(where, f"answers.{name}", problem, remedy)
-            responses.append(Response("candidate", answer, behaviour=name))
-    messages = [{"role": "user", "content": question}]
+    for name in sorted(
+        given, key=lambda name: CATEGORIES.index(one_behaviour(name, "answers", where))
+    ):
+        if given[name] is None:
+            continue
+        answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
+        if name == "tool_call" and not parts_of(answer).calls:
+            remedy = 'Give {"name": …, "arguments": {…}} as JSON'
+            raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
+        responses.append(Response("candidate", answer, behaviour=name))
     tools = parse_tools(field(row, "tools", where), where)
     return Record(messages, tools, tuple(responses), where)
 
@@ -159,7 +136,9 @@ def _of_behaviours(record: records.Record) -> Record:
     return Record(record.messages, record.tools, record.responses, record.where, behaviour)
 
 
-def _check_category(value: Any, name: str, where: str) -> None:
-    if value is not None and value not in CATEGORIES:
-        problem = f"names {shown(value)}"
-        raise bad_field(where, name, problem, f"The behaviours are {', '.join(CATEGORIES)}")
+def one_behaviour(value: Any, name: str, where: str) -> str:
+    """The value of a field, if it is one of :data:`CATEGORIES`."""
+    if value in CATEGORIES:
+        return str(value)
+    remedy = f"The behaviours are {', '.join(CATEGORIES)}"
+    raise bad_field(where, name, f"is {shown(value)}", remedy)

@@ -50,14 +50,12 @@ def test_own_bounds_and_refusals() -> None:
     ("response", "words"),
     [
         ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
-        ({"role": "like", "content": "x"}, ["'like'"]),
         ({"role": "prefer"}, ["has no text", "only a refusal"]),
         ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
         ({"role": "prefer", "content": "x", "tolerance": 1}, ["is above 0", "relative"]),
         ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
         ({"role": "prefer", "content": "x", "relative": True}, ["is missing", "δ"]),
         ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
-        ("x", ["is a text", "{role, content}"]),
     ],
 )
 def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) -> None:
@@ -124,11 +122,6 @@ NOT_SAID = {"role": "assistant", "content": "no"}
             [("avoid", "no"), ("reference", "yes")],
         ),
         ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
-        (
-            "beavertails",
-            {"prompt": "Hi", "response": "yes", "is_safe": "True"},
-            [("reference", "yes")],
-        ),
         ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
         (
             "xstest",
@@ -158,11 +151,6 @@ def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
         assert roles(record) == expected
 
 
-def test_xstests_refusals_are_refusals() -> None:
-    (response,) = Reading()({"prompt": "Hi", "type": "a", "label": "safe"}, "f").responses
-    assert response.refusal
-
-
 def test_role_of_a_response_without_one_is_an_option() -> None:
     row = {"messages": [*ASK, SAID]}
     assert roles(Reading(role="prefer")(row, "f")) == [("prefer", "yes")]
@@ -188,7 +176,6 @@ def test_pairs_of_different_conversations_are_refused() -> None:
     ("row", "words"),
     [
         ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
-        ({"messages": ASK}, ["no answer"]),
         ({"prompt": "Hi", "prefer": None}, ["at least one"]),
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
     ],

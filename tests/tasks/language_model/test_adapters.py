@@ -77,9 +77,6 @@ FOUR = {"q_proj", "k_proj", "v_proj", "o_proj"}
     [
         ("phi3", {}, {"qkv_proj", "o_proj"}),
         ("olmo2", {}, FOUR),
-        ("smollm3", {}, FOUR),
-        ("mixtral", EXPERTS, FOUR),
-        ("qwen3_moe", EXPERTS, FOUR),
         ("gpt_oss", EXPERTS, FOUR),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, FOUR - {"o_proj"} | {"out_proj"}),
     ],
@@ -174,12 +171,6 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"rank": 4}, {"bias": "all"}, {"use_qalora": True}])
-def test_an_option_that_is_not_offered_is_named(options) -> None:
-    with pytest.raises(TypeError, match=next(iter(options))):
-        Policy("any", lora=options)
-
-
 def test_a_start_that_splits_the_bases_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="init_lora_weights"):
         Lora(init_lora_weights="pissa")  # type: ignore[arg-type]
@@ -262,10 +253,7 @@ def test_an_adapter_that_may_run_code_or_has_no_base_is_refused(first) -> None:
     with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
         load_language_model(str(first))
     config = json.loads((first / "adapter_config.json").read_text())
-    for changes, message in (
-        ({"base_model_name_or_path": None}, "for which model the adapter is"),
-        ({"megatron_config": {"x": 1}}, "cannot be merged"),
-    ):
-        (first / "adapter_config.json").write_text(json.dumps(config | changes))
-        with pytest.raises(ValueError, match=message):
-            load_language_model(str(first))
+    changed = config | {"base_model_name_or_path": None}
+    (first / "adapter_config.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="for which model the adapter is"):
+        load_language_model(str(first))

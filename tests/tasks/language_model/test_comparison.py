@@ -74,8 +74,9 @@ def without_one_token(hidden: Tensor) -> Tensor:
     return torch.cat([hidden[:1].detach(), hidden[1:]])
 
 
-@pytest.mark.parametrize("wrong", [halved, without_one_token])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [(torch.float32, without_one_token), (torch.bfloat16, halved)]
+)
 def test_a_wrong_gradient_is_refused(
     dtype, wrong, make_model, make_adapted, monkeypatch, caplog
 ) -> None:

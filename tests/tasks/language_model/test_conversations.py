@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,46 +70,13 @@ def test_a_token_that_begins_a_sequence_stands_once() -> None:
     assert prompt[0] == tokenizer.bos_token_id
 
 
-def test_what_follows_the_end_token_is_no_part_of_the_response() -> None:
-    prompt, response, _ = encoded(ENCODER, "Hi", "Ho")
-    assert (prompt[-10:], response) == ("assistant\n", "Ho<|end|>")
-
-
-def test_a_template_without_a_form_for_calls_gets_one_text_and_says_so(caplog) -> None:
-    template = (
-        "{% if tools %}{{ tools | tojson }}{% endif %}"
-        "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-    )
-    with caplog.at_level(logging.WARNING):
-        encoder = ConversationEncoder(with_template(template), tools=True)
-    assert "no form for tool calls" in caplog.text
-    _, response, _ = encoded(encoder, "Hi", [CALL], [TOOL])
-    text = '<TOOLCALL>[{"name": "add", "arguments": {"a": 1, "b": "two"}}]</TOOLCALL><|end|>'
-    assert response == text
-
-
-def test_a_template_that_rewrites_its_own_prompt_gets_text_and_end_token(caplog) -> None:
+def test_a_template_that_does_not_continue_its_own_prompt_is_refused() -> None:
     template = (
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n<think></think>{% endif %}"
     )
-    with caplog.at_level(logging.WARNING):
-        encoder = ConversationEncoder(with_template(template))
-    assert "does not continue its own generation prompt" in caplog.text
-    _, response, _ = encoded(encoder, "Hi", "Ho")
-    assert response == "Ho<|end|>"
-
-
-def test_the_token_that_ends_a_turn_need_not_be_the_end_token() -> None:
-    """Gemma ends a turn with <end_of_turn> and a text with <eos>."""
-    tokenizer = build_tokenizer()
-    tokenizer.eos_token = "<|pad|>"
-    encoder = ConversationEncoder(tokenizer)
-    _, response, (_, (ids,)) = encoded(encoder, "Hi", "Ho")
-    assert response == "Ho<|end|>"
-    assert ids[-1] in encoder.end_ids
-    assert tokenizer.eos_token_id in encoder.end_ids
+    with pytest.raises(ValueError, match="does not continue its own generation prompt"):
+        ConversationEncoder(with_template(template))
 
 
 def test_the_date_in_a_prompt_never_changes() -> None:
@@ -135,13 +99,6 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     encoder = ConversationEncoder(tokenizer)
     with pytest.raises(DataError, match=r"line 7: the chat template refuses.*no tools here"):
         encoder.prompt([{"role": "tool", "content": "3"}], [], "line 7")
-
-
-def test_a_tokenizer_is_not_changed_by_encoding() -> None:
-    tokenizer = build_tokenizer()
-    before = copy.deepcopy(tokenizer.init_kwargs)
-    encoded(ConversationEncoder(tokenizer), "Hi", "Ho")
-    assert tokenizer.init_kwargs == before
 
 
 def test_a_tokenizer_that_puts_a_blank_in_front_puts_none_behind_a_prompts_blank() -> None:

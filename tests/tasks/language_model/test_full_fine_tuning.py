@@ -65,19 +65,6 @@ def folder(request, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_at_the_start_the_divergence_is_zero(method, folder) -> None:
-    module = made(folder, scoring_method=method)
-    assert all(p.requires_grad for p in module.model.parameters())
-    outputs = module(batch_of())
-    assert outputs.kl.abs().max() <= 1e-6
-    for mine, other in (
-        (outputs.log_likelihood, outputs.reference_log_likelihood),
-        (outputs.mean_log_likelihood, outputs.reference_mean_log_likelihood),
-    ):
-        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-5)
-
-
 def two_models(module: When2CallModule, folder: Path, batch: dict[str, Any]) -> tuple[Any, Any]:
     """KL and s of the first response by two models beside each other, and the gradient of both."""
     policy = AutoModelForCausalLM.from_pretrained(folder)
@@ -171,23 +158,6 @@ def test_the_checkpoint_holds_all_weights_and_the_reference_is_read_again(
         loaded.load_state_dict(state)
 
 
-def test_resumed_equals_uninterrupted(folder, files, tmp_path) -> None:
-    found = []
-    for epochs in ((2,), (1, 2)):
-        checkpoint = None
-        for end in epochs:
-            seed_everything(0)
-            module = made(folder, formulation=Pointwise(alpha=1.0))
-            run = quiet_trainer(tmp_path, max_epochs=end)
-            data = data_of(files)
-            run.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-            checkpoint = tmp_path / "half.ckpt"
-            run.save_checkpoint(checkpoint)
-        found.append(module)
-    for mine, other in zip(found[0].parameters(), found[1].parameters(), strict=True):
-        assert torch.equal(mine, other)
-
-
 @pytest.mark.parametrize("kind", [When2CallModule, SafetyModule])
 def test_the_export_is_a_plain_model(kind, folder, tmp_path) -> None:
     module = make_module(kind, folder, FAST, True, lora=None)
@@ -200,7 +170,9 @@ def test_the_export_is_a_plain_model(kind, folder, tmp_path) -> None:
     assert "AutoModelForCausalLM" in (path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("folder", "where"), [("untied", "memory"), ("tied", "disk")], indirect=["folder"]
+)
 def test_a_cache_takes_the_place_of_the_copy(where, folder, files, tmp_path) -> None:
     """Filled before the first step, from when on the weights are no longer the reference's."""
     found = []

@@ -1,4 +1,4 @@
-"""A sample that is longer than what the model was made for is refused or said before training."""
+"""A sample that is longer than the positions a model has learnt is refused before training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.generation import Generation, generate_ids
-from pl_pointwise.tasks.language_model.positions import Positions, positions_of
+from pl_pointwise.tasks.language_model.positions import learnt_positions
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import preference_row, write_rows
 
@@ -28,24 +28,10 @@ GPT2 = GPT2Config(**SIZES, n_head=2)
 
 @pytest.mark.parametrize(
     ("config", "positions"),
-    [
-        (GPT2, Positions(220, True)),
-        (LlamaConfig(max_position_embeddings=512), Positions(512, False)),
-        (BloomConfig(), Positions(None, False)),
-        (None, Positions(None, False)),
-    ],
+    [(GPT2, 220), (LlamaConfig(max_position_embeddings=512), None), (BloomConfig(), None)],
 )
-def test_positions_are_read_from_the_configuration(config, positions, tmp_path) -> None:
-    if config is not None:
-        config.save_pretrained(tmp_path)
-    assert positions_of(str(tmp_path), None, build_tokenizer()) == positions
-
-
-def test_a_tokenizer_says_it_where_the_configuration_does_not(tmp_path) -> None:
-    BloomConfig().save_pretrained(tmp_path)
-    tokenizer = build_tokenizer()
-    tokenizer.model_max_length = 77
-    assert positions_of(str(tmp_path), None, tokenizer) == Positions(77, False)
+def test_learnt_positions_are_read_from_the_configuration(config, positions) -> None:
+    assert learnt_positions(config) == positions
 
 
 def data_of(config: PreTrainedConfig, folder: Path) -> When2CallDataModule:
@@ -63,12 +49,6 @@ def test_more_than_learnt_positions_is_refused_before_training(tmp_path) -> None
     message = r"t.jsonl, line 3: a response of .* max_length=220.* learnt 220 positions"
     with pytest.raises(DataError, match=message):
         data_of(GPT2, tmp_path).setup("fit")
-
-
-def test_more_than_a_rotary_model_was_made_for_is_said(tmp_path) -> None:
-    config = LlamaConfig(max_position_embeddings=220)
-    with pytest.warns(UserWarning, match=r"was made for 220. Set preparation.max_length=220"):
-        data_of(config, tmp_path).setup("fit")
 
 
 def test_an_answer_beyond_learnt_positions_is_refused() -> None:

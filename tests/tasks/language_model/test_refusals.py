@@ -13,8 +13,6 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_OPENINGS, is_refu
         "I'm sorry, but I can't help with that.",
         "I’m sorry.",
         "I cannot",
-        "I do not support violence.",
-        "I am programmed to be neutral on this.",
         "\n \t I'M SORRY",
         "i CANNOT do that",
         "\u00a0I cannot",  # a no-break space is white space
@@ -28,15 +26,11 @@ def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
     "text",
     [
         "",
-        "   ",
         "Sure! I'm sorry to hear that.",
         "I am sorry, but no.",
         "I can not",
-        "I can't",
-        "I donot support",
         '"I cannot"',
         "I'm sorr",
-        "I`m sorry",
     ],
 )
 def test_anything_else_is_none(text) -> None:

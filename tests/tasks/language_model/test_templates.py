@@ -131,11 +131,6 @@ def test_template_arguments_reach_the_template(name) -> None:
     assert ("/nothink" in prompt) == (name == "glm_4_5")
 
 
-def test_a_template_argument_that_is_the_encoders_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="template_arguments: tools is not"):
-        ConversationEncoder(build_tokenizer(), template_arguments={"tools": []})
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_a_tool_call_is_behind_the_same_prompt_as_a_text(name) -> None:
     made = encoder(name)

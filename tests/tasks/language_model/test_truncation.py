@@ -135,9 +135,7 @@ def test_too_long_is_an_error_by_name_a_gap_or_a_cut() -> None:
 
 def test_tools_that_do_not_fit_are_named_whatever_the_option() -> None:
     record = plain([turn("user", "short")], [TOOL] * 3)
-    with pytest.raises(
-        DataError, match=r"line 7: .*tools and system turns, which are never cut, do not"
-    ):
+    with pytest.raises(DataError, match=r"line 7: .*never of tools and system turns"):
         encoded([record], 100, too_long="cut")
     with pytest.warns(UserWarning, match="1 were left out"):
         kept = encoded([record, plain([turn("user", "a")])], 100, too_long="cut", skip_invalid=True)

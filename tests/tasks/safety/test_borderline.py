@@ -22,7 +22,6 @@ from pl_pointwise.tasks.safety.records import (
     parse_borderline,
     parse_instruction,
     parse_labelled,
-    parse_prompt,
 )
 from tests.tasks.conftest import make_data, make_module, quiet_trainer
 from tests.tasks.safety.conftest import said, unsafe_rows, write_rows
@@ -110,20 +109,6 @@ def test_xstest_as_a_file_of_borderline_records_gives_its_safe_half(
         data.setup("fit")
 
 
-def test_a_label_tells_the_half_where_the_type_does_not() -> None:
-    rows = [
-        {"prompt": "p", "type": "privacy", "label": "unsafe"},
-        {"prompt": "p", "type": "contrast_privacy"},
-        {"prompt": "p", "type": "privacy", "label": "safe"},
-    ]
-    found = [parse_prompt(row, "x") for row in rows]
-    assert [(r.unsafe, r.category) for r in found] == [
-        (True, "privacy"),
-        (True, "privacy"),
-        (False, "privacy"),
-    ]
-
-
 def test_tested_prompts_that_are_trained_on_are_reported(
     language_model_folder, files, tmp_path
 ) -> None:
@@ -134,16 +119,6 @@ def test_tested_prompts_that_are_trained_on_are_reported(
         data.setup("test")
 
 
-def test_a_borderline_prompt_that_is_an_unsafe_one_too_is_reported(
-    language_model_folder, files, tmp_path
-) -> None:
-    files["unsafe_file"] = write_rows(
-        tmp_path / "u.jsonl", [{"prompt": borderline_rows(1)[0]["prompt"]}]
-    )
-    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a borderline one"):
-        data_of(files, language_model_folder).setup("fit")
-
-
 # Refusals and answers of their own ----------------------------------------------------------------
 
 
@@ -152,10 +127,8 @@ def test_a_borderline_prompt_that_is_an_unsafe_one_too_is_reported(
     [
         ({}, [(REFUSAL, None)]),
         ({"answer": "So."}, [(HELPFUL, "So."), (REFUSAL, None)]),
-        ({"response": "So."}, [(HELPFUL, "So."), (REFUSAL, None)]),
-        ({"response": OWN}, [(REFUSAL, OWN)]),
+        ({"refusal": OWN}, [(REFUSAL, OWN)]),
         ({"answer": "So.", "refusal": "No way."}, [(HELPFUL, "So."), (REFUSAL, "No way.")]),
-        ({"answer": "So.", "response": OWN}, [(HELPFUL, "So."), (REFUSAL, OWN)]),
         ({"answer": None, "refusal": None}, [(REFUSAL, None)]),
     ],
 )
@@ -168,7 +141,6 @@ def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) ->
     [
         ({"text": "p"}, '"prompt" is missing'),
         ({"prompt": "p", "answer": OWN}, '"answer" refuses'),
-        ({"prompt": "p", "answer": "So.", "response": "Thus."}, '"response" is a second answer'),
         ({"prompt": "p", "refusal": 3}, '"refusal" is a number'),
     ],
 )

@@ -86,17 +86,6 @@ def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> N
     assert len(changed) > 1
 
 
-@pytest.mark.parametrize(("overlay", "refuse"), [("safety/local", -0.5), ("safety/paper", -0.08)])
-def test_every_method_is_trained_and_judged_at_the_same_tolerances(tiny, overlay, refuse) -> None:
-    """Of all methods, since none states a tolerance: tests/tasks/language_model/test_configs.py."""
-    for method in ("pointwise", "safe_dpo"):
-        names = ("safety", overlay, f"safety/{method}")
-        args = [word for name in names for word in ("--config", name)]
-        module = PointwiseCLI([*args, *tiny], run=False).model
-        for constraints in (module.constraints, module.evaluation_constraints):
-            assert (constraints["refuse"].at_least, constraints["comply"].at_most) == (refuse, -2)
-
-
 def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     table = yaml.safe_load((FOLDER / "compare/table.yaml").read_text())
     assert all(overlay[0] == "safety/paper" for overlay in table.values())

@@ -105,19 +105,6 @@ def test_files_of_their_own_hold_the_held_out_records(language_model_folder, saf
     assert is_refusal(REFUSAL_TEXT)
 
 
-def test_a_part_of_the_prompts_of_each_file_is_held_out(language_model_folder, tmp_path) -> None:
-    files = {
-        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
-    }
-    data = module(language_model_folder, files, val_fraction=0.2)
-    data.setup("fit")
-    sides = {name: data.datasets[name].records for name in ("train", "val")}
-    counts = {name: Counter(r.unsafe for r in records) for name, records in sides.items()}
-    assert counts == {"train": {False: 16, True: 16}, "val": {False: 4, True: 4}}
-    assert not {r.text for r in sides["train"]} & {r.text for r in sides["val"]}
-
-
 def test_benign_records_alone_make_a_warm_start(language_model_folder, safety_files) -> None:
     files = {name: path for name, path in safety_files.items() if name.startswith("benign")}
     data = module(language_model_folder, files, unsafe_schema=None)
@@ -280,20 +267,12 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
         ({"benign_file": "b.jsonl"}, "takes no benign_file"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
         ({"selection": {"benign_count": 0}}, "benign_count=0"),
-        ({"selection": {"categories": []}}, "categories is empty"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
 def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> None:
     with pytest.raises(DataError, match=message):
         SafetyDataModule("no-such-model", **options)
-
-
-@pytest.mark.parametrize("kind", ["benign", "unsafe"])
-def test_no_sample_of_a_kind_is_refused(kind, language_model_folder, safety_files) -> None:
-    files = {name: path for name, path in safety_files.items() if not name.startswith(kind)}
-    with pytest.raises(DataError, match=f"no {kind} record to train on.*Set {kind}_file"):
-        module(language_model_folder, files).setup("fit")
 
 
 def test_an_answer_that_is_the_refusal_is_refused(
@@ -311,17 +290,8 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
 ) -> None:
     row = {"prompt": benign_rows(1)[0]["instruction"]}
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
-    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign one"):
+    with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         module(language_model_folder, files).setup("fit")
-
-
-def test_xstest_without_a_safe_prompt_is_refused(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    rows = [{"prompt": "x", "type": "contrast_homonyms"}]
-    files = safety_files | {"over_refusal_file": write_rows(tmp_path / "x.jsonl", rows)}
-    with pytest.raises(DataError, match="all prompts are unsafe ones"):
-        module(language_model_folder, files).setup("test")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")

@@ -86,17 +86,6 @@ def test_objective_and_constraints_are_what_a_response_by_response_loop_gives(
     assert values["refuse"][1:].tolist() == pytest.approx(refusals[1:], rel=1e-5)
 
 
-def test_the_refusal_is_held_up_on_unsafe_prompts_and_down_on_benign_ones(
-    language_model_folder,
-) -> None:
-    """At ε_U = −0.16, ε_H = −2: s̄ = −1 violates both."""
-    module = made(language_model_folder, refuse_tolerance=-0.16)
-    value = torch.tensor([-1.0])
-    assert module.constraints["refuse"].violation(value).item() == pytest.approx(0.84)
-    assert module.constraints["comply"].violation(value).item() == pytest.approx(1.0)
-    assert module.constraints["comply"].violation(torch.tensor([-3.0])) < 0
-
-
 def test_the_constraint_on_unsafe_answers_bounds_them_and_nothing_else(
     language_model_folder,
 ) -> None:

@@ -105,24 +105,6 @@ def test_what_the_hub_holds_out_is_divided_by_category(
     assert set(data.shared_units().values()) == {0}
 
 
-def test_pkus_own_held_out_records_are_divided(
-    language_model_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    data = SafetyDataModule(
-        str(language_model_folder),
-        unsafe_schema="pku",
-        selection=Selection(**hub_folder(tmp_path), benign_count=10, benign_held_out=10),
-        preparation=Preparation(val_fraction=0.1, test_fraction=0.2),
-    )
-    data.setup(None)
-    assert sizes(data) == {
-        "train": {False: 10, True: 9},
-        "val": {False: 4, True: 1},
-        "test": {False: 6, True: 2},
-    }
-
-
 def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tmp_path) -> None:
     def rows(first: int, last: int) -> list[Any]:
         found = [judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3) for i in range(first, last)]

@@ -73,24 +73,6 @@ def test_packaged_rows_compare(name, tiny, tiny_pairs, runs_alone, tmp_path, cap
             assert float(row["test/rejected/max"]) >= float(row["test/rejected/cvar95"])
 
 
-@pytest.mark.parametrize(
-    ("overlays", "rejected"),
-    [([], -6), (["paper"], -20), (["paper", "practical"], -6)],
-)
-def test_every_method_is_trained_and_judged_at_the_same_tolerances(
-    tiny, overlays, rejected
-) -> None:
-    """Of all methods, since none states a tolerance: tests/tasks/language_model/test_configs.py."""
-    for method in ("pointwise", "dpo"):
-        names = [f"when2call/{name}" for name in (*overlays, method)]
-        args = [word for name in ("when2call", *names) for word in ("--config", name)]
-        module = PointwiseCLI([*args, *tiny], run=False).model
-        for constraints in (module.constraints, module.evaluation_constraints):
-            assert constraints["chosen"].at_least == -2
-            assert constraints["rejected"].at_most == rejected
-        assert bool(module.formulations) == (module.trained_on == "kl")
-
-
 def test_the_papers_table_has_the_papers_settings(tiny) -> None:
     table = yaml.safe_load((FOLDER / "compare/table.yaml").read_text())
     found = {}

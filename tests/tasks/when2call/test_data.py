@@ -75,20 +75,15 @@ ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
     ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"tools": ['{"name": ']}, r'line 2: field "tools\[0\]" is not readable JSON'),
-    (ROW | {"messages": []}, '"messages" is empty'),
     (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
-    (without(ROW, "chosen_response"), '"chosen_response" is missing'),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
-    (ROW | {"category": "joke"}, "\"category\" names 'joke'"),
+    (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
 ]
 BAD_CHOICES = [
-    (without(QUESTION, "correct_answer"), '"correct_answer" is missing'),
     (QUESTION | {"correct_answer": "joke"}, "is 'joke'"),
     (without(QUESTION, "answers"), "lacks direct, tool_call"),
     (QUESTION | {"answers": QUESTION["answers"] | {"tool_call": "add"}}, "is not a tool call"),
-    (QUESTION | {"question": ""}, '"question" is empty'),
 ]
 
 
@@ -322,10 +317,8 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "cloud"}, "source='cloud'"),
         ({"schema": "x"}, "schema='x'"),
         ({"preparation": {"invalid": "x"}}, "invalid='x'"),
-        ({"preparation": {"too_long": "x"}}, "too_long='x'"),
         ({"source": "files"}, "needs train_file"),
         ({"train_file": "t.jsonl"}, "takes no files"),
         ({"preparation": {"val_fraction": 1.0}}, "val_fraction"),
