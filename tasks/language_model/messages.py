@@ -106,66 +106,97 @@ def _turn(turn: Any, name: str, where: str) -> dict[str, Any]:
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
+    if turn.get("function_call") is not None:
+        problem = "is the older form of a tool call"
+        raise bad_field(where, f"{name}.function_call", problem, "Give tool_calls instead")
     calls = turn.get("tool_calls")
     if calls and role != "assistant":
         problem = f"stands in a turn of role {role}"
         raise bad_field(where, f"{name}.tool_calls", problem, "Only the assistant calls tools")
-    found: dict[str, Any] = {"role": role, "content": _content(turn, name, where)}
+    found: dict[str, Any] = {"role": role, "content": _content(turn, name, where, role)}
     if calls:
         found["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
-    optional = {"assistant": _THOUGHTS, "tool": ("tool_call_id", "name")}.get(role, ())
-    for key in optional:
-        if str(turn.get(key) or "").strip():
-            ours = "reasoning_content" if key in _THOUGHTS else key
-            found[ours] = text_field(turn[key], f"{name}.{key}", where)
+    if role == "assistant" and (thought := _reasoning(turn, name, where)):
+        found["reasoning_content"] = thought
+    if role == "tool":
+        for key in ("tool_call_id", "name"):
+            if turn.get(key) is not None:
+                found[key] = text_field(turn[key], f"{name}.{key}", where)
     return found
 
 
-def _content(turn: dict[str, Any], name: str, where: str) -> str:
+def _content(turn: dict[str, Any], name: str, where: str, role: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
-    calls, of_tool = turn.get("tool_calls"), turn["role"] == "tool"
-    if calls and turn.get("content") is None:
+    name = f"{name}.content"
+    if turn.get("tool_calls") and turn.get("content") is None:
         return ""
-    content = field(turn, "content", where, f"{name}.")
-    if of_tool and isinstance(content, (dict, list)):
+    content = field(turn, "content", where, name.removesuffix("content"))
+    if role == "tool" and isinstance(content, (dict, list)) and not _is_parts(content):
         return json.dumps(content, ensure_ascii=False)
-    if (of_tool or calls) and isinstance(content, str) and not content.strip():
+    if isinstance(content, list):
+        if not _is_parts(content):
+            problem = "holds what is no text"
+            raise bad_field(where, name, problem, 'Give a text, or [{"type": "text", "text": …}]')
+        content = "".join(part["text"] for part in content)
+    may_be_empty = role == "tool" or turn.get("tool_calls")
+    if may_be_empty and isinstance(content, str) and not content.strip():
         return ""
-    return text_field(content, f"{name}.content", where)
+    return text_field(content, name, where)
+
+
+def _is_parts(content: Any) -> bool:
+    """Whether it is a list of texts as OpenAI writes them."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
+
+
+def _reasoning(turn: dict[str, Any], name: str, where: str) -> str:
+    """The thought of an assistant's turn, under any of its names; "" if none."""
+    for key in _THOUGHTS:
+        value = turn.get(key)
+        if value is not None and not (isinstance(value, str) and not value.strip()):
+            return text_field(value, f"{name}.{key}", where)
+    return ""
 
 
 # Tools --------------------------------------------------------------------------------------------
 
 
-def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
+def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
     """Descriptions of tools as objects; each, or the list, may be JSON. null is none.
 
     Raises:
         DataError: something else; names the record, the tool and the remedy.
     """
-    if isinstance(value, str):
-        value = _from_json(value, "tools", where)
-    if not isinstance(value, (list, type(None))):
-        raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
+    name = f"{prefix}tools"
+    value = [] if value is None else value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _from_json(value, name, where, "Give a list of tools, or []")
+    if not isinstance(value, list):
+        raise bad_field(where, name, f"is {kind(value)}", "Give a list of tools, or []")
     found = []
-    for place, tool in enumerate(value or []):
-        name = f"tools[{place}]"
-        tool = _from_json(tool, name, where) if isinstance(tool, str) else tool
+    for place, tool in enumerate(value):
+        each = f"{name}[{place}]"
+        tool = _from_json(tool, each, where, "Give one JSON object a tool")
         if not isinstance(tool, dict):
-            raise bad_field(where, name, f"is {kind(tool)}", "Give one JSON object a tool")
+            raise bad_field(where, each, f"is {kind(tool)}", "Give one JSON object a tool")
         described = tool.get("function", tool)
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
-            raise bad_field(where, name, "has no name", "Give {name, description, parameters}")
+            raise bad_field(where, each, "has no name", "Give {name, description, parameters}")
         found.append(tool)
     return found
 
 
-def _from_json(value: str, name: str, where: str) -> Any:
+def _from_json(value: Any, name: str, where: str, remedy: str) -> Any:
+    """What a JSON text holds; any other value as it is."""
+    if not isinstance(value, str):
+        return value
     try:
         return json.loads(value)
     except ValueError as error:
-        problem = f"is not readable JSON ({error})"
-        raise bad_field(where, name, problem, "Give one JSON object a tool") from error
+        raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -174,7 +205,8 @@ def _from_json(value: str, name: str, where: str) -> Any:
 def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False) -> Answer:
     """An answer: a text, tool calls, or an assistant's turn with either or both.
 
-    A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls.
+    A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls. A list of one turn, as
+    conversational preference data have it, is that turn.
 
     Args:
         value: the answer.
@@ -185,11 +217,15 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
     Raises:
         DataError: something else; names the record, the field and the remedy.
     """
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        if len(value) > 1:
+            problem = f"has {len(value)} turns"
+            raise bad_field(where, name, problem, "Give the assistant's one turn")
+        value, name = value[0], f"{name}[0]"
     if isinstance(value, dict) and not {"role", "content", "tool_calls"}.isdisjoint(value):
         return _answering_turn(value, where, name, bare_calls)
     if isinstance(value, (dict, list)):
-        value = value if isinstance(value, list) else [value]
-        return [call["function"] for call in _listed_calls(value, where, name)]
+        return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
     text = text_field(value, name, where)
     try:
         calls = tool_calls(text, bare=bare_calls)
@@ -203,6 +239,9 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if turn.get("role", "assistant") != "assistant":
         problem = f"is {shown(turn['role'])}"
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
+    content = turn.get("content")
+    if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_parts(content):
+        turn = {**turn, "content": None, "tool_calls": _as_list(content)}
     read = _turn({**turn, "role": "assistant"}, name, where)
     text = read["content"]
     calls = [call["function"] for call in read.get("tool_calls", ())]
@@ -213,7 +252,13 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     thought = read.get("reasoning_content", "")
     parts = {"content": text, "tool_calls": calls, "reasoning_content": thought}
     given = {key: part for key, part in parts.items() if part}
-    return given if len(given) > 1 else calls or text
+    if len(given) > 1:
+        return given
+    return calls or text
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 # Tool calls ---------------------------------------------------------------------------------------
@@ -227,11 +272,16 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     found = []
     for place, call in enumerate(value):
         each = f"{name}[{place}]" if len(value) > 1 else name
-        function = call.get("function", call) if isinstance(call, dict) else call
+        if not isinstance(call, dict):
+            raise bad_field(where, each, f"is {kind(call)}", _CALLS_REMEDY)
+        function = call.get("function", call)
+        if not isinstance(function, dict):
+            raise bad_field(where, f"{each}.function", f"is {kind(function)}", _CALLS_REMEDY)
         try:
-            listed = {"type": "function", "function": _call(function)}
+            read = _call({key: function[key] for key in function if key not in ("id", "type")})
         except ValueError as error:
             raise bad_field(where, each, f"is malformed ({error})", _CALLS_REMEDY) from None
+        listed: dict[str, Any] = {"type": "function", "function": read}
         if call.get("id") is not None:
             listed["id"] = text_field(call["id"], f"{each}.id", where)
         found.append(listed)
@@ -248,14 +298,19 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
         ValueError: ``<TOOLCALL>`` around something else, or beside other text; says what is wrong.
     """
     text = text.strip()
-    marked = _OPEN in text
-    if marked and not (text.startswith(_OPEN) and text.endswith(_CLOSE)):
-        raise ValueError(f"mixes text and a tool call, or lacks {_CLOSE}")
-    if not marked and (not bare or text[:1] not in ("{", "[")):
+    marked = text.startswith(_OPEN)
+    if not marked and _OPEN in text:
+        raise ValueError("mixes text and a tool call")
+    if marked:
+        if not text.endswith(_CLOSE):
+            raise ValueError(f"opens {_OPEN} and does not end in {_CLOSE}")
+        text = text.removeprefix(_OPEN).removesuffix(_CLOSE)
+    elif not bare or text[:1] not in ("{", "["):
         return None
     try:
-        calls = json.loads(text.removeprefix(_OPEN).removesuffix(_CLOSE))
-        found = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+        calls = json.loads(text)
+        calls = calls if isinstance(calls, list) else [calls]
+        found = [_call(call) for call in calls]
         if not found:
             raise ValueError("no call in it")
     except ValueError as error:
@@ -266,15 +321,11 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """{"name", "arguments"} of a call, perhaps with "id" and "type", its arguments an object."""
-    given = (
-        {k: v for k, v in call.items() if k not in ("id", "type")} if isinstance(call, dict) else {}
-    )
-    if set(given) != {"name", "arguments"}:
+    if not isinstance(call, dict) or not {"name", "arguments"} == set(call):
         raise ValueError("a call is an object of name and arguments")
-    if isinstance(given["arguments"], str):
-        given["arguments"] = json.loads(given["arguments"])
-    name, arguments = given["name"], given["arguments"]
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(call["name"], str) or not call["name"] or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
-    return {"name": name, "arguments": arguments}
+    return {"name": call["name"], "arguments": arguments}

@@ -26,6 +26,10 @@ def call_turn(calls: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": calls} | more
 
 
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": "Ok."}])
 @pytest.mark.parametrize("call", [CALL, CALL | {"arguments": '{"a": 1}'}, LISTED, OPENAI])
 def test_calls_are_read_in_every_form_and_texts_beside_them_kept(content, call) -> None:
@@ -39,7 +43,7 @@ def test_calls_are_read_in_every_form_and_texts_beside_them_kept(content, call) 
 def test_a_conversation_keeps_what_it_has() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "developer", "content": "Be kind."},
+        {"role": "developer", "content": [text_part("Be "), text_part("kind.")]},
         {"role": "user", "content": "1 + 0?", "tool_calls": None},
         call_turn([OPENAI], reasoning="Add."),
         {"role": "tool", "tool_call_id": "c1", "name": "add", "content": {"sum": 1}},
@@ -64,9 +68,11 @@ def test_a_conversation_keeps_what_it_has() -> None:
         ([{"role": "human", "content": "x"}], r"messages\[0\].role.* is 'human'. Give one of"),
         ([{"role": "user", "content": None}], r"messages\[0\].content.* is null"),
         ([{"role": "assistant", "content": ""}], r"messages\[0\].content.* is empty"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "holds what is no text"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "Only the assistant calls"),
         ([call_turn({"name": "add"})], r"messages\[0\].tool_calls.* is an object"),
         ([call_turn([{"name": "add"}])], r"tool_calls.* malformed .*name and arguments"),
+        ([{"role": "assistant", "content": None, "function_call": CALL}], "Give tool_calls"),
     ],
 )
 def test_a_bad_message_is_named(messages, message) -> None:
@@ -77,11 +83,11 @@ def test_a_bad_message_is_named(messages, message) -> None:
 def test_a_prefix_stands_before_the_field() -> None:
     with pytest.raises(DataError, match=r'"prompt.messages\[0\].content" is null'):
         parse_messages([{"role": "user", "content": None}], "x", "prompt.")
+    with pytest.raises(DataError, match=r'"prompt.tools\[0\]" has no name'):
+        parse_tools([{}], "x", "prompt.")
 
 
 def test_tools_are_objects_or_json_alone_or_all_together() -> None:
-    with pytest.raises(DataError, match=r'"tools\[0\]" has no name'):
-        parse_tools([{}], "x")
     tool = {"name": "add", "parameters": {}}
     for value in ([tool], [json.dumps(tool)], json.dumps([tool])):
         assert parse_tools(value, "x") == [tool]
@@ -96,6 +102,7 @@ TURN = {"role": "assistant", "content": "Ok."}
     [
         ("Ok.", "Ok.", Parts("Ok.")),
         (TURN, "Ok.", Parts("Ok.")),
+        ([TURN], "Ok.", Parts("Ok.")),
         ({"content": "Ok."}, "Ok.", Parts("Ok.")),
         (CALL, [CALL], Parts(calls=[CALL])),
         ([CALL], [CALL], Parts(calls=[CALL])),
@@ -133,6 +140,7 @@ def test_json_of_a_call_is_one_where_that_is_wanted() -> None:
         ("", '"chosen" is empty'),
         ([], '"chosen" is empty'),
         ({"role": "user", "content": "x"}, "chosen.role.* is 'user'"),
+        ([TURN, TURN], '"chosen" has 2 turns'),
         ("Sure: <TOOLCALL>[]</TOOLCALL>", "mixes text and a tool call"),
         ([{"a": 1}], "chosen.* is malformed"),
     ],
