@@ -149,6 +149,27 @@ OTHERS = {
             spread=True,
         ),
     ),
+    "keeping": (
+        "Learn new answers and keep the others",
+        "`python -m benchmarks.keeping`, MiniMind2-Small (26M): 24 answers to learn, 40 to keep "
+        "within .05 nats per token, 60 other prompts, 12 epochs. `beyond` is the share of "
+        "answers beyond the budget, `worst` how far the worst one is. Tuning has one seed and 40 "
+        "other prompts; the judged settings are those chosen by it, and the untuned ones.",
+        lambda: grouped(
+            "keeping.csv",
+            ("part", "method"),
+            (
+                "learnt",
+                "beyond, kept",
+                "worst, kept",
+                "KL, kept",
+                "beyond, others",
+                "worst, others",
+                "KL, others",
+                "flipped, kept",
+            ),
+        ),
+    ),
     "verdicts": (
         "How often check says yes",
         "`python benchmarks/verdicts.py`: the share of 2,000 draws that end in a yes. In the cases "

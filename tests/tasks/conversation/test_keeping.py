@@ -291,6 +291,7 @@ def test_rivals_run_in_one_switch(task, tiny, language_model_folder, tmp_path, m
     monkeypatch.setattr("pl_pointwise.compare.command.draw_plots", lambda *_: None)
     like = ["--data.init_args.forget_like", str(language_model_folder)]
     arguments = [*tiny, *(like if task == "forget" else []), "--trainer.callbacks", "null"]
+    arguments += ["--model.init_args.evaluation.answer_in", "[]"]
     folder = ["--output", str(tmp_path / "out")]
     main(["compare", "--config", task, "--methods", f"{task}/rivals", *folder, *arguments])
     table = (tmp_path / "out/comparison.csv").read_text().splitlines()
