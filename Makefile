@@ -3,7 +3,8 @@
 # make test          lint, types, tests
 # make evidence      benchmarks/evidence/results anew: every method tuned, chosen, judged; hours,
 #                    goes on where it stopped; EVIDENCE_DATA=FOLDER EVIDENCE_MODELS=FOLDER
-# make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea safety"
+# make notebooks     the notebooks executed and stored with their outputs; NOTEBOOKS="the_idea own_task";
+#                    keep takes a quarter of an hour; KEEP_MODEL=FOLDER is a model for it, offline
 # make bench-check   the cheap benchmarks: what fell by more than a fifth; ten minutes, an idle machine
 # make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out
 # make docs          pages and API reference as one site -> build/site/index.html

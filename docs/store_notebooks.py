@@ -47,7 +47,7 @@ def executed(notebook: Any) -> Any:
     with tempfile.TemporaryDirectory() as empty:
         client = NotebookClient(
             notebook,
-            timeout=600,
+            timeout=1800,  # a cell of keep.ipynb trains for minutes
             record_timing=False,
             coalesce_streams=True,
             resources={"metadata": {"path": empty}},

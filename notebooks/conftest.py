@@ -1,13 +1,25 @@
-"""Which notebooks the default set executes: tests/test_notebooks.py reads what all have stored."""
+"""keep.ipynb is executed with a tiny model; the outputs that it has stored are of a real one."""
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 
-QUICK = ("the_idea.ipynb", "own_task.ipynb")
+MODELS = Path(__file__).resolve().parents[1] / "tests/tasks/conftest.py"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.suffix == ".ipynb" and item.path.name not in QUICK:
-            item.add_marker(pytest.mark.slow)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.path.name != "keep.ipynb":
+        return (yield)
+    build = runpy.run_path(str(MODELS))
+    tokenizer = build["build_tokenizer"]()
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        build["build_model"]("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        patched.setenv("KEEP_MODEL", folder)
+        return (yield)
