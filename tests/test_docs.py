@@ -36,7 +36,7 @@ WORDS = {
     "docs/evidence.md": 1500,
     "docs/formulations.md": 1100,
     "docs/index.md": 200,
-    "docs/keep.md": 900,
+    "docs/keep.md": 1_100,
     "docs/lightning.md": 900,
     "docs/metrics.md": 1000,
     "docs/multipliers.md": 700,
