@@ -33,7 +33,7 @@ WORDS = {
     "docs/compare.md": 1000,
     "docs/conversation.md": 1000,
     "docs/devices.md": 800,
-    "docs/evidence.md": 1500,
+    "docs/evidence.md": 1_600,
     "docs/formulations.md": 1100,
     "docs/index.md": 200,
     "docs/keep.md": 1_100,
