@@ -178,20 +178,6 @@ OTHERS = {
             "verdicts.csv", ("case", "inputs"), ("check", "paired bootstrap", "bare numbers")
         ),
     ),
-    "recipes": (
-        "Recipes for new inputs",
-        "Re-ranking with BERT-mini: what narrows the gap between training and new queries. Means "
-        "over seeds. First the whole model (`python -m benchmarks.evidence.recipes`), then the "
-        "frozen encoder (`python -m benchmarks.evidence.recipes_frozen`).",
-        lambda: "\n".join(
-            grouped(
-                f"{name}.csv",
-                ("recipe", "weights", "part"),
-                ("length objective", "cvar95", "violated", "wrong order", "score std"),
-            )
-            for name in ("recipes", "recipes_frozen")
-        ),
-    ),
 }
 """Name of the page: title, introduction, tables."""
 

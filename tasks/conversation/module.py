@@ -102,7 +102,7 @@ class Baselines:
     the answers to keep is the formulation :class:`~pl_pointwise.Penalty` of linear shape.
 
     Args:
-        replay: learn this share of the answers to keep again, by cross-entropy.
+        replay: learn this share of the answers to keep again, by cross-entropy, rounded up.
         forget_loss: "ascent" is s̄ of the answers to forget (gradient difference), "npo" is
             −2/β·log σ(−β(s − s_ref)) of them (negative preference optimization); None for neither.
         forget_weight: of that loss.
@@ -251,8 +251,11 @@ class ConversationModule(LanguageModelModule):
 
     def _learnt(self, batch: Mapping[str, Any]) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
-        rank, share = batch["rank"], self.baselines.replay  # Evenly among a category.
-        replayed = ((rank + 1) * share).floor() > (rank * share).floor()
+        rank, share = (
+            batch["rank"],
+            self.baselines.replay,
+        )  # Evenly, the first of a category always.
+        replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
         return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again
 

@@ -118,7 +118,7 @@ def test_baselines_of_forgetting_are_their_formulas(
     assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.1, 1), (0.5, 5), (1.0, 10)])
+@pytest.mark.parametrize(("share", "learnt"), [(0.0, 0), (0.01, 1), (0.1, 1), (0.5, 5), (1.0, 10)])
 def test_replay_learns_a_share_of_what_is_kept(
     share, learnt, language_model_folder, tmp_path
 ) -> None:
