@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-LOW = (torch.bfloat16, torch.float16)
-
 GRADIENT_BOUND = 3e-2
 """In float32. Rounding that turns one ReLU off moved a gradient of OPT by 7e-3 of its norm."""
 

@@ -3,9 +3,8 @@
 Everything in a transformer's encoder but attention works token by token. So a padded batch (n, T)
 becomes a single row of N tokens, sequence behind sequence, the short ones first, every token with
 its position in its own sequence. Attention takes the row apart again, into batches of sequences of
-like length, padded to whole blocks. What may see what is decided by the model's
-own mask functions, given positions. In segments of a row (varlen.py) all sequences are one call
-of a kernel instead.
+like length, padded to whole blocks. What may see what is decided by the model's own mask functions,
+given positions.
 
 :func:`install` hooks this into the encoder inside a classifier: its inputs are packed on the way
 in, its last hidden states padded on the way out, and the head around it (pooling by first token, by
@@ -34,7 +33,6 @@ from pl_pointwise.errors import UnsupportedError
 
 from .attention import Replacement, added, attention_function, visible
 from .dropout import dropout as quick_dropout
-from .varlen import Segments, Window, attend, window_of
 
 ATTENTION_BLOCK = 32
 """Lengths that are padded to one multiple of this are one batch of attention on a CPU."""
@@ -48,12 +46,9 @@ class Packing:
     source: Tensor  # (N,) positions in the flattened padded batch
     positions: Tensor  # (N,) from 0 in each sequence
     lengths: Tensor  # (n,) of the sequences, rising; on the CPU
-    segments: Segments | None = None  # the sequences, for attention in segments; see varlen.py
 
     @classmethod
-    def of(
-        cls, lengths: Tensor, width: int, device: torch.device, in_segments: bool = False
-    ) -> Packing:
+    def of(cls, lengths: Tensor, width: int, device: torch.device) -> Packing:
         """The packing of sequences of the given lengths (n,) on the CPU, all above 0, padded to T.
 
         Padding is on the right. The packing is for inputs on ``device``.
@@ -63,13 +58,11 @@ class Packing:
         filled = columns < lengths[:, None]  # (n, T)
         source = (order[:, None] * width + columns)[filled]
         positions = columns.expand(len(lengths), width)[filled]
-        sizes = lengths.tolist()
         return cls(
             (len(lengths), width),
             source.to(device, non_blocking=True),
             positions.to(device, non_blocking=True),
             lengths,
-            Segments.of(sizes, sizes).to(device) if in_segments else None,
         )
 
     def pack(self, padded: Tensor) -> Tensor:
@@ -140,14 +133,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """What the sequences of each batch may see, in place of the usual mask tensor.
+    """What the sequences of each batch may see, in place of the usual mask tensor."""
 
-    For attention in segments: those and the window of all, and no batches.
-    """
-
-    batches: Batches | None = None
-    masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
-    segments: tuple[Segments, Window] | None = None
+    batches: Batches
+    masks: tuple[Tensor | None, ...]  # (count, 1, 1 or length, length); None is everything
 
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
@@ -251,10 +240,6 @@ def _packed_mask(
     packing = _packing.get()
     if packing is None:
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
-    if packing.segments is not None and not additive:
-        window = window_of(mask_function, int(packing.lengths[-1]))
-        if window is not None:
-            return PackedMask(segments=(packing.segments, window))
     device = torch.device(device)
     batches = Batches.of(packing.lengths, device)
     longest = torch.arange(batches.shapes[-1][1])
@@ -291,12 +276,9 @@ def _packed_attention(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
-    if attention_mask.segments is not None:
-        return attend(*attention_mask.segments, query, key, value, *args, **kwargs)
     if original == "sdpa" and _kernel_is_slow(query, key, **kwargs):
         plain = softmax_attention
     batches = attention_mask.batches
-    assert batches is not None
     outputs = [
         plain(module, q, k, v, mask, *args, **kwargs)[0]
         for q, k, v, mask in zip(

@@ -39,7 +39,6 @@ from pl_pointwise.tasks.common.agreement import (
     narrow_clone,
     rounding,
 )
-from pl_pointwise.tasks.common.varlen import kernel_problem
 
 from .batch import Pairs, collate_responses
 from .frozen import frozen_reference
@@ -112,9 +111,6 @@ class ResponseScorer:
         self.method = method
         self.cache = cache
         self.chunk_elements = chunk_elements
-        self.in_segments: bool | None = None
-        """Whether the shared prompt attends in segments (varlen.py), else by sample; None: not
-        asked yet."""
         if method == "shared_prompt":
             install(base_of(model))
 
@@ -129,8 +125,6 @@ class ResponseScorer:
                 some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
-        if self.in_segments is None:
-            self.in_segments = kernel_problem(base_of(self.model)) is None
         if self.method == "auto":
             self.method = self.choose_method(batch)
         return self._statistics(pairs, _wanted(pairs, reference))
@@ -153,32 +147,21 @@ class ResponseScorer:
         return chosen
 
     def _agrees(self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics) -> bool:
-        """Whether a method gives what the plain one gave, if need be without segments."""
-        problem = self._problem(method, pairs, plain)
-        if problem is not None and method == "shared_prompt" and self.in_segments:
-            log.warning("Attention by sample, not in segments by torch's kernel: %s.", problem)
-            self.in_segments = False
-            problem = self._problem(method, pairs, plain)
-        if problem is not None:
-            log.warning('The scoring method "%s" is not used: %s.', method, problem)
-        return problem is None
-
-    def _problem(
-        self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics
-    ) -> str | None:
-        """Why a method cannot be used here, or None if it gives what the plain one gave."""
+        """Whether a method gives what the plain one gave."""
         base = base_of(self.model)
         try:
             trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-            trial.in_segments = self.in_segments
             found = trial._statistics(pairs, self._reference(pairs))
             problem = value_problem(found, plain, rounding(self.model))
-            problem = problem or clone_problem(base, method, bool(self.in_segments))
+            problem = problem or clone_problem(base, method)
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
-        if problem and method == "shared_prompt":
+        if problem is None:
+            return True
+        if method == "shared_prompt":
             uninstall(base)
-        return problem
+        log.warning('The scoring method "%s" is not used: %s.', method, problem)
+        return False
 
     def _reference(self, pairs: Pairs) -> Pairs | None:
         """The pairs, where the model is its own reference with the adapters off.
@@ -253,8 +236,7 @@ class ResponseScorer:
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
         device = pairs.prompt_ids.device
-        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths)
-        layout = (layout.in_segments() if self.in_segments else layout).to(device)
+        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths).to(device)
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -319,9 +301,7 @@ def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: fl
     return next(filter(None, problems), None)
 
 
-def clone_problem(
-    model: PreTrainedModel, method: ScoringMethod, in_segments: bool = False
-) -> str | None:
+def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
     """Why a method is not right for models like this one, or None.
 
     On a narrow clone with adapters that are not zero, whose KL would be 0 however it is computed.
@@ -342,7 +322,6 @@ def clone_problem(
         found = []
         for way in ("plain", method):
             scorer = ResponseScorer(clone, way, chunk_elements=5 * WORDS)
-            scorer.in_segments = in_segments
             statistics = scorer._statistics(pairs, pairs)
             assert statistics.kl is not None
             each = statistics.log_likelihood + 30 * statistics.kl

@@ -15,9 +15,6 @@ see what is decided by the model's own mask functions (causal, sliding window, c
 *positions* instead of places in the row. A window therefore reaches as far back from the second
 response as from the first. The last token of a response predicts nothing and is left out.
 
-In segments of a row (varlen.py) one call of a kernel serves all samples: a trunk is a segment,
-and so is every branch, whose keys are the prompt's, gathered once more, and its own.
-
 :func:`install` switches a model to the attention of this file, which keeps its own inside
 (attention.py); it stays switched, as gradient checkpointing calls the layers again during the
 backward pass. Outside :func:`layout_in_use` everything passes through, so that generation and
@@ -40,7 +37,6 @@ import torch
 from torch import Tensor, nn
 
 from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
-from pl_pointwise.tasks.common.varlen import CAUSAL, Segments, Window, attend, window_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,6 @@ class Layout:
     positions: Tensor  # (N,) position ids
     predicting: Tensor  # (n,) places in the row
     samples: tuple[Sample, ...]
-    segments: Segments | None = None  # trunks and branches, for attention in segments (varlen.py)
 
     @classmethod
     def of(
@@ -109,38 +104,12 @@ class Layout:
             samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
         return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
 
-    def in_segments(self) -> Layout:
-        """The layout, on the CPU, for attention in segments."""
-        return replace(self, segments=segments_of(self.samples))
-
     def to(self, device: torch.device) -> Layout:
         source, positions, predicting = (
             tensor.to(device, non_blocking=True)
             for tensor in (self.source, self.positions, self.predicting)
         )
-        segments = None if self.segments is None else self.segments.to(device)
-        return replace(
-            self, source=source, positions=positions, predicting=predicting, segments=segments
-        )
-
-
-def segments_of(samples: Sequence[Sample]) -> Segments:
-    """Every trunk and every branch of a row as a segment, on the CPU."""
-    queries: list[int] = []
-    keys: list[int] = []
-    source: list[Tensor] = []
-    end = 0
-    for sample in samples:
-        prompt = torch.arange(end, end + sample.prompt)
-        end += sample.prompt
-        for number, length in enumerate(sample.responses):
-            if number and not length:  # One token, which predicts nothing: no queries.
-                continue
-            queries.append(length if number else sample.trunk)
-            keys.append(sample.prompt + length)
-            source += [prompt, torch.arange(end, end + length)]
-            end += length
-    return Segments.of(queries, keys, torch.cat(source))
+        return replace(self, source=source, positions=positions, predicting=predicting)
 
 
 @dataclass(frozen=True)
@@ -150,7 +119,6 @@ class RowMask:
     samples: tuple[Sample, ...]
     trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
     branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
-    segments: tuple[Segments, Window] | None = None  # in place of the masks
 
 
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
@@ -195,11 +163,6 @@ def _row_mask(
             **kwargs,
         )
 
-    reach = local_size if allow_is_causal_skip else 0
-    found = None if additive else _in_segments(layout, mask_function, reach)
-    if found is not None:
-        return found
-
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
         rule = visible(mask_function, queries, keys, device)
         rule = rule if also is None else rule & also
@@ -226,21 +189,6 @@ def _row_mask(
     return RowMask(layout.samples, tuple(trunks), tuple(branches))
 
 
-def _in_segments(
-    layout: Layout, mask_function: Callable[..., Tensor], reach: int | None
-) -> RowMask | None:
-    """The mask where the layout is in segments and the model's rule is a window, else None.
-
-    reach: sequences shorter than it are plainly causal; None: all are.
-    """
-    segments = layout.segments
-    if segments is None:
-        return None
-    longest = segments.longest[1]
-    window = CAUSAL if reach is None or longest < reach else window_of(mask_function, longest)
-    return None if window is None else RowMask(layout.samples, (), (), (segments, window))
-
-
 def _row_attention(
     module: nn.Module,
     query: Tensor,
@@ -261,9 +209,6 @@ def _row_attention(
             module, query, key, value, attention_mask, *args, **kwargs
         )
         return result
-    if attention_mask.segments is not None:
-        return attend(*attention_mask.segments, query, key, value, *args, **kwargs)
-
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)

@@ -5,11 +5,11 @@ Two scoring methods, which differ in cost and in nothing else:
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, not padded (packing.py); for models that attend through
-             transformers' interface, on a GPU in segments by torch's kernel (varlen.py)
+             transformers' interface, on a CPU
 
 :func:`choose_scoring_method` compares the second with the first on a narrow clone of the model
 (agreement.py), and on the first batch a module sees.
-On a GPU without that kernel pairs are grouped: attention sequence by sequence is many small ones.
+On a GPU pairs are grouped: attention batch by batch is many small kernels there.
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -43,7 +43,6 @@ from pl_pointwise.tasks.common.packing import (
     position_embedding,
     uninstall,
 )
-from pl_pointwise.tasks.common.varlen import kernel_problem
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +55,8 @@ Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf1
 BERT-mini and MiniLM-L6 alike. The number for GPUs is an estimate.
 """
 
-ROW_TOKENS = {"cpu": 4096, "cuda": 2**17}
-"""About how many tokens a packed row holds: on a CPU more, and activations do not fit the caches.
-
-On a GPU a row is a whole batch; its size bounds that of an evaluation.
-"""
+ROW_TOKENS = 4096
+"""About how many tokens a packed row holds: of more, activations do not fit a CPU's caches."""
 
 
 def score(logits: Tensor) -> Tensor:
@@ -84,9 +80,8 @@ def packed_scores(
 ) -> Tensor:
     """Rows of about ``ROW_TOKENS`` tokens, pairs of like length in one row."""
     install(model)
-    tokens = ROW_TOKENS.get(inputs["input_ids"].device.type, ROW_TOKENS["cuda"])
     order = lengths[present].argsort(stable=True)
-    rows = lengths[present][order].cumsum(0).sub(1).div(tokens, rounding_mode="floor")
+    rows = lengths[present][order].cumsum(0).sub(1).div(ROW_TOKENS, rounding_mode="floor")
     _, sizes = rows.unique_consecutive(return_counts=True)
     return _by_group(model, inputs, lengths, present, order.split(sizes.tolist()), pack=True)
 
@@ -118,18 +113,13 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest, device, attends_in_segments(device))):
+            with packed(Packing.of(lengths[rows], longest, device)):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits
         scores.append(score(logits))
     order = torch.cat(list(groups)).argsort()
     return torch.cat(scores)[order.to(device, non_blocking=True)]
-
-
-def attends_in_segments(device: torch.device) -> bool:
-    """Whether packed rows attend in segments of the row, not in batches of like length."""
-    return device.type != "cpu"
 
 
 def choose_scoring_method(
@@ -140,9 +130,7 @@ def choose_scoring_method(
     On a clone in values and gradients, and in values for the shortest, the middle and the longest
     pair of the batch, in evaluation mode and in the precision in use.
     """
-    device = inputs["input_ids"].device
-    if attends_in_segments(device) and (problem := kernel_problem(model)):
-        log.info("Pairs are padded in groups: torch's kernel is not used, %s.", problem)
+    if inputs["input_ids"].device.type != "cpu":
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
     probe = by_length[[0, len(by_length) // 2, -1]]

@@ -121,7 +121,7 @@ def test_forward_equals_the_fully_padded_forward_in_value_and_gradient(
 ) -> None:
     """Absent pairs in the middle of a row of candidates, several pairs of one length, and rows cut
     where it does not come out even."""
-    monkeypatch.setitem(scoring.ROW_TOKENS, "cpu", 100)
+    monkeypatch.setattr(scoring, "ROW_TOKENS", 100)
     name = save(tmp_path, kind, num_labels=num_labels)
     module = RerankerModule(name, dropout=0.0).train().double()  # differences are not rounding
     module.scoring_method = method
