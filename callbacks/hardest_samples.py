@@ -105,7 +105,7 @@ class HardestSamples(Callback):
             if declared.scope != "sample" or violations is None or multipliers is None:
                 continue
             constraint = module.constraints[name]
-            relaxation = getattr(module.in_force(name), "relaxation", None)
+            relaxation = getattr(module._run.in_force(name), "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
             relaxed = None if relaxation is None else relaxation(violations, multipliers)
             means = self._mean.tables.get(name, torch.full_like(violations, math.nan))

@@ -185,8 +185,8 @@ def _training(module: PointwiseModule) -> dict[str, str]:
     facts |= {
         "weights of the checkpoint": module.notes.checkpoint,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
-        "samples left out, not finite": str(module.left_out),
-        "steps skipped": str(module.skipped_steps),
+        "samples left out, not finite": str(module._run.stepper.left_out),
+        "steps skipped": str(module._run.stepper.skipped_steps),
         "versions": f"torch {torch.__version__}, lightning {version('lightning')}",
     }
     return facts

@@ -34,7 +34,7 @@ from .multipliers import Multipliers
 from .optimizers import FirstGroupsLambdaLR, Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import Run
-from .step import DualStep, Measured
+from .step import Measured
 from .step_log import EpochSoFar, log_step
 from .stepper import Stepper
 from .task import Notes, Task
@@ -106,11 +106,8 @@ class PointwiseModule(Task):
         measured: what the last training step measured, of all ranks; None before the first.
             ``judged`` are the violations that multipliers follow and reports are about, of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
-        dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
-            for callbacks to read.
+            ``dual_steps`` has the dual step it ended in, by constraint; none where it took none.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
-        left_out, skipped_steps: samples left out of a step, and steps skipped, because a value or
-            the gradient was not finite.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
         notes: what others know of the model, for its card among other things.
@@ -120,9 +117,6 @@ class PointwiseModule(Task):
     thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
     pull_shares: PullShares = _held_by("_duals", "pull_shares")
     measured: Measured | None = _held_by("_stepper", "measured")
-    dual_steps: dict[str, DualStep] = _held_by("_stepper", "dual_steps")
-    left_out: int = _held_by("_stepper", "left_out")
-    skipped_steps: int = _held_by("_stepper", "skipped_steps")
     violations: dict[str, dict[str, Tensor]] = _held_by("_evaluator", "violations")
     evaluated: dict[str, dict[str, SampleViolations]] = _held_by("_evaluator", "evaluated")
     evaluated_metrics: dict[str, dict[str, SampleValues]] = _held_by(
@@ -189,12 +183,6 @@ class PointwiseModule(Task):
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluator.add(batch, dataloader_idx)
 
-    def in_force(self, name: str) -> Formulation:
-        """A constraint's formulation with α a number: of the last training step, or of now."""
-        duals = self._duals
-        now = duals.in_force or duals.units.in_force(self.formulations, self._run.share())
-        return now[name]
-
     # Optimizers and devices ---------------------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -236,13 +224,13 @@ class PointwiseModule(Task):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Moves a batch, all but its ``host_keys``."""
+        """Moves a batch, all but its ``_host_keys``."""
         if isinstance(batch, (list, tuple)):
             return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
         if not isinstance(batch, Mapping):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        kept = {key: value for key, value in batch.items() if key in self.host_keys}
-        moved = {key: value for key, value in batch.items() if key not in self.host_keys}
+        kept = {key: value for key, value in batch.items() if key in self._host_keys}
+        moved = {key: value for key, value in batch.items() if key not in self._host_keys}
         return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
 
     # Checkpoints --------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from .data import ResumableDataLoader
 from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator
+from .formulations import Formulation
 from .optimizers import monitor_of, number_of_steps
 from .own_hooks import part_of
 from .random_state import plain_random_state, random_state, restore_random_state
@@ -217,6 +218,12 @@ class Run:
         name = monitor_of(scheduler)
         restored = (self._restored or {}).get("monitored", {})
         return self.task.trainer.callback_metrics.get(name, restored.get(name))
+
+    def in_force(self, name: str) -> Formulation:
+        """A constraint's formulation with α a number: of the last training step, or of now."""
+        duals = self.duals
+        now = duals.in_force or duals.units.in_force(self.task.formulations, self.share())
+        return now[name]
 
     # Epochs and the end -------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from tests.pl_pointwise.toy import (
     ToyRows,
     assert_identical_run,
     fit,
+    lost,
     multipliers_of,
     stack,
     trainer,
@@ -474,4 +475,4 @@ def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     saver = Saver("on_train_batch_end", tmp_path)
     train(data(), saver, module=module)
     resumed, _ = train(data(), checkpoint=saver.paths[0])
-    assert (resumed.left_out, resumed.skipped_steps) == (3, 2)
+    assert lost(resumed) == (3, 2)

@@ -182,7 +182,7 @@ def test_an_objective_without_a_gradient_lets_the_constraints_pull() -> None:
 def test_price_is_the_most_that_a_sample_pulls() -> None:
     """In multiples of Λ, where nothing can be met."""
     module = fit(Toy(Relaxed(price=2.0), {"fit": Constraint(at_most=-50.0)}), ToyRows(9), epochs=9)
-    formulation = module.in_force("fit")
+    formulation = module._run.in_force("fit")
     unit = module._duals.units.state_dict()["states"]["fit"]["unit"]
     v = torch.full((1,), 60.0, requires_grad=True)
     (pull,) = torch.autograd.grad(formulation.lagrangian(v, torch.zeros(1)).sum(), v)

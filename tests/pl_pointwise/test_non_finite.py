@@ -27,6 +27,7 @@ from tests.pl_pointwise.toy import (
     ToyRows,
     assert_same_run,
     fit,
+    lost,
     multipliers_of,
     trainer,
     weights_of,
@@ -87,7 +88,7 @@ def test_step_is_the_one_without_the_sample_with_the_original_denominators(
     twin = fit(Fragile(formulation), Defective(7, {3: NEUTRAL}))
     assert_same_run(bad, twin)
     assert torch.isfinite(weights_of(bad)).all()
-    assert (bad.left_out, bad.skipped_steps) == (3, 0)  # once in each of three epochs
+    assert lost(bad) == (3, 0)  # once in each of three epochs
     assert bad.trainer.global_step == 6
 
 
@@ -98,7 +99,7 @@ def test_several_bad_samples_of_a_batch(options: Any) -> None:
     bad = fit(Fragile(formulation, **options), Defective(8, defects), batch_size=8)
     twin_rows = Defective(8, dict.fromkeys(defects, NEUTRAL))
     assert_same_run(bad, fit(Fragile(formulation, **options), twin_rows, batch_size=8))
-    assert bad.left_out == 9
+    assert lost(bad)[0] == 9
 
 
 def test_multiplier_of_a_sample_left_out_keeps_its_value() -> None:
@@ -130,7 +131,7 @@ def test_bad_value_that_is_not_carried_does_not_matter() -> None:
             return values | {"pair": torch.where(hole, torch.nan, values["pair"])}
 
     found = fit(Constant(Pointwise(), partial=True), rows)
-    assert found.left_out == found.skipped_steps == 0
+    assert lost(found) == (0, 0)
     assert_same_run(found, fit(Constant(Pointwise(), partial=True), clean))
 
 
@@ -158,7 +159,7 @@ def test_gradient_that_is_not_finite_skips_the_step(caplog: pytest.LogCaptureFix
         fit(module, rows)
     assert torch.equal(weights_of(module), start)
     assert all(not table.any() for table in module.multipliers.values())
-    assert (module.left_out, module.skipped_steps) == (0, 1)
+    assert lost(module) == (0, 1)
     assert "Step skipped (train, epoch 0, step 0): the norm of the gradient is nan" in caplog.text
 
 
@@ -168,7 +169,7 @@ def test_skipped_step_leaves_the_other_steps_alone() -> None:
     rows = Defective(12, {4: GRADIENT_NAN})
     options = {"primal_steps": 2}
     module = fit(Fragile(FORMULATIONS["by name"], **options), rows, epochs=1, callbacks=[seen])
-    assert (module.skipped_steps, module.trainer.global_step) == (1, 2)
+    assert (lost(module)[1], module.trainer.global_step) == (1, 2)
 
     class Without(ToyData):
         """The same batches, without the one that is skipped."""
@@ -225,7 +226,7 @@ def test_a_value_that_breaks_when_the_step_is_computed_again_skips_it() -> None:
     with pytest.raises(TrainingError, match="All 1 steps of epoch 0 were skipped"):
         fit(module, Defective(8, {3: OBJECTIVE_NAN}), batch_size=8)
     assert torch.equal(weights_of(module), start)
-    assert (module.passes, module.left_out, module.skipped_steps) == (2, 1, 1)
+    assert (module.passes, *lost(module)) == (2, 1, 1)
     assert not any(table.any() for table in module.multipliers.values())
 
 
@@ -251,7 +252,7 @@ def test_batch_of_bad_samples_only_is_skipped_and_the_rest_is_trained() -> None:
 
     module = Fragile(Average(alpha=1.0))
     trainer(max_epochs=2).fit(module, Ordered(rows, batch_size=4))
-    assert (module.skipped_steps, module.left_out) == (2, 8)
+    assert lost(module) == (8, 2)
     assert module.trainer.global_step == 2
     assert torch.isfinite(weights_of(module)).all()
     assert module.multipliers["pair"] > 0

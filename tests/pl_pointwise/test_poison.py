@@ -29,6 +29,7 @@ from tests.pl_pointwise.toy import (
     ToyRows,
     assert_identical_run,
     fit,
+    lost,
     multipliers_of,
     thresholds_of,
     trainer,
@@ -92,7 +93,7 @@ def test_every_break_is_left_out_alike(formulation: Any, caplog: pytest.LogCaptu
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             module = fit(Breaking(formulation, term, break_), rows, epochs=2)
-        assert (module.left_out, module.skipped_steps) == (2, 0), name
+        assert lost(module) == (2, 0), name
         assert module.trainer.global_step == 4
         assert torch.isfinite(weights_of(module)).all()
         assert all(torch.isfinite(table).all() for table in module.multipliers.values())
@@ -120,7 +121,7 @@ def test_gradient_that_breaks_skips_its_step_and_no_other(term: str, break_: Any
     module = Breaking(formulation, term, break_, constraints=bounds)
     continue_from(fit(Toy(formulation, bounds), rows, epochs=1, batch_size=8), module)
     fit(module, rows, epochs=1)
-    assert (module.skipped_steps, module.left_out) == (1, 0)
+    assert lost(module) == (0, 1)
     assert module.trainer.global_step == 1
     assert torch.isfinite(weights_of(module)).all()
     assert all(torch.isfinite(table).all() for table in module.multipliers.values())
@@ -133,7 +134,7 @@ def test_violation_beyond_float32_does_not_reach_the_multiplier(
     """It is finite in float64, and infinite as a λ, from which no later step would recover."""
     module = Breaking(Pointwise(alpha=None), "fit", lambda zero: zero + 1e39)
     fit(module, ToyRows(8, seed=5), epochs=2, batch_size=8)
-    assert module.left_out == 2
+    assert lost(module)[0] == 2
     assert torch.isfinite(module.multipliers["fit"]).all()
     assert "1e+39 for sample 3" in caplog.text
 
@@ -184,7 +185,7 @@ def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
     trainer(max_epochs=2, callbacks=[seen]).fit(module, ToyData(rows, batch_size=4))
     rules: dict[str, Rule | None] = {"fit": rule, "pair": rule}
     expected = run(rows, seen.batches, rules, FAR, learning_rate=0.05, clip=1.0)
-    assert module.skipped_steps == module.left_out == 0
+    assert lost(module) == (0, 0)
     torch.testing.assert_close(weights_of(module), expected.weights, rtol=0, atol=1e-4)
     for name, table in multipliers_of(module).items():
         torch.testing.assert_close(table.double(), expected.multipliers[name], rtol=1e-5, atol=1e-3)
@@ -207,7 +208,7 @@ def test_batch_in_which_nothing_is_active_is_plain_training(
     module = fit(Toy(FORMULATIONS[name], met, micro_batch_size=3), rows)
     torch.testing.assert_close(weights_of(module), weights_of(plain), rtol=0, atol=1e-12)
     assert not any(table.any() for table in module.multipliers.values())
-    assert module.skipped_steps == module.left_out == 0
+    assert lost(module) == (0, 0)
     assert all(torch.isfinite(value).all() for value in thresholds_of(module).values())
 
 
@@ -225,7 +226,7 @@ def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
     start = weights_of(module)
     fit(module, ToyRows(7, seed=5), epochs=2)
     assert torch.equal(weights_of(module), start)
-    assert (module.skipped_steps, module.left_out, module.trainer.global_step) == (0, 0, 4)
+    assert (*lost(module), module.trainer.global_step) == (0, 0, 4)
     assert module.trainer.callback_metrics["running/gradient_norm"] == 0
     for table in module.multipliers.values():
         assert (table > 0).all()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Pointwise
-from tests.pl_pointwise.toy import Toy, ToyRows, fit
+from tests.pl_pointwise.toy import Toy, ToyRows, fit, lost
 
 
 class Normed(Toy):
@@ -39,7 +39,7 @@ def test_one_nan_skips_its_step_and_spoils_no_statistic(caplog: pytest.LogCaptur
     """It is in every output of its batch, so that no sample of it is left."""
     module = Normed(Pointwise(alpha=1.0, dual_lr=1.0))
     fit(module, Broken(8, 3), held_out=ToyRows(5), batch_size=4)
-    assert (module.left_out, module.skipped_steps) == (12, 3)  # One batch in each of three epochs.
+    assert lost(module) == (12, 3)  # One batch in each of three epochs.
     assert "no sample of the batch is left" in caplog.text
     assert torch.isfinite(module.norm.running_mean).all()
     assert torch.isfinite(module.norm.running_var).all()
@@ -88,7 +88,7 @@ def test_buffers_that_are_replaced_are_put_back_too() -> None:
 
     module = fit(Counting(Pointwise()), Broken(8, 3), batch_size=4, epochs=2)
     assert torch.isfinite(module.seen)
-    assert module.left_out == 2
+    assert lost(module)[0] == 2
 
 
 def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:

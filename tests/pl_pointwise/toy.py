@@ -188,6 +188,11 @@ def multipliers_of(module: PointwiseModule) -> dict[str, Tensor]:
     return {name: table.clone() for name, table in module.multipliers.items()}
 
 
+def lost(module: PointwiseModule) -> tuple[int, int]:
+    """Samples left out of a step, and steps skipped."""
+    return module._stepper.left_out, module._stepper.skipped_steps
+
+
 def thresholds_of(module: PointwiseModule) -> dict[str, Tensor]:
     return {f"threshold of {name}": value.clone() for name, value in module.thresholds.items()}
 
