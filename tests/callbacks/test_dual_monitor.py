@@ -168,18 +168,6 @@ def test_only_constraints_with_multipliers_are_reported() -> None:
     assert reported.epochs == [{}, {}, {}]
 
 
-def test_a_window_of_steps_is_one_dual_step() -> None:
-    """Six batches in windows of three: each sample's λ moves once, at the end of its window."""
-    witness, reported = Witness(BOUNDS), Reported()
-    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), primal_steps=3)
-    fit(module, ToyRows(24), epochs=1, callbacks=[DualMonitor(), witness, reported])
-    final = witness.visits[-1].after
-    for name in BOUNDS:
-        mean = np.abs(final[name]).mean()  # From zero.
-        assert reported.epochs[0][f"dual/{name}/step"] == pytest.approx(mean, rel=1e-5)
-        assert mean > 0
-
-
 @pytest.mark.parametrize("batches", [6, 8])
 def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
     tmp_path: Path, batches: int

@@ -286,17 +286,3 @@ def test_page_names_the_hardest_value_from_one(tmp_path: Path) -> None:
     value = {"number": 1, "of": 1, "bound": "at_least"}
     assert "<dd>17, at_least</dd>" in html_of([row | {"index": 17, "value": value}])
     assert "column" not in text
-
-
-class Described(LineData):
-    """A sample is whatever there is to say of it."""
-
-    def describe(self, index: int) -> dict[str, Any]:
-        return {"scan": torch.zeros(1, 6, 5), "note": None, "score": 0.25}
-
-
-def test_whatever_describe_gives_is_shown_as_text(tmp_path: Path) -> None:
-    fit_line(tmp_path, Described(batch_size=2), count=1)
-    (row,) = rows_of(tmp_path)
-    assert row["text"] == {"scan": "float32 array, 1 × 6 × 5", "note": "None", "score": "0.25"}
-    assert "float32 array, 1 × 6 × 5" in page_of(tmp_path).text

@@ -149,16 +149,6 @@ def test_a_second_run_writes_to_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_an_earlier_test_is_not_taken_for_validation(tmp_path: Path) -> None:
-    module, data = Toy(Pointwise(), partial=True), ToyData(ROWS, HELD_OUT, batch_size=4)
-    runner = trainer(callbacks=[ViolationCurves()], default_root_dir=tmp_path)
-    runner.test(module, data, verbose=False)
-    assert "test" in module.evaluated
-    runner.fit(module, data)
-    assert {key[0] for key in table(tmp_path, 0)} == {"running", "val"}
-
-
-@pytest.mark.usefixtures("_undrawn")
 def test_resumed_in_mid_epoch_equals_uninterrupted(tmp_path: Path) -> None:
     checkpoint = tmp_path / "mid.ckpt"
 

@@ -19,7 +19,6 @@ from torch.utils.data import (
     RandomSampler,
     Subset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from pl_pointwise import (
@@ -139,14 +138,6 @@ def test_an_index_that_comes_twice_in_an_epoch_is_refused() -> None:
     with pytest.raises(TrainingError, match="index 0 came twice in epoch 0"):
         fit(module, loader(Rows(), collate_fn=collate_counting_from_zero))
     assert module.global_step == 1
-
-
-def test_a_sampler_with_replacement_may_repeat_samples() -> None:
-    for sampler in (
-        WeightedRandomSampler([1.0] * 8, 16),
-        RandomSampler(range(8), replacement=True, num_samples=16),
-    ):
-        assert fit(Line(), loader(sampler=sampler), max_epochs=2).global_step == 8
 
 
 def test_a_collate_function_with_indices_of_other_types_is_refused() -> None:
@@ -628,15 +619,6 @@ def test_a_formulation_must_keep_its_arguments() -> None:
 
     with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
         Line(Forgetful())
-
-
-def test_two_rows_of_a_thousand_that_are_exchanged_are_another_order() -> None:
-    from pl_pointwise.data import fingerprint
-
-    rows = [{"text": str(i), "label": i % 2} for i in range(1000)]
-    other = [*rows[:500], rows[501], rows[500], *rows[502:]]
-    assert fingerprint(rows) != fingerprint(other)
-    assert fingerprint(rows) == fingerprint([dict(row) for row in rows])
 
 
 def test_a_touched_file_is_the_same_data(tmp_path: Path) -> None:

@@ -72,14 +72,6 @@ def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
         module.multipliers.reset("other")
 
 
-def test_reset_equals_a_fresh_store() -> None:
-    again = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL))
-    first = {name: table.clone() for name, table in again.multipliers.items()}
-    again.multipliers.reset()
-    fit_again(again)
-    assert all(torch.equal(again.multipliers[name], table) for name, table in first.items())
-
-
 @pytest.mark.parametrize(
     ("formulation", "values", "message"),
     [

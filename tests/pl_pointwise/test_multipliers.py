@@ -60,14 +60,6 @@ def test_rows_are_a_copy() -> None:
     assert not multipliers["a"].any()
 
 
-def test_table_is_made_of_zeros_when_its_width_is_first_seen() -> None:
-    multipliers = Multipliers(4)
-    assert len(multipliers) == 0
-    multipliers.rows("c", torch.tensor([0]), 3)
-    assert {name: tuple(table.shape) for name, table in multipliers.items()} == {"c": (4, 3)}
-    assert "4 samples" in repr(multipliers)
-
-
 @pytest.mark.parametrize("index", [[4], [0, 4], [-2], [2**40]])
 def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
     """A negative one would silently be counted from the end."""

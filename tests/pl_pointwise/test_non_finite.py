@@ -230,17 +230,6 @@ def test_a_value_that_breaks_when_the_step_is_computed_again_skips_it() -> None:
     assert not any(table.any() for table in module.multipliers.values())
 
 
-@pytest.mark.parametrize("kind", [OBJECTIVE_NAN, PAIR_NAN])
-def test_run_in_which_everything_is_skipped_stops(kind: int) -> None:
-    """Else it would train for days on nothing, and save a model that never moved."""
-    module = Fragile(Pointwise())
-    start = weights_of(module)
-    with pytest.raises(TrainingError, match="All 2 steps of epoch 0 were skipped"):
-        fit(module, Defective(7, dict.fromkeys(range(7), kind)))
-    assert torch.equal(weights_of(module), start)
-    assert module.trainer.global_step == 0
-
-
 def test_batch_of_bad_samples_only_is_skipped_and_the_rest_is_trained() -> None:
     rows = Defective(8, dict.fromkeys(range(4), OBJECTIVE_INF))
 

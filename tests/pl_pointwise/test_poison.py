@@ -9,9 +9,6 @@ nothing is active, a gradient that is zero.
 from __future__ import annotations
 
 import copy
-import itertools
-import logging
-import math
 from typing import Any
 
 import pytest
@@ -27,7 +24,6 @@ from tests.pl_pointwise.toy import (
     Toy,
     ToyData,
     ToyRows,
-    assert_identical_run,
     fit,
     lost,
     multipliers_of,
@@ -36,13 +32,6 @@ from tests.pl_pointwise.toy import (
     weights_of,
 )
 
-# What is added to one sample's value of one term, as a function of the output z − z = 0.
-BREAKS: dict[str, Any] = {
-    "NaN": lambda zero: zero * math.nan,
-    "+inf": lambda zero: zero + math.inf,
-    "-inf": lambda zero: zero - math.inf,
-    "log 0": lambda zero: zero.log(),
-}
 GRADIENT_BREAKS: dict[str, Any] = {
     "NaN": lambda zero: (0 * zero).sqrt(),
     "inf": lambda zero: zero.sqrt(),
@@ -82,33 +71,6 @@ def continue_from(start: Toy, module: Toy) -> None:
     module.load_state_dict(start.state_dict())
     module._duals.multipliers = copy.deepcopy(start.multipliers)
     module._duals.fingerprint = start._duals.fingerprint
-
-
-@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
-def test_every_break_is_left_out_alike(formulation: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """However a value breaks, the step is the one without that sample, and the log names it."""
-    rows = ToyRows(8, seed=5)
-    outcomes = []
-    for (name, break_), term in zip(BREAKS.items(), itertools.cycle(LABELS)):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            module = fit(Breaking(formulation, term, break_), rows, epochs=2)
-        assert lost(module) == (2, 0), name
-        assert module.trainer.global_step == 4
-        assert torch.isfinite(weights_of(module)).all()
-        assert all(torch.isfinite(table).all() for table in module.multipliers.values())
-        named = [r.getMessage() for r in caplog.records if f"sample {BAD} " in r.getMessage()]
-        assert len(named) == 2, name
-        assert all(message.startswith(LABELS[term]) for message in named)
-        assert module.trainer.callback_metrics["running/left_out"] == 2
-        outcomes.append(module)
-    for module in outcomes[1:]:
-        assert_identical_run(module, outcomes[0])
-    # The sample's own multiplier never moved, and the run is another than with it.
-    for table in outcomes[0].multipliers.values():
-        assert len(table.shape) < 2 or not table[BAD].any()
-    whole = fit(Toy(formulation), rows, epochs=2)
-    assert not torch.equal(weights_of(outcomes[0]), weights_of(whole))
 
 
 @pytest.mark.parametrize("break_", GRADIENT_BREAKS.values(), ids=GRADIENT_BREAKS)
@@ -230,17 +192,3 @@ def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
     assert module.trainer.callback_metrics["running/gradient_norm"] == 0
     for table in module.multipliers.values():
         assert (table > 0).all()
-
-
-def test_left_out_samples_take_part_again_once_they_are_finite() -> None:
-    rows = ToyRows(8, seed=5)
-    module = Breaking(FORMULATIONS["pointwise"], "fit", BREAKS["NaN"])
-    fit(module, rows, epochs=1)
-    assert not module.multipliers["pair"][BAD].any()
-    before = multipliers_of(module)
-    twin = Toy(FORMULATIONS["pointwise"])
-    continue_from(module, twin)
-    module.break_ = None
-    fit(module, rows, epochs=1)
-    assert_identical_run(module, fit(twin, rows, epochs=1))
-    assert not torch.equal(module.multipliers["pair"][BAD], before["pair"][BAD])

@@ -22,6 +22,7 @@ from tests.pl_pointwise.toy import FORMULATIONS, Toy
 from tests.programs.launch import run_program
 from tests.programs.sharded import (
     EVERYTHING_OF_ONE_RANK,
+    KINDS,
     POISON,
     RANKS,
     Shardable,
@@ -51,8 +52,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], atol: float = 1
         torch.testing.assert_close(found[key], value, rtol=0, atol=atol, msg=key)
 
 
-@pytest.mark.parametrize("pieces", [None, 3])
-@pytest.mark.parametrize("kind", FORMULATIONS)
+@pytest.mark.parametrize(("kind", "pieces"), KINDS)
 def test_sharded_equals_whole(kind: str, pieces: int | None, ranks: list[dict[str, Any]]) -> None:
     expected = train(1, kind, pieces)
     assert expected["norm"] > 0

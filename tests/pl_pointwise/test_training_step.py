@@ -219,18 +219,6 @@ def test_gradient_is_clipped_to_the_norm() -> None:
     assert (expected.weights - free.weights).abs().max() > 0.01  # the bound was active
 
 
-def test_unvisited_samples_keep_their_multipliers() -> None:
-    rows = ToyRows(11, seed=5)
-    seen = Seen()
-    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), learning_rate=LEARNING_RATE)
-    trainer(limit_train_batches=1, callbacks=[seen]).fit(module, ToyData(rows, batch_size=4))
-    visited = torch.zeros(11, dtype=torch.bool)
-    visited[seen.batches[0][1]] = True
-    assert (module.multipliers["pair"][visited] > 0).any()
-    assert not module.multipliers["pair"][~visited].any()
-    assert not module.multipliers["fit"][~visited].any()
-
-
 def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
     """A negative that is dropped from a query: its v reads 0, and at v = 0 a relaxed λ decays."""
     rows = ToyRows(6, seed=5)

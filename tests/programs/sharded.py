@@ -172,6 +172,16 @@ def refused(ranks: int, whole: bool, tensor_parallel: int) -> str:
     return "accepted"
 
 
+KINDS: list[tuple[str, int | None]] = [
+    ("penalty", 3),
+    ("average augmented", None),
+    ("cvar augmented", 3),
+    ("pointwise", None),
+    ("pointwise", 3),
+    ("by name", 3),
+]
+"""Formulations in each of their forms, and micro-batches; all others: test_layouts.py."""
+
 POISON: dict[str, tuple[dict[int, int], int | None]] = {
     "some of both ranks": ({1: OBJECTIVE_NAN, 4: PAIR_NAN, 9: PAIR_NAN}, None),
     "a micro-batch of one rank": ({1: OBJECTIVE_NAN, 3: PAIR_NAN}, 2),
@@ -186,9 +196,8 @@ def main() -> None:
 
     def on_rank() -> None:
         results: dict[str, Any] = {}
-        for kind in FORMULATIONS:
-            for pieces in (None, 3):
-                results[f"{kind}, pieces of {pieces}"] = train(RANKS, kind, pieces)
+        for kind, pieces in KINDS:
+            results[f"{kind}, pieces of {pieces}"] = train(RANKS, kind, pieces)
         for name, (defects, pieces) in POISON.items():
             results[f"poison: {name}"] = poisoned(RANKS, defects, pieces)
         results["everything of one rank"] = poisoned(RANKS, EVERYTHING_OF_ONE_RANK, 2)

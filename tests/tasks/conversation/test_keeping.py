@@ -286,7 +286,7 @@ def test_a_recipe_runs_on_its_records_and_on_files(
     AutoModelForCausalLM.from_pretrained(tmp_path / "export")
 
 
-@pytest.mark.parametrize("task", ["keep", "forget"])
+@pytest.mark.parametrize("task", [pytest.param("keep", marks=pytest.mark.slow), "forget"])
 def test_rivals_run_in_one_switch(task, tiny, language_model_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("pl_pointwise.compare.command.draw_plots", lambda *_: None)
     like = ["--data.init_args.forget_like", str(language_model_folder)]

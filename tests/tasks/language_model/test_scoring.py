@@ -292,26 +292,6 @@ def test_cached_equals_uncached(
         assert_same_gradients(gradients(model, loss_of(cached)), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_validation_put_in_the_cache_serves_training(
-    dtype: torch.dtype, make_model: Make, make_adapted: Adapt
-) -> None:
-    """Lightning validates in inference mode, whose tensors autograd refuses."""
-    model = make_adapted(make_model("llama")).train()
-    expected = gradients(model, loss_of(ResponseScorer(model, method="plain")(make_batch())))
-    scorer = ResponseScorer(
-        model,
-        method="shared_prompt",
-        cache=ReferenceCache(model, dtype=dtype),
-        chunk_elements=CHUNK,
-    )
-    with torch.inference_mode():
-        scorer(make_batch())
-    actual = gradients(model, loss_of(scorer(make_batch())))
-    if dtype == torch.float32:
-        assert_same_gradients(actual, expected)
-
-
 def test_a_cache_in_bfloat16_moves_the_divergence_little_and_always_alike(
     make_model: Make, make_adapted: Adapt
 ) -> None:

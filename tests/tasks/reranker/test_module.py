@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +170,6 @@ def test_scores_under_bf16_autocast_are_float32_and_the_objective_too(tmp_path: 
 # Groups of like length ------------------------------------------------------------------------
 
 
-def realistic_lengths(pairs: int, seed: int) -> Tensor:
-    """Pair lengths distributed as in MS MARCO: mean 85 tokens, the longest of 40 has 172."""
-    draws = np.random.default_rng(seed).normal(4.384, 0.349, pairs)
-    return torch.from_numpy(np.exp(draws).round().clip(20, 512).astype(np.int64))
-
-
 def cost(lengths: list[int], groups: list[list[int]], forward_cost: int) -> int:
     return sum(forward_cost + len(g) * max(lengths[i] for i in g) for g in groups)
 
@@ -196,20 +189,6 @@ def test_groups_hold_every_pair_once_and_no_cut_is_cheaper(
         price = cost(lengths, tried, forward_cost)
         cheapest = price if cheapest is None else min(cheapest, price)
     assert cost(lengths, groups, forward_cost) == cheapest
-
-
-def test_forward_computes_no_more_tokens_than_the_groups_hold(tmp_path: Path) -> None:
-    module = RerankerModule(save(tmp_path))
-    module.scoring_method = "grouped"
-    lengths = realistic_lengths(40, 1).clamp(max=128).view(4, 10)
-    seen: list[int] = []
-    module.model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    with torch.no_grad():
-        module(batch_of(lengths.tolist()))
-    assert sum(seen) < 1.1 * int(lengths.sum())
-    assert len(seen) > 1
 
 
 def test_a_packed_row_is_not_padded(tmp_path: Path) -> None:
@@ -492,53 +471,8 @@ def test_dropout_is_on_while_training_and_off_while_evaluating(
     assert modes == {True: {True}, False: {False}}
 
 
-def test_the_length_objective_alone_brings_short_passages_up(
-    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    module = module_of(tiny_cross_encoder_dir)
-    before = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
-    quiet_trainer(tmp_path, max_epochs=12).fit(module, data)
-    after = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
-    assert after["train/objective"] < 0.5 * before["train/objective"]
-    assert after["train/lenrank@10"] < before["train/lenrank@10"]
-    assert after["train/avglength@3"] < before["train/avglength@3"]
-    # Trained on it: the metric that every method is compared by is the objective itself.
-    assert after["train/length_objective"] == pytest.approx(after["train/objective"], rel=1e-5)
-
-
 def merged(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: value for part in results for key, value in part.items()}
-
-
-def test_an_untrained_reranker_is_evaluated_at_the_evaluation_tolerance(
-    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    """Off the shelf: `test` and no fit. Violations are shifted by the tolerances' difference."""
-    options: dict[str, Any] = {"tolerance": 50.0}
-    module = module_of(tiny_cross_encoder_dir, evaluation_tolerance=1.0, **options)
-    measured_alike = merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
-    own = module_of(tiny_cross_encoder_dir, **options)
-    measured_at_its_own = merged(quiet_trainer(tmp_path).test(own, data, verbose=False))
-    key = "test/relevance/mean"
-    assert measured_at_its_own[key] - measured_alike[key] == pytest.approx(49.0, abs=1e-4)
-    for name in ("mrr@10", "hit@3", "lenrank@10", "avglength@3", "length_objective", "objective"):
-        assert np.isfinite(measured_alike[f"test/{name}"])
-
-
-def test_micro_batches_take_the_same_step(
-    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    """Micro-batches of three queries in batches of four: other groups of pairs, the same step."""
-    weights = []
-    for size in (None, 3):
-        module = module_of(
-            tiny_cross_encoder_dir, Pointwise(), training=replace(FAST, micro_batch_size=size)
-        ).double()
-        start = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
-        quiet_trainer(tmp_path, max_steps=2).fit(module, data)
-        weights.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach())
-        assert not torch.equal(start, weights[-1])
-    torch.testing.assert_close(weights[0], weights[1], atol=1e-9, rtol=0)
 
 
 def test_a_checkpoint_gives_the_same_scores(

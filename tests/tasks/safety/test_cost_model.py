@@ -150,18 +150,6 @@ def test_the_score_is_in_float32_on_a_backbone_in_half_precision(folder, referen
     assert cost.item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_neither_autocast_nor_a_default_type_around_it_changes_a_cost(folder, expected) -> None:
-    model = CostModel.load(str(folder))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            costs = model.costs(PROMPTS, ANSWERS)
-    finally:
-        torch.set_default_dtype(before)
-    assert costs.tolist() == pytest.approx(expected, abs=1e-5)
-
-
 def test_a_head_without_bias_loads_where_the_configuration_says_so(
     tiny_tokenizer, reference, expected, tmp_path
 ) -> None:
@@ -183,15 +171,6 @@ def test_an_answer_that_does_not_fit_is_cut_with_a_warning_and_keeps_its_end(
     with pytest.warns(UserWarning, match="1 of 2 conversations are longer than the 160 tokens"):
         costs = model.costs(PROMPTS[:1] * 2, ["x" * 500, ""])
     assert costs[0].item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_module_that_keeps_one_neither_trains_nor_saves_it(folder) -> None:
-    holder = torch.nn.Module()
-    holder.judge = CostModel.load(str(folder))
-    assert not list(holder.parameters())
-    assert not holder.state_dict()
-    assert not any(weight.requires_grad for weight in holder.judge.model.parameters())
-    assert not holder.judge.costs(PROMPTS, ANSWERS).requires_grad
 
 
 # Refused ------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
@@ -31,7 +30,6 @@ from tests.tasks.safety.conftest import (
     pair_rows,
     record,
     said,
-    unsafe_rows,
     write_rows,
 )
 
@@ -105,14 +103,6 @@ def test_files_of_their_own_hold_the_held_out_records(language_model_folder, saf
     assert is_refusal(REFUSAL_TEXT)
 
 
-def test_benign_records_alone_make_a_warm_start(language_model_folder, safety_files) -> None:
-    files = {name: path for name, path in safety_files.items() if name.startswith("benign")}
-    data = module(language_model_folder, files, unsafe_schema=None)
-    data.setup("fit")
-    assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10
-    assert not any(record.unsafe for record in data.datasets["train"].records)
-
-
 def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     language_model_folder, safety_files, tmp_path
 ) -> None:
@@ -181,30 +171,6 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     tokenizer = AutoTokenizer.from_pretrained(language_model_folder)
     ids = batch["response_ids"][0, 1, : batch["response_lengths"][0, 1]]
     assert tokenizer.decode(ids) == f"{REFUSAL_TEXT}<|end|>"
-
-
-def test_batches_have_both_kinds_in_proportion_and_every_sample_once(
-    language_model_folder, tmp_path
-) -> None:
-    files = {
-        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(13)),
-        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(37)),
-    }
-    data = module(language_model_folder, files, val_fraction=0, batch_size=8)
-    data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    data.setup("fit")
-    loader = data.train_dataloader()
-    orders = []
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
-        batches = list(loader)
-        seen = torch.cat([batch["index"] for batch in batches]).tolist()
-        assert sorted(seen) == list(range(50))
-        for batch in batches:
-            share = len(batch["index"]) * 13 / 50
-            assert abs(sum(not record.unsafe for record in batch["records"]) - share) < 2
-        orders.append(seen)
-    assert orders[0] != orders[1] != orders[2]
 
 
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:

@@ -38,7 +38,6 @@ LARGE = Lora(
     target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
 )
 SHORT = Generation(max_new_tokens=5)
-ANSWER = ROLES.index(HELPFUL)
 IN_BATCH = [(HELPFUL, REFUSAL), (REFUSAL, UNSAFE), (SAFE, UNSAFE, REFUSAL), (REFUSAL,)]
 
 
@@ -149,25 +148,6 @@ def test_a_batch_without_one_kind_gives_zero_and_a_gradient(
     assert (members["refuse"].item(), members["comply"].item()) == (row == 3, row == 0)
 
 
-def test_the_reference_is_computed_for_the_answers_of_benign_prompts_only(
-    language_model_folder, monkeypatch
-) -> None:
-    module, batch = made(language_model_folder), batch_of()
-    asked = []
-    score = module.scorer.__class__.__call__
-
-    def watched(self: Any, batch: Any, reference: Any = True) -> Any:
-        asked.append(reference)
-        return score(self, batch, reference)
-
-    module.scorer.method = "plain"
-    monkeypatch.setattr(module.scorer.__class__, "__call__", watched)
-    kl = module(batch).kl
-    assert (asked[0] == (batch["roles"] == ANSWER)).all()
-    assert kl is not None
-    assert (kl > 0).tolist() == (batch["roles"] == ANSWER).tolist()
-
-
 # Tolerances ---------------------------------------------------------------------------------------
 
 
@@ -182,22 +162,6 @@ def test_a_positive_tolerance_is_refused_with_the_sign_explained(
     message = r"refuse_tolerance=0.16: .*never above 0.*Give −0.16.*e\^−0.16 = 0.85"
     with pytest.raises(ValueError, match=message):
         made(language_model_folder, **options)
-
-
-def test_a_bound_that_nothing_could_break_is_refused(language_model_folder) -> None:
-    with pytest.raises(ValueError, match=r"comply_tolerance=2.0: .*hold of every response"):
-        made(language_model_folder, comply_tolerance=2.0)
-
-
-def test_violations_are_judged_at_the_evaluation_tolerances(language_model_folder) -> None:
-    module = made(
-        language_model_folder,
-        refuse_tolerance=-0.32,
-        evaluation=SafetyEvaluation(refuse_tolerance=-0.08, comply_tolerance=-3.0),
-    )
-    assert module.constraints["refuse"].at_least == -0.32
-    assert module.evaluation_constraints["refuse"].at_least == -0.08
-    assert module.evaluation_constraints["comply"].at_most == -3
 
 
 @pytest.mark.parametrize(
@@ -259,18 +223,6 @@ def test_training_makes_refusals_likely_where_they_belong(
     assert cache is not None
     assert cache.hits > 0
     assert cache.misses == 0  # Counted anew each epoch: the first has found every answer.
-
-
-def test_a_kind_that_a_data_set_lacks_is_not_reported_of_it(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    data = data_of(files, unsafe_schema=None)
-    run = quiet_trainer(tmp_path)
-    run.test(made(language_model_folder), data, verbose=False)
-    assert "test/comply/mean" in run.callback_metrics
-    assert not any("refuse" in name for name in run.callback_metrics)
-    assert all(torch.isfinite(value) for value in run.callback_metrics.values())
 
 
 def test_constraints_without_unsafe_prompts_are_refused(

@@ -103,15 +103,6 @@ def test_bad_record_is_refused_by_file_and_line(
     assert "invalid: skip" in str(caught.value)
 
 
-def test_skipped_records_are_counted(language_model_folder, tmp_path) -> None:
-    path = write_rows(tmp_path / "t.jsonl", [ROW, ROW | {"tools": ["{"]}])
-    files = {"train_file": str(path)}
-    data = module(language_model_folder, files, val_fraction=0, invalid="skip")
-    with pytest.warns(UserWarning, match="left out 1 of 2 records"):
-        data.setup("fit")
-    assert len(data.datasets["train"]) == 1
-
-
 def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     language_model_folder, tmp_path, monkeypatch
 ) -> None:
