@@ -53,7 +53,8 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
     """Seconds a step, samples and prompt tokens a second, and the process's peak of memory."""
-    from pl_pointwise.tasks.language_model.loading import Lora, load_language_model, load_tokenizer
+    from pl_pointwise.tasks.language_model.adapters import Lora
+    from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
     from pl_pointwise.tasks.language_model.reference import ReferenceCache
     from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 

@@ -7,8 +7,8 @@ from pl_pointwise.extras import imported_on_use
 if TYPE_CHECKING:
     from .conversation import ConversationDataModule as ConversationDataModule
     from .conversation import ConversationModule as ConversationModule
+    from .language_model.adapters import Lora as Lora
     from .language_model.generation import Generation as Generation
-    from .language_model.loading import Lora as Lora
     from .language_model.policy import Policy as Policy
     from .reranker import RerankerDataModule as RerankerDataModule
     from .reranker import RerankerModule as RerankerModule
@@ -21,7 +21,7 @@ _MODULES = {
     "ConversationDataModule": "conversation",
     "ConversationModule": "conversation",
     "Generation": "language_model.generation",
-    "Lora": "language_model.loading",
+    "Lora": "language_model.adapters",
     "Policy": "language_model.policy",
     "RerankerDataModule": "reranker",
     "RerankerModule": "reranker",

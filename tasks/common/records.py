@@ -26,6 +26,18 @@ CHOICE = "(invalid: skip leaves such records out.)"
 """What a message ends in where leaving records out is an option."""
 
 
+def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
+    """Raises :class:`DataError`: files beside another source, or ``source=files`` without one.
+
+    labelled, predicted: what was given; the latter goes with any source.
+    needed: names the options of which one is needed.
+    """
+    if source != "files" and labelled:
+        raise DataError(f"source={source}: it takes no files. Set source to files.")
+    if source == "files" and not (labelled or predicted):
+        raise DataError(f"source=files: it needs {needed}.")
+
+
 def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.tasks.common.records import check_source
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Needs,
@@ -141,13 +142,8 @@ class ConversationDataModule(ResponseDataModule):
         given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
         by_role = {path: role for role, path in given.items() if path is not None}
         labelled = bool(train or by_role or val_file or test_file)
-        if source != "files" and labelled:
-            raise DataError(f"source={source}: it takes no files. Set source to files.")
-        if source == "files" and not (labelled or predict_file):
-            raise DataError(
-                "source=files: it needs train_file, learn_file, keep_file, forget_file, val_file "
-                "or test_file."
-            )
+        needed = "train_file, learn_file, keep_file, forget_file, val_file or test_file"
+        check_source(source, labelled, predict_file, needed)
         if (source == "hub") != (hub_path is not None):
             raise DataError(
                 f"source={source}, hub_path={hub_path}: hub_path names the data set of source=hub, "

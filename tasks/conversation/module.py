@@ -33,9 +33,9 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import CUT, Rate
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
-from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -251,10 +251,8 @@ class ConversationModule(LanguageModelModule):
 
     def _learnt(self, batch: Mapping[str, Any]) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
-        rank, share = (
-            batch["rank"],
-            self.baselines.replay,
-        )  # Evenly, the first of a category always.
+        # Evenly, and the first of a category always.
+        rank, share = batch["rank"], self.baselines.replay
         replayed = ((rank + 1) * share).ceil() > (rank * share).ceil()
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
         return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again

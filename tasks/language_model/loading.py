@@ -25,10 +25,7 @@ from transformers import (
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .adapters import Lora as Lora
-from .adapters import add_lora as add_lora
-from .adapters import merged_weights as merged_weights
-from .adapters import repository_file, saved_adapter, with_saved_adapter
+from .adapters import Lora, add_lora, repository_file, saved_adapter, with_saved_adapter
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]

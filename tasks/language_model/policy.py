@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .adapters import Lora
 from .generation import Generation
-from .loading import Attention, Dtype, Lora
+from .loading import Attention, Dtype
 from .scoring import ScoringMethod
 
 

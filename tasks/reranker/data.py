@@ -18,6 +18,7 @@ from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
     CHOICE,
     CHUNK,
+    check_source,
     digest,
     folded,
     hub_split,
@@ -167,10 +168,7 @@ class RerankerDataModule(PointwiseDataModule):
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
         labelled = train_file or val_file or test_file
-        if source != "files" and labelled:
-            raise DataError(f"source={source}: it takes no files. Set source to files.")
-        if source == "files" and not (labelled or predict_file):
-            raise DataError("source=files: it needs train_file, val_file or test_file.")
+        check_source(source, labelled, predict_file, "train_file, val_file or test_file")
         if template is not None:
             split_template(template)
         self._given = model_name, max_length, template

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.tasks.common.records import check_source
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
@@ -118,10 +119,8 @@ class When2CallDataModule(ResponseDataModule):
         )
         one_of("schema", schema, ("when2call", "pairs"), DataError)
         labelled = train_file or val_file or test_file or mcq_file
-        if source == "hub" and labelled:
-            raise DataError("source=hub: it takes no files. Set source to files.")
-        if source == "files" and not (labelled or predict_file):
-            raise DataError("source=files: it needs train_file, val_file, test_file or mcq_file.")
+        needed = "train_file, val_file, test_file or mcq_file"
+        check_source(source, labelled, predict_file, needed)
         self.hub_path = hub_path
         self.schema: Schema = schema
         self.files = {

@@ -29,9 +29,9 @@ from torchmetrics import MeanMetric, Metric
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
-from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.objectives import (
     NEED_REFERENCE,

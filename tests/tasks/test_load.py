@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder
 
 import pl_pointwise
 from pl_pointwise import Pointwise
-from pl_pointwise.tasks.language_model.loading import Lora
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.safety.module import SafetyModule

@@ -16,8 +16,8 @@ from pl_pointwise.tasks import (
     ConversationModule,
 )
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
     make_data,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pl_pointwise.tasks.common import agreement
 from pl_pointwise.tasks.language_model import scoring as scoring_module
-from pl_pointwise.tasks.language_model.loading import Lora, add_lora
+from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.language_model.shared_prompt import Layout
 from tests.tasks.language_model.test_scoring import make_batch

@@ -14,9 +14,9 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 
 from pl_pointwise.tasks import Policy, When2CallModule
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.generation import Draws, Generation, generate_ids
-from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.reference import base_of
 
 END = 2

@@ -12,12 +12,8 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from pl_pointwise.tasks.language_model.loading import (
-    Lora,
-    add_lora,
-    check_tokenizer,
-    load_language_model,
-)
+from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
+from pl_pointwise.tasks.language_model.loading import check_tokenizer, load_language_model
 
 
 def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folder: Path) -> None:

@@ -22,7 +22,7 @@ from pl_pointwise.tasks import (
     When2CallDataModule,
     When2CallModule,
 )
-from pl_pointwise.tasks.language_model.loading import merged_weights
+from pl_pointwise.tasks.language_model.adapters import merged_weights
 from pl_pointwise.tasks.language_model.reference import base_of
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (

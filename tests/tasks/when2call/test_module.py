@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid
 
 from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
+from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.loading import Lora
 from pl_pointwise.tasks.language_model.objectives import PreferenceLosses
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
