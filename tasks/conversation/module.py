@@ -34,7 +34,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import CUT, Rate
+from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
@@ -186,7 +186,6 @@ class ConversationModule(LanguageModelModule):
         "existing_tool": Rate("existing_tool"),
         "right_tool": Rate("right_tool"),
         "flipped": Rate("flipped", higher_is_better=False),
-        "cut": CUT,
     }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
 

@@ -49,6 +49,11 @@ CUT = Rate("cut", higher_is_better=False)
 """The share of answers that stop only at the length limit."""
 
 
+def rates_of(module: LanguageModelModule) -> dict[str, Rate]:
+    """The task's rates, and with any the share of answers that were cut."""
+    return {**module.rates, "cut": CUT} if module.rates else {}
+
+
 def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(position in the batch, index) of the samples of a batch that do not only fill it."""
     pairs = enumerate(batch["index"].tolist())
@@ -80,7 +85,7 @@ def answer_batch(
     new = module.batch_answers(batch, asked, stage)
     module.answers[stage] += new
     kinds = [module.prompt_kind(batch["records"][row]) for row, _ in asked]
-    for name, rate in module.rates.items():
+    for name, rate in rates_of(module).items():
         counted = [
             answer
             for answer, kind in zip(new, kinds, strict=True)

@@ -28,7 +28,7 @@ from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.own_hooks import part_of
 
 from .adapters import Lora
-from .answering import Rate, answer_batch, finish_answers, real_samples
+from .answering import Rate, answer_batch, finish_answers, rates_of, real_samples
 from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
@@ -84,7 +84,7 @@ class LanguageModelModule(PointwiseModule):
     need_reference: ClassVar[tuple[str, ...]] = ("kl",)
     """The objectives that need the reference."""
     rates: ClassVar[Mapping[str, Rate]] = {}
-    """Metrics of generated answers; with none, evaluations generate none."""
+    """Metrics of generated answers, and "cut" with any; with none, evaluations generate none."""
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
     default_lora: ClassVar[Lora]
@@ -279,7 +279,7 @@ class LanguageModelModule(PointwiseModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """The KL of every method, and rates of the generated answers."""
-        return {"kl": MeanMetric(), **{name: rate.metric() for name, rate in self.rates.items()}}
+        return {"kl": MeanMetric(), **{name: r.metric() for name, r in rates_of(self).items()}}
 
     def update_evaluation_metrics(
         self,

@@ -32,7 +32,7 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import CUT, Rate, add_answers
+from pl_pointwise.tasks.language_model.answering import Rate, add_answers
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -140,7 +140,6 @@ class SafetyModule(LanguageModelModule):
         "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
         "over_refusal_borderline": Rate("refused", kind="borderline", higher_is_better=False),
         "harmless": Rate("harmless"),  # of the cost model
-        "cut": CUT,
     }
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset as HubDataset
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,6 +92,20 @@ def test_files_of_the_current_folder_are_found(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     [line] = csv.DictReader((tmp_path / "out/comparison.csv").open())
     assert line["error"] == ""
+
+
+def test_a_task_inherits_these_public_names_and_no_others() -> None:
+    """Each is one that a task's author cannot use for something else."""
+    module = LineModule(Pointwise())
+    own = {"fail", "weight"}
+    assert {n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"} <= {
+        *("objective", "constraint_values", "membership", "export", "strict_values"),
+        *("evaluation_metrics", "update_evaluation_metrics", "finish_evaluation_metrics"),
+        *("constraints", "evaluation_constraints", "formulations", "training_settings"),
+        *("multipliers", "thresholds", "measured", "pull_shares", "violations", "select"),
+        *("evaluated", "evaluated_metrics", "notes", "shared_objective"),
+        *("number_of_steps", "peak_learning_rate"),
+    }
 
 
 # Data modules -----------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from pl_pointwise.tasks.reranker.metrics import (
     reciprocal_rank,
     score_spread,
 )
-from tests.programs.launch import preloaded
 
 
 def loops(scores: np.ndarray, lengths: np.ndarray, present: np.ndarray) -> dict[str, float]:
@@ -172,49 +171,6 @@ def test_equal_scores_and_nan_are_the_wrong_order() -> None:
     scores = torch.tensor([[1.0, 1.0, math.nan, 0.0]])
     metric.update(scores, NO_LENGTHS, torch.ones(1, 4, dtype=torch.bool), torch.tensor([0]))
     assert metric.compute().item() == pytest.approx(2 / 3)
-
-
-def _one_rank(rank: int, port: int, results: Any) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(7, 5, generator=generator)
-    lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
-    mine = slice(0, 5) if rank == 0 else slice(5, 7)
-    metrics = ranking_metrics()
-    present, index = torch.ones(7, 5, dtype=torch.bool), torch.arange(7)
-    for metric in metrics.values():
-        metric.update(scores[mine], lengths[mine], present[mine], index[mine])
-    results[rank] = {name: metric.compute().item() for name, metric in metrics.items()}
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_of_unequal_size_give_the_mean_over_all_queries(unused_port: int) -> None:
-    with preloaded().Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
-            _one_rank, (unused_port, results), nprocs=2, start_method="forkserver"
-        )
-        on_ranks = dict(results)
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(7, 5, generator=generator)
-    lengths = torch.randint(1, 99, (7, 5), generator=generator).float()
-    for name, metric in ranking_metrics().items():
-        metric.update(scores, lengths, torch.ones(7, 5, dtype=torch.bool), torch.arange(7))
-        expected = pytest.approx(metric.compute().item(), rel=1e-6)
-        assert on_ranks[0][name] == expected
-        assert on_ranks[1][name] == expected
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def test_metrics_travel_to_other_processes_and_say_which_way_is_better() -> None:
