@@ -141,6 +141,16 @@ def overlays(task: str) -> list[str]:
     return [name for name in packaged_configs() if name.startswith(f"{task}/")]
 
 
+def trained(task: str) -> list[Any]:
+    """Base and overlays of a language task as parameters.
+
+    A shared method's file is trained by the re-ranker; here some are of the slow set.
+    """
+    slow = "penalty penalty_hinge penalty_squared_hinge tilted cvar relaxed_linear".split()
+    names = [(name, name.partition("/")[2] in slow) for name in (task, *overlays(task))]
+    return [pytest.param(n, marks=pytest.mark.slow) if late else n for n, late in names]
+
+
 def comparisons(task: str) -> list[str]:
     """The names of a task's packaged comparisons, without the task's."""
     return [name.split("/")[1] for name in packaged_comparisons() if name.startswith(f"{task}/")]

@@ -12,9 +12,9 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
-    overlays,
     slow_tables,
     train,
+    trained,
     words,
 )
 
@@ -31,7 +31,7 @@ def tiny(language_model_folder) -> list[str]:
     return words(init | QUIET_RUN)
 
 
-@pytest.mark.parametrize("name", ["conversation", *overlays("conversation")])
+@pytest.mark.parametrize("name", trained("conversation"))
 def test_packaged_config_trains(name, tiny, conversation_file, tmp_path, capsys) -> None:
     data = ["--data.init_args.train_file", conversation_file]
     data = [] if name == "conversation/example" else data

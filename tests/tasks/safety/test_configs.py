@@ -19,9 +19,9 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
-    overlays,
     slow_tables,
     train,
+    trained,
     words,
 )
 from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
@@ -64,7 +64,7 @@ def adapted(tiny, safety_files, tmp_path):
     return arguments
 
 
-@pytest.mark.parametrize("name", ["safety", *overlays("safety")])
+@pytest.mark.parametrize("name", trained("safety"))
 def test_packaged_config_trains(name, adapted, tmp_path, capsys) -> None:
     train("safety", name, [*adapted(name), "--trainer.max_epochs", "1"], tmp_path / "run")
 

@@ -19,9 +19,9 @@ from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
     comparisons,
-    overlays,
     slow_tables,
     train,
+    trained,
     words,
 )
 
@@ -54,7 +54,7 @@ def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
     return tiny + words({f"data.init_args.{name}": value for name, value in files.items()})
 
 
-@pytest.mark.parametrize("name", ["when2call", *overlays("when2call")])
+@pytest.mark.parametrize("name", trained("when2call"))
 def test_packaged_config_trains(name, tiny, tiny_pairs, tmp_path, capsys) -> None:
     arguments = tiny_pairs if name == "when2call/orca" else tiny
     train("when2call", name, [*arguments, "--trainer.max_epochs", "1"], tmp_path / "run")
