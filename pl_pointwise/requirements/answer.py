@@ -65,6 +65,9 @@ class Finding:
         """Returns what was seen."""
         alone = self.samples == self.n
         units = "samples" if alone else "units (prompts, queries)"
+        if self.requirement.beside == "difference":
+            better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
+            return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
         if self.requirement.beyond is None:
             of, what = "over", f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
@@ -82,6 +85,8 @@ class Answer:
     subjects: Sequence[Subject]
     confidence: float
     selection: Selection
+    predecessor: str | None = None
+    """What requirements beside one are about."""
 
     @property
     def requirements(self) -> list[Requirement]:
@@ -144,6 +149,8 @@ class Answer:
                 self._cost(position),
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]]
+        if self.predecessor is not None:
+            seen.append(f"- The predecessor is {self.predecessor}.")
         return "\n".join([first, "", *seen, "", *after])
 
     def _cost(self, position: int) -> str:
@@ -246,6 +253,7 @@ class Answer:
             "certified": chosen,
             "confidence": self.confidence,
             "candidates": len(self.models),
+            "predecessor": self.predecessor,
             "nearest": self.models[at].name,
             "requirements": [
                 {
@@ -286,10 +294,21 @@ def _finding(
     )
 
 
+def _better(loss: float) -> str:
+    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
+    worse = 2 * loss - 1
+    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
+
+
 def choose_model(
-    models: Sequence[MeasuredModel], requirements: Sequence[Requirement], confidence: float = 0.95
+    models: Sequence[MeasuredModel],
+    requirements: Sequence[Requirement],
+    confidence: float = 0.95,
+    predecessor: str | None = None,
 ) -> Answer:
     """Returns which model meets all requirements, with its certificate.
+
+    predecessor: what ``before`` in the models' tables is of, for the statement.
 
     Raises:
         RequirementError: about something that the models' tables do not have, or values that
@@ -309,4 +328,5 @@ def choose_model(
         for model in models
     ]
     rates = [requirement.at_most for requirement in requirements]
-    return Answer(models, subjects, confidence, select(candidates, rates, confidence))
+    selection = select(candidates, rates, confidence)
+    return Answer(models, subjects, confidence, selection, predecessor)
