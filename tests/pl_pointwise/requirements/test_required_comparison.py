@@ -415,11 +415,12 @@ def by_betting(losses: np.ndarray, at_most: float) -> float:
 def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
     """Weights of 0 answer 0: what they meet and their metric are read off the data."""
     paired = ["lost(near) <= 0.05", "gained(near) >= 0.5", "wrong_sign <= predecessor + 0.2"]
-    out = compare(tmp_path, *required(*paired, REQUIREMENT), methods=STRICT)
+    noise = ["--data.noise", "0.15"]
+    out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
     answer = json.loads((out / "answer.json").read_text())
     assert answer["certified"] == "strict · seed 0"
     assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
-    data = PlaneData()
+    data = PlaneData(noise=0.15)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
     samples = read_samples(out / "runs/strict/seed-0/samples.parquet")
@@ -427,6 +428,7 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     near = samples[samples["quantity"] == "near"]["value"].to_numpy() <= 0
     lost = (started & ~near).reshape(200, 2).any(1).sum()
     not_gained = (~(near & ~started)).reshape(200, 2).any(1).sum()
+    assert lost > 0
     found = {each["text"]: each for each in answer["requirements"]}
     assert [found[text]["share"] for text in paired[:2]] == [lost / 200, not_gained / 200]
     assert found[paired[0]]["p"] == pytest.approx(binom.cdf(lost, 200, 0.05))
@@ -465,7 +467,7 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
         old = certified / place
         Path(file).touch()
         words = [*required("lost(near) <= 0.05"), "--against", str(old), "--data.test_file", file]
-        out = compare(tmp_path, *words, out=file, methods=method)
+        out = compare(tmp_path, *words, out=f"by {file}", methods=method)
         answer = json.loads((out / "answer.json").read_text())
         assert answer["predecessor"] == str(old)
         assert answer["requirements"][0]["share"] == 0
