@@ -49,6 +49,7 @@ from pl_pointwise.requirements.samples import (
     require_same_bounds,
 )
 
+from .again import Again
 from .loggers import on_first_rank
 from .runner import Built, datasets_of
 from .runs import SAMPLES, TESTED, Comparison, Run
@@ -173,7 +174,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
         old, checkpoint = _predecessor(comparison)
         old.model.notes.confidential = True
         before = samples_by(old, checkpoint, selection=True)
-    measured = [_measured(run, before) for run in runs]
+    measured = [_measured(comparison, run, before) for run in runs]
     _check_alike(runs)
     use, units = _use(comparison), _certification_units(measured[0].samples)
     output, first = comparison.output, on_first_rank()
@@ -222,7 +223,7 @@ def _name_of_old(comparison: Comparison) -> str | None:
     return f"the model of {comparison.runs[0].title} before training"
 
 
-def _measured(run: Run, before: DataFrame | None) -> MeasuredModel:
+def _measured(comparison: Comparison, run: Run, before: DataFrame | None) -> MeasuredModel:
     result = run.result()
     assert result is not None
     objective = result["objective"]
@@ -237,7 +238,9 @@ def _measured(run: Run, before: DataFrame | None) -> MeasuredModel:
     objective = objective | samples.attrs.get("objective", {})  # Of the certification split.
     if before is not None:
         samples = beside(samples, before)
-    return MeasuredModel(run.title, samples, objective, result["constrained"], training)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    again = Again(comparison, config, result["bounds"])
+    return MeasuredModel(run.title, samples, objective, result["constrained"], training, again)
 
 
 def _check_alike(runs: Sequence[Run]) -> None:

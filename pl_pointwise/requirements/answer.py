@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pandas import DataFrame
@@ -14,6 +15,9 @@ from .p_values import p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses, values_of
 from .selection import Candidate, Selection, select, zero_one
+
+if TYPE_CHECKING:
+    from pl_pointwise.compare.again import Again
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
@@ -34,6 +38,7 @@ class MeasuredModel:
         objective: smaller is better, by split.
         constrained: whether anything but its objective was trained.
         training: the share of the training data that violates, by constraint.
+        again: its command, for what a "no" advises.
     """
 
     name: str
@@ -41,6 +46,7 @@ class MeasuredModel:
     objective: Mapping[str, float]
     constrained: bool
     training: Mapping[str, float]
+    again: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class Answer:
         return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
 
     def _levers(self, position: int) -> list[str]:
-        """What would help a model, a line each, the nearest first.
+        """What would help a model, the nearest first, each with the command that tries it.
 
         For the requirement with the largest p-value. More certification samples come first if its
         share is below the rate and they are at most :data:`WORTHWHILE` times those there are.
@@ -175,51 +181,78 @@ class Answer:
         finding, subject = max(
             zip(self.findings[position], self.subjects, strict=True), key=lambda pair: pair[0].p
         )
-        rate, requirement = finding.requirement.at_most, finding.requirement
+        again, rate = self.models[position].again, finding.requirement.at_most
+        if again is None:
+            return []
         needed = samples_needed(rate, finding.share, self.confidence)
+        levers = self._training_levers(position, subject, again)
         if needed is None:
-            data = (
-                f"Data: the share seen, {finding.share:.3g}, is not below {rate:.3g}, so more "
-                "certification samples alone do not help."
-            )
+            note = "is not less: more certification samples alone do not help."
         else:
-            data = (
-                f"Data: at the share seen, {finding.share:.3g}, {needed:,} certification samples "
-                f"would certify {rate:.3g} four times in five; there are {finding.n:,}."
-            )
-        method, tolerance = "", ""
-        trained = self.models[position].training.get(subject.quantity)
-        if trained is not None and requirement.beyond is not None:
-            method = (
-                f"Method: {100 * trained:.3g} % of the training data violate too: train longer, "
-                "with a larger alpha, or a cheaper objective."
-                if trained > rate
-                else f"Method: only {100 * trained:.3g} % of the training data violate, so it is "
-                "the gap to new inputs: more training data, or a stricter bound in training than "
-                "the one it is judged by."
-            )
-        if requirement.beyond is not None:
-            values = values_of(self.models[position].samples, subject, CERTIFICATION)
-            tolerance = self._tolerance(requirement, values)
-        if needed is None:
-            order = [method, tolerance, data]
-        elif needed > WORTHWHILE * finding.n:
-            order = [method, data, tolerance]
-        else:
-            order = [data, method, tolerance]
-        lines = [f"{number}. {text}" for number, text in enumerate(filter(None, order), start=1)]
+            note = f"takes {needed:,} of them for a yes four times in five."
+            nearest = needed <= WORTHWHILE * finding.n
+            more = ("More certification samples", again.command())
+            levers.insert(0 if nearest else len(levers), more)
+        levers += [
+            ("A requirement that this model would have met", again.command(require={old: new}))
+            for old, new in self._looser(position, finding, subject)
+        ]
+        new = "new ones" if again.test_files() else "new ones, which no option of the data names"
+        lines = [
+            f"Seen: {finding.share:.3g} of {finding.n:,} samples, {rate:.3g} may be. That {note}",
+            f"These certification samples are used: every command needs {new}.",
+            "",
+        ]
+        for number, (what, command) in enumerate(levers, start=1):
+            lines.append(f"{number}. {what}: `{command}`")
         return [*lines, "", "This is read off the certification split: it is no certificate."]
 
-    def _tolerance(self, requirement: Requirement, values: DataFrame) -> str:
-        by_unit = np.sort(values.groupby("unit")["value"].max().to_numpy())
-        for beyond in by_unit:
+    def _training_levers(
+        self, position: int, subject: Subject, again: Again
+    ) -> list[tuple[str, str]]:
+        """What may help in training, by whether the training data meet the constraint."""
+        model, required = self.models[position], subject.requirement
+        trained = model.training.get(subject.quantity) if required.beyond is not None else None
+        epochs, levers = again.epochs(), list[tuple[str, dict[str, str]]]()
+        if trained is None:
+            return []
+        seen = f"{100 * trained:.3g} % of the training data violate"
+        if trained > required.at_most and epochs is not None:
+            levers.append((f"{seen} too. Longer training", {"trainer.max_epochs": str(2 * epochs)}))
+        elif trained <= required.at_most:
+            seen = f"Only {seen}: it is the gap to new inputs"
+            beyond = self._beyond(position, subject)
+            by = 0.0 if beyond is None else beyond - (required.beyond or 0)
+            if stricter := again.stricter(subject.quantity, by):
+                levers.append((f"{seen}. A stricter bound in training", stricter))
+            if epochs is not None and epochs > 1:
+                shorter = {"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"}
+                levers.append((f"{seen}. Fewer epochs", shorter))
+        return [(what, again.command(settings)) for what, settings in levers]
+
+    def _beyond(self, position: int, subject: Subject) -> float | None:
+        """By which worst violation a model would have met the rate; None: by no finite one."""
+        values = values_of(self.models[position].samples, subject, CERTIFICATION)
+        by_unit = np.sort(values.fillna({"value": np.inf}).groupby("unit")["value"].max())
+        for beyond in by_unit[np.isfinite(by_unit)]:
             losses = (by_unit > beyond).astype(float)
-            if p_value(losses, requirement.at_most, self.confidence) <= 1 - self.confidence:
-                return (
-                    f"Tolerance: looser by {beyond - (requirement.beyond or 0):.3g}, the "
-                    "requirement would have been met by this model."
-                )
-        return "Tolerance: too few samples to name one that this model would have met."
+            if p_value(losses, subject.requirement.at_most, self.confidence) <= 1 - self.confidence:
+                return math.ceil(1000 * beyond) / 1000
+        return None
+
+    def _looser(
+        self, position: int, finding: Finding, subject: Subject
+    ) -> Iterator[tuple[str, str]]:
+        """The requirement, and others that this model would have met in its place."""
+        required = finding.requirement
+        if required.beyond is not None and required.beside is None:
+            beyond = self._beyond(position, subject)
+            if beyond is not None:
+                yield required.text, replace(required, beyond=beyond).looser(required.at_most)
+        losses = losses_of(self.models[position].samples, subject, CERTIFICATION)
+        bound = upper_bound(losses, self.confidence, finding.zero_one)
+        if bound < 0.999:
+            yield required.text, required.looser(bound)
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
