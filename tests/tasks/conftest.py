@@ -37,7 +37,7 @@ from transformers import (
 
 from pl_pointwise import Training
 from pl_pointwise.cli import main
-from pl_pointwise.compare import command
+from pl_pointwise.compare import certification, command
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -178,11 +178,27 @@ def train(task: str, name: str, arguments: list[str], root: Path) -> None:
     main(["fit", "--config", task, *overlay, *arguments, "--trainer.default_root_dir", str(root)])
 
 
-def advice(arguments: list[str], folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
+def advice(
+    arguments: list[str],
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    violated: float | None = None,
+) -> list[str]:
     """What a comparison that certifies nothing advises, every command of it checked as it stands.
 
     All that is done for a dry run but the runs: options, models, data and requirements.
+
+    violated: said to be the share of the training data that does; None as it is.
     """
+    if violated is not None:
+        measured = certification._measured
+        patch.setattr(
+            certification,
+            "_measured",
+            lambda *given: replace(
+                found := measured(*given), training=dict.fromkeys(found.training, violated)
+            ),
+        )
     patch.setattr(command, "draw_plots", lambda *_: None)
     main(["compare", *arguments, "--output", str(folder / "out")])
     answer = (folder / "out/answer.md").read_text()
