@@ -110,7 +110,7 @@ def main() -> None:
     draws = parser.parse_args().draws
     random = np.random.default_rng(0)
     check_mapie(random)
-    print("required,violated,looks,anytime,MAPIE,a test in every look")
+    print("required,violated,looks,monitor,MAPIE,a test in every look")
     for at_most, rate in (
         *((0.01, 0.01), (0.05, 0.05), (0.2, 0.2)),
         *((0.05, 0.06), (0.05, 0.08), (0.05, 0.1), (0.05, 0.2)),

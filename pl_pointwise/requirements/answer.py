@@ -291,6 +291,7 @@ class Answer:
             "requirements": [
                 {
                     "text": each.requirement.text,
+                    "seen": each.text(),
                     "dataset": subject.dataset,
                     "quantity": subject.quantity,
                     "category": subject.category,

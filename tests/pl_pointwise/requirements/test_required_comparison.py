@@ -20,6 +20,7 @@ from scipy.stats import binom
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
+from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor
@@ -437,6 +438,8 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     losses = (1 + wrong.groupby("unit")["value"].mean().to_numpy()) / 2
     assert found[paired[2]]["p"] == pytest.approx(by_betting(losses, 0.6))
     assert f"{wrong['value'].mean():.3g} worse than the predecessor" in answer["statement"]
+
+    assert "worse than the predecessor" in required_of(out / "model")
 
     state = tmp_path / "state.json"  # The monitor has no predecessor, and leaves them out.
     like = ["--data.init_args.test_file", "like"]
