@@ -65,7 +65,7 @@ class Again:
         given = self.config["model"].get("init_args") or {}
         names = [n for n in (f"{constraint}_tolerance", "tolerance") if n in given]
         found = re.findall(r"(at_least|at_most|equals)=([-+.\de]+)", self.bounds[constraint])
-        if not names or len(found) != 1 or found[0][0] == "equals":
+        if by <= 0 or not names or len(found) != 1 or found[0][0] == "equals":
             return {}
         (side, judged), own, path = found[0], given[names[0]], "model.init_args."
         pinned = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -185,50 +185,48 @@ class Answer:
         if again is None:
             return []
         needed = samples_needed(rate, finding.share, self.confidence)
-        levers = self._training_levers(position, subject, again)
-        if needed is None:
-            note = "is not less: more certification samples alone do not help."
-        else:
+        levers = self._levers_of(position, subject, again)
+        note = "is not less: more certification samples alone do not help."
+        if needed is not None:
             note = f"takes {needed:,} of them for a yes four times in five."
-            nearest = needed <= WORTHWHILE * finding.n
-            more = ("More certification samples", again.command())
-            levers.insert(0 if nearest else len(levers), more)
-        levers += [
-            ("A requirement that this model would have met", again.command(require={old: new}))
-            for old, new in self._looser(position, finding, subject)
-        ]
+            if again.test_files():
+                place = 0 if needed <= WORTHWHILE * finding.n else len(levers)
+                levers.insert(place, ("More certification samples", again.command()))
         new = "new ones" if again.test_files() else "new ones, which no option of the data names"
         lines = [
             f"Seen: {finding.share:.3g} of {finding.n:,} samples, {rate:.3g} may be. That {note}",
             f"These certification samples are used: every command needs {new}.",
             "",
+            *(f"{n}. {what}: `{command}`" for n, (what, command) in enumerate(levers, start=1)),
+            "",
         ]
-        for number, (what, command) in enumerate(levers, start=1):
-            lines.append(f"{number}. {what}: `{command}`")
-        return [*lines, "", "This is read off the certification split: it is no certificate."]
+        return [*lines, "This is read off the certification split: it is no certificate."]
 
-    def _training_levers(
-        self, position: int, subject: Subject, again: Again
-    ) -> list[tuple[str, str]]:
-        """What may help in training, by whether the training data meet the constraint."""
+    def _levers_of(self, position: int, subject: Subject, again: Again) -> list[tuple[str, str]]:
+        """What may help but data: by whether the training data meet the constraint."""
         model, required = self.models[position], subject.requirement
-        trained = model.training.get(subject.quantity) if required.beyond is not None else None
-        epochs, levers = again.epochs(), list[tuple[str, dict[str, str]]]()
-        if trained is None:
+        trained, epochs = model.training.get(subject.quantity), again.epochs()
+        if required.beyond is None or trained is None:
             return []
         seen = f"{100 * trained:.3g} % of the training data violate"
-        if trained > required.at_most and epochs is not None:
-            levers.append((f"{seen} too. Longer training", {"trainer.max_epochs": str(2 * epochs)}))
-        elif trained <= required.at_most:
-            seen = f"Only {seen}: it is the gap to new inputs"
-            beyond = self._beyond(position, subject)
-            by = 0.0 if beyond is None else beyond - (required.beyond or 0)
-            if stricter := again.stricter(subject.quantity, by):
-                levers.append((f"{seen}. A stricter bound in training", stricter))
+        levers, beyond = list[tuple[str, str]](), self._beyond(position, subject)
+        if trained > required.at_most:
+            if epochs is not None:
+                longer = again.command({"trainer.max_epochs": str(2 * epochs)})
+                levers.append((f"{seen} too. Longer training", longer))
+        else:
+            gap = f"Only {seen}: it is the gap to new inputs."
+            stricter = again.stricter(subject.quantity, (beyond or 0) - required.beyond)
+            if stricter:
+                levers.append((f"{gap} A stricter bound in training", again.command(stricter)))
             if epochs is not None and epochs > 1:
-                shorter = {"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"}
-                levers.append((f"{seen}. Fewer epochs", shorter))
-        return [(what, again.command(settings)) for what, settings in levers]
+                shorter = again.command({"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"})
+                levers.append((f"{gap} Fewer epochs", shorter))
+        if beyond is not None and required.beside is None:
+            text = f"{'/'.join(required.parts)}: q{100 * (1 - required.at_most):g} <= {beyond:g}"
+            met = again.command(require={required.text: text})
+            levers.append(("A tolerance that this model would have met", met))
+        return levers
 
     def _beyond(self, position: int, subject: Subject) -> float | None:
         """By which worst violation a model would have met the rate; None: by no finite one."""
@@ -239,20 +237,6 @@ class Answer:
             if p_value(losses, subject.requirement.at_most, self.confidence) <= 1 - self.confidence:
                 return math.ceil(1000 * beyond) / 1000
         return None
-
-    def _looser(
-        self, position: int, finding: Finding, subject: Subject
-    ) -> Iterator[tuple[str, str]]:
-        """The requirement, and others that this model would have met in its place."""
-        required = finding.requirement
-        if required.beyond is not None and required.beside is None:
-            beyond = self._beyond(position, subject)
-            if beyond is not None:
-                yield required.text, replace(required, beyond=beyond).looser(required.at_most)
-        losses = losses_of(self.models[position].samples, subject, CERTIFICATION)
-        bound = upper_bound(losses, self.confidence, finding.zero_one)
-        if bound < 0.999:
-            yield required.text, required.looser(bound)
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""

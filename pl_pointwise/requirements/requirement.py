@@ -18,7 +18,6 @@ counts, or of a metric their mean. A difference d of metrics in [0, 1] is the lo
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,24 +127,6 @@ class Requirement:
                 "between 0 and 1."
             )
         return self
-
-    def looser(self, at_most: float) -> str:
-        """Returns the requirement's text with another mean loss, rounded up to three digits."""
-        name, rate = "/".join(self.parts), math.ceil(round(1000 * at_most, 6)) / 1000
-        if self.beside == "difference":
-            return (
-                f"{name} "
-                + (">= predecessor -" if self.complement else "<= predecessor +")
-                + (f" {2 * rate - 1:.3g}")
-            )
-        if self.beside is not None:
-            lost = self.beside == "lost"
-            return f"{self.beside}({name}) " + (f"<= {rate:.3g}" if lost else f">= {1 - rate:.3g}")
-        if self.beyond is None:
-            return f"{name} " + (f">= {1 - rate:.3g}" if self.complement else f"<= {rate:.3g}")
-        if self.beyond == 0:
-            return f"{name}: violated <= {rate:.3g}"
-        return f"{name}: q{100 * (1 - rate):.3g} <= {self.beyond:g}"
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).

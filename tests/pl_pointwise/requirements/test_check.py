@@ -53,26 +53,6 @@ def test_a_difference_of_metrics(text: str, at_most: float, losses: list[float])
 
 
 @pytest.mark.parametrize(
-    ("text", "at_most", "looser"),
-    [
-        ("v: violated <= 0.1", 0.1231, "v: violated <= 0.124"),
-        ("data/v/kind: q90 <= 0.5", 0.2, "data/v/kind: q80 <= 0.5"),
-        ("m <= 0.1", 0.2, "m <= 0.2"),
-        ("m >= 0.9", 0.2, "m >= 0.8"),
-        ("lost(v/kind) <= 0.07", 0.07, "lost(v/kind) <= 0.07"),
-        ("gained(v) >= 0.3", 0.8, "gained(v) >= 0.2"),
-        ("m >= predecessor - 0.02", 0.55, "m >= predecessor - 0.1"),
-        ("m <= predecessor", 0.55, "m <= predecessor + 0.1"),
-    ],
-)
-def test_a_looser_requirement_is_one_of_the_same_kind(
-    text: str, at_most: float, looser: str
-) -> None:
-    assert Requirement.parse(text).looser(at_most) == looser
-    assert Requirement.parse(looser).beside == Requirement.parse(text).beside
-
-
-@pytest.mark.parametrize(
     "text",
     ["lost(refuse) >= 0.1", "gained(refuse) <= 0.1", "mrr >= predecessor + 0.1", "lost(a) <= 1.5"],
 )

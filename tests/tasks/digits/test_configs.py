@@ -35,8 +35,8 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
     ("require", "epochs", "said"),
     [
         ("kept: violated <= 0.02", 8, ["tolerance=", "max_epochs=8,4", "kept: q98 <= "]),
-        ("lost(kept) <= 0.001", 1, ["Longer training", "max_epochs=2", "lost(kept) <= 0."]),
-        ("accuracy_rotated >= 0.99", 1, ["'accuracy_rotated >= 0."]),
+        ("lost(kept) <= 0.001", 1, ["Longer training", "max_epochs=2 "]),
+        ("accuracy_rotated >= 0.99", 1, []),
     ],
 )
 def test_the_advice_of_a_no_is_runnable(
