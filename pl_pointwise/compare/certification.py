@@ -30,18 +30,29 @@ from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
 from pl_pointwise.requirements.beforehand import check_splits, held_out_loaders, samples_to_come
-from pl_pointwise.requirements.exported import is_certified, write_certificate
+from pl_pointwise.requirements.exported import (
+    CHECKPOINT,
+    START,
+    is_certified,
+    model_files,
+    own_classes_only,
+    samples_by,
+    write_certificate,
+)
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
+    beside,
+    bounds_of,
     hash_of,
     read_samples,
     require_same_bounds,
 )
 
+from .again import Again
 from .loggers import on_first_rank
 from .runner import Built, datasets_of
-from .runs import CHECKPOINT, SAMPLES, TESTED, Comparison, Run
+from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
 
@@ -66,16 +77,10 @@ def check_requirements(comparison: Comparison, built: dict[Path, Built]) -> None
 
     Raises:
         RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check_splits`; no loader
-            of a split; certification samples that were used for another choice; or a folder
-            ``model`` that no answer has written.
+            of a split; certification samples that were used for another choice; a folder ``model``
+            that no answer has written; or a predecessor that is measured otherwise.
     """
     requirements = [Requirement.parse(text) for text in comparison.requirements]
-    for each in requirements:
-        if each.beside is not None:
-            raise RequirementError(
-                f"{each.text!r} is about a predecessor, which a comparison has none of. Certify "
-                "the model first, then: pl-pointwise check OUTPUT/model --against OLD."
-            )
     _replaceable(comparison.output)
     found = [each.cli for each in built.values()]
     cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)
@@ -98,6 +103,35 @@ def check_requirements(comparison: Comparison, built: dict[Path, Built]) -> None
     units = [hash_of(unit) for unit in trained or ()]
     check_splits(samples, units, requirements, comparison.confidence)
     check_unused(_use(comparison), _certification_units(samples), comparison.output)
+    if comparison.against != START:
+        if not _paired(comparison):
+            raise RequirementError(
+                f"--against {comparison.against}: no requirement is beside a predecessor. Write "
+                'one, as "lost(NAME) <= 0.02".'
+            )
+        bounds = {"The new models": bounds_of(cli.model)}
+        bounds[comparison.against] = bounds_of(_predecessor(comparison)[0].model)
+        require_same_bounds(bounds)
+
+
+def _paired(comparison: Comparison) -> bool:
+    return any(Requirement.parse(text).beside for text in comparison.requirements)
+
+
+def _predecessor(comparison: Comparison) -> tuple[PointwiseCLI, Path | None]:
+    """Returns the model with the comparison's data, and the file of its weights, None at start.
+
+    A folder's configuration names it, classes of this package or of the comparison alone.
+    """
+    words = [*comparison.runs[0].arguments, "--trainer.logger", "false"]
+    words += ["--trainer.callbacks", "null"]
+    if comparison.against == START:
+        return PointwiseCLI(words, run=False), None
+    inside = model_files(comparison.against)
+    PointwiseCLI(words, run=False, build=False)  # From here on the comparison's classes are known.
+    model = {"model": own_classes_only(inside / "config.yaml")["model"]}
+    words += ["--config", yaml.safe_dump(model)]  # Every argument, in place of the run's.
+    return PointwiseCLI(words, run=False), inside / CHECKPOINT
 
 
 def answer_requirements(comparison: Comparison) -> Answer | None:
@@ -119,14 +153,19 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
             "mend them or take them out of the comparison, and run the same command again."
         )
         return None
-    measured = [_measured(run) for run in runs]
+    before = None
+    if _paired(comparison):
+        old, checkpoint = _predecessor(comparison)
+        old.model.notes.confidential = True
+        before = samples_by(old, checkpoint, selection=True)
+    measured = [_measured(comparison, run, before) for run in runs]
     _check_alike(runs)
     use, units = _use(comparison), _certification_units(measured[0].samples)
     output, first = comparison.output, on_first_rank()
     check_unused(use, units, output)
     model = _replaceable(output)
     requirements = [Requirement.parse(text) for text in comparison.requirements]
-    found = choose_model(measured, requirements, comparison.confidence)
+    found = choose_model(measured, requirements, comparison.confidence, _name_of_old(comparison))
     if first:
         remember_use(use, units, output, output)
         _write(found, output)
@@ -160,7 +199,15 @@ def _replaceable(output: Path) -> Path:
     return model
 
 
-def _measured(run: Run) -> MeasuredModel:
+def _name_of_old(comparison: Comparison) -> str | None:
+    if not _paired(comparison):
+        return None
+    if comparison.against != START:
+        return str(Path(comparison.against).absolute())
+    return f"the model of {comparison.runs[0].title} before training"
+
+
+def _measured(comparison: Comparison, run: Run, before: DataFrame | None) -> MeasuredModel:
     result = run.result()
     assert result is not None
     objective = result["objective"]
@@ -173,7 +220,11 @@ def _measured(run: Run) -> MeasuredModel:
     }
     samples = read_samples(run.folder / SAMPLES)
     objective = objective | samples.attrs.get("objective", {})  # Of the certification split.
-    return MeasuredModel(run.title, samples, objective, result["constrained"], training)
+    if before is not None:
+        samples = beside(samples, before)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    again = Again(comparison, config, result["bounds"])
+    return MeasuredModel(run.title, samples, objective, result["constrained"], training, again)
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
@@ -196,7 +247,9 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 def _use(comparison: Comparison) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer."""
+    old = _name_of_old(comparison)
     return {
+        **({} if old is None else {"against": old}),
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
         "runs": sorted(run.digest for run in comparison.runs),

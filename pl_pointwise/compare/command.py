@@ -29,6 +29,7 @@ from typing import Any
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements.exported import START
 
 from .certification import answer_requirements, check_requirements
 from .checks import check_methods
@@ -56,6 +57,7 @@ def main(args: Sequence[str]) -> None:
         overrides,
         known.require,
         known.confidence,
+        known.against,
     )
     try:
         count = len(comparison.runs) if known.only is not None or known.collect else 0
@@ -138,8 +140,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="REQUIREMENT",
         help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
-        "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05'; "
-        "several hold together",
+        "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05', "
+        "'lost(relevance) <= 0.02'; several hold together",
+    )
+    parser.add_argument(
+        "--against",
+        default=START,
+        metavar="OLD",
+        help=f"what lost(…), gained(…) and predecessor are about: {START}, the first run's model "
+        "before training, or a folder, exported or of a run",
     )
     parser.add_argument(
         "--confidence", type=fraction, default=0.95, help="of the certificate, the choice included"

@@ -42,6 +42,7 @@ from pl_pointwise.data import categories_of
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
+from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
     SELECTION,
@@ -52,7 +53,7 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .loggers import end_runs, name_runs, on_first_rank
-from .runs import CHECKPOINT, SAMPLES, TESTED, VIOLATIONS, Run
+from .runs import SAMPLES, TESTED, VIOLATIONS, Run
 from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)

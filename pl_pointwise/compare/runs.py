@@ -22,13 +22,14 @@ import numpy as np
 import yaml
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
+from pl_pointwise.requirements.exported import CHECKPOINT, START
 
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
 
-CHECKPOINT, SAMPLES, TESTED = "model.ckpt", "samples.parquet", "tested.pt"
-"""Written too where a requirement is to be certified: the trained model, what it is judged by, and
-the violations of the certification split for its model card."""
+SAMPLES, TESTED = "samples.parquet", "tested.pt"
+"""Written with CHECKPOINT, the trained model, where a requirement is to be certified: what it is
+judged by, and the violations of the certification split for its model card."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Comparison:
             train a method that says ``trainer: {max_epochs: 0}``.
         requirements: what the chosen model has to meet, as texts (requirements/requirement.py).
         confidence: of its certificate.
+        against: the predecessor that requirements are beside: "start", the first run's model before
+            training, or a folder.
     """
 
     configs: Sequence[str]
@@ -100,6 +103,7 @@ class Comparison:
     overrides: Sequence[str] = ()
     requirements: Sequence[str] = ()
     confidence: float = 0.95
+    against: str = START
 
     def arguments(self) -> list[str]:
         """Returns the command line that stands for this comparison."""
@@ -111,6 +115,8 @@ class Comparison:
             words += ["--require", requirement]
         if self.requirements:
             words += ["--confidence", str(self.confidence)]
+        if self.against != START:
+            words += ["--against", self.against]
         return [*words, *self.overrides]
 
     def command(self) -> str:

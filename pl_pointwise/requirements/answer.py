@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pandas import DataFrame
@@ -14,6 +15,9 @@ from .p_values import p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses, values_of
 from .selection import Candidate, Selection, select, zero_one
+
+if TYPE_CHECKING:
+    from pl_pointwise.compare.again import Again
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
@@ -34,6 +38,7 @@ class MeasuredModel:
         objective: smaller is better, by split.
         constrained: whether anything but its objective was trained.
         training: the share of the training data that violates, by constraint.
+        again: its command, for what a "no" advises.
     """
 
     name: str
@@ -41,6 +46,7 @@ class MeasuredModel:
     objective: Mapping[str, float]
     constrained: bool
     training: Mapping[str, float]
+    again: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,9 @@ class Finding:
         """Returns what was seen."""
         alone = self.samples == self.n
         units = "samples" if alone else "units (prompts, queries)"
+        if self.requirement.beside == "difference":
+            better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
+            return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
         if self.requirement.beyond is None:
             of, what = "over", f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
@@ -82,6 +91,8 @@ class Answer:
     subjects: Sequence[Subject]
     confidence: float
     selection: Selection
+    predecessor: str | None = None
+    """What requirements beside one are about."""
 
     @property
     def requirements(self) -> list[Requirement]:
@@ -144,6 +155,8 @@ class Answer:
                 self._cost(position),
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]]
+        if self.predecessor is not None:
+            seen.append(f"- The predecessor is {self.predecessor}.")
         return "\n".join([first, "", *seen, "", *after])
 
     def _cost(self, position: int) -> str:
@@ -160,7 +173,7 @@ class Answer:
         return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
 
     def _levers(self, position: int) -> list[str]:
-        """What would help a model, a line each, the nearest first.
+        """What would help a model, the nearest first, each with the command that tries it.
 
         For the requirement with the largest p-value. More certification samples come first if its
         share is below the rate and they are at most :data:`WORTHWHILE` times those there are.
@@ -168,51 +181,62 @@ class Answer:
         finding, subject = max(
             zip(self.findings[position], self.subjects, strict=True), key=lambda pair: pair[0].p
         )
-        rate, requirement = finding.requirement.at_most, finding.requirement
+        again, rate = self.models[position].again, finding.requirement.at_most
+        if again is None:
+            return []
         needed = samples_needed(rate, finding.share, self.confidence)
-        if needed is None:
-            data = (
-                f"Data: the share seen, {finding.share:.3g}, is not below {rate:.3g}, so more "
-                "certification samples alone do not help."
-            )
-        else:
-            data = (
-                f"Data: at the share seen, {finding.share:.3g}, {needed:,} certification samples "
-                f"would certify {rate:.3g} four times in five; there are {finding.n:,}."
-            )
-        method, tolerance = "", ""
-        trained = self.models[position].training.get(subject.quantity)
-        if trained is not None and requirement.beyond is not None:
-            method = (
-                f"Method: {100 * trained:.3g} % of the training data violate too: train longer, "
-                "with a larger alpha, or a cheaper objective."
-                if trained > rate
-                else f"Method: only {100 * trained:.3g} % of the training data violate, so it is "
-                "the gap to new inputs: more training data, or a stricter bound in training than "
-                "the one it is judged by."
-            )
-        if requirement.beyond is not None:
-            values = values_of(self.models[position].samples, subject, CERTIFICATION)
-            tolerance = self._tolerance(requirement, values)
-        if needed is None:
-            order = [method, tolerance, data]
-        elif needed > WORTHWHILE * finding.n:
-            order = [method, data, tolerance]
-        else:
-            order = [data, method, tolerance]
-        lines = [f"{number}. {text}" for number, text in enumerate(filter(None, order), start=1)]
-        return [*lines, "", "This is read off the certification split: it is no certificate."]
+        levers = self._levers_of(position, subject, again)
+        note = "is not less: more certification samples alone do not help."
+        if needed is not None:
+            note = f"takes {needed:,} of them for a yes four times in five."
+            if again.test_files():
+                place = 0 if needed <= WORTHWHILE * finding.n else len(levers)
+                levers.insert(place, ("More certification samples", again.command()))
+        new = "new ones" if again.test_files() else "new ones, which no option of the data names"
+        lines = [
+            f"Seen: {finding.share:.3g} of {finding.n:,} samples, {rate:.3g} may be. That {note}",
+            f"These certification samples are used: every command needs {new}.",
+            "",
+            *(f"{n}. {what}: `{command}`" for n, (what, command) in enumerate(levers, start=1)),
+            "",
+        ]
+        return [*lines, "This is read off the certification split: it is no certificate."]
 
-    def _tolerance(self, requirement: Requirement, values: DataFrame) -> str:
-        by_unit = np.sort(values.groupby("unit")["value"].max().to_numpy())
-        for beyond in by_unit:
+    def _levers_of(self, position: int, subject: Subject, again: Again) -> list[tuple[str, str]]:
+        """What may help but data: by whether the training data meet the constraint."""
+        model, required = self.models[position], subject.requirement
+        trained, epochs = model.training.get(subject.quantity), again.epochs()
+        if required.beyond is None or trained is None:
+            return []
+        seen = f"{100 * trained:.3g} % of the training data violate"
+        levers, beyond = list[tuple[str, str]](), self._beyond(position, subject)
+        if trained > required.at_most:
+            if epochs is not None:
+                longer = again.command({"trainer.max_epochs": str(2 * epochs)})
+                levers.append((f"{seen} too. Longer training", longer))
+        else:
+            gap = f"Only {seen}: it is the gap to new inputs."
+            stricter = again.stricter(subject.quantity, (beyond or 0) - required.beyond)
+            if stricter:
+                levers.append((f"{gap} A stricter bound in training", again.command(stricter)))
+            if epochs is not None and epochs > 1:
+                shorter = again.command({"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"})
+                levers.append((f"{gap} Fewer epochs", shorter))
+        if beyond is not None and required.beside is None:
+            text = f"{'/'.join(required.parts)}: q{100 * (1 - required.at_most):g} <= {beyond:g}"
+            met = again.command(require={required.text: text})
+            levers.append(("A tolerance that this model would have met", met))
+        return levers
+
+    def _beyond(self, position: int, subject: Subject) -> float | None:
+        """By which worst violation a model would have met the rate; None: by no finite one."""
+        values = values_of(self.models[position].samples, subject, CERTIFICATION)
+        by_unit = np.sort(values.fillna({"value": np.inf}).groupby("unit")["value"].max())
+        for beyond in by_unit[np.isfinite(by_unit)]:
             losses = (by_unit > beyond).astype(float)
-            if p_value(losses, requirement.at_most, self.confidence) <= 1 - self.confidence:
-                return (
-                    f"Tolerance: looser by {beyond - (requirement.beyond or 0):.3g}, the "
-                    "requirement would have been met by this model."
-                )
-        return "Tolerance: too few samples to name one that this model would have met."
+            if p_value(losses, subject.requirement.at_most, self.confidence) <= 1 - self.confidence:
+                return math.ceil(1000 * beyond) / 1000
+        return None
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
@@ -246,10 +270,12 @@ class Answer:
             "certified": chosen,
             "confidence": self.confidence,
             "candidates": len(self.models),
+            "predecessor": self.predecessor,
             "nearest": self.models[at].name,
             "requirements": [
                 {
                     "text": each.requirement.text,
+                    "seen": each.text(),
                     "dataset": subject.dataset,
                     "quantity": subject.quantity,
                     "category": subject.category,
@@ -286,10 +312,21 @@ def _finding(
     )
 
 
+def _better(loss: float) -> str:
+    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
+    worse = 2 * loss - 1
+    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
+
+
 def choose_model(
-    models: Sequence[MeasuredModel], requirements: Sequence[Requirement], confidence: float = 0.95
+    models: Sequence[MeasuredModel],
+    requirements: Sequence[Requirement],
+    confidence: float = 0.95,
+    predecessor: str | None = None,
 ) -> Answer:
     """Returns which model meets all requirements, with its certificate.
+
+    predecessor: what ``before`` in the models' tables is of, for the statement.
 
     Raises:
         RequirementError: about something that the models' tables do not have, or values that
@@ -309,4 +346,5 @@ def choose_model(
         for model in models
     ]
     rates = [requirement.at_most for requirement in requirements]
-    return Answer(models, subjects, confidence, select(candidates, rates, confidence))
+    selection = select(candidates, rates, confidence)
+    return Answer(models, subjects, confidence, selection, predecessor)

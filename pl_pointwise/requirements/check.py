@@ -3,13 +3,13 @@
     pl-pointwise check NEW/model --against OLD/model --data.init_args.test_file records.jsonl \\
         --require "lost(refuse) <= 0.02" --require "refuse: violated <= 0.1"
 
-Both folders are ones that ``compare --require`` exported; ``--against start`` is the model that NEW
-was trained from. Both are measured on the records, which must have chosen neither. The answer is
-yes if every requirement is met; where one is not, that happens with a probability of at most
-1 − confidence. Without --require: what NEW is certified for, and of each of its constraints
-"lost(…) <= 0.05". Ends with status 0 for yes and 1 for no. --summary writes the table as Markdown,
-for a pull request. Of the folders' configurations only classes of this package are built; --config
-names one that you trust.
+Both folders are ones that ``compare --require`` exported, or OLD is of one of its runs;
+``--against start`` is the model that NEW was trained from. Both are measured on the records, which
+must have chosen neither. The answer is yes if every requirement is met; where one is not, that
+happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
+and of each of its constraints "lost(…) <= 0.05". Ends with status 0 for yes and 1 for no. --summary
+writes the table as Markdown, for a pull request. Of the folders' configurations only classes of
+this package are built; --config names one that you trust.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser
 
-from .exported import measure_new_records, read_certificate
+from .exported import START, measure_new_records, read_certificate
 from .p_values import p_value, samples_needed, upper_bound
 from .requirement import Requirement, RequirementError, Subject
 from .samples import (
@@ -36,7 +36,6 @@ from .samples import (
     values_of,
 )
 
-START = "start"
 SHOWN = 5
 
 
@@ -102,7 +101,8 @@ def check_models(
 ) -> list[Verdict]:
     """Returns a verdict per requirement of an exported model beside its predecessor.
 
-    folder, against: exported ones; ``against`` may be "start", what ``folder`` was trained from.
+    folder, against: exported ones; ``against`` may be a run's, or "start", what ``folder`` was
+        trained from.
     options, configs: see :func:`~.exported.measure_new_records`.
     require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
         constraint.

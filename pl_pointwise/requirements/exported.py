@@ -27,8 +27,11 @@ from pl_pointwise.module import PointwiseModule
 from .requirement import RequirementError
 from .samples import bounds_of, read_samples, samples_of
 
-CERTIFICATE = "certificate"
-"""The folder in an exported one."""
+CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
+"""The folder in an exported one, and the trained module in it."""
+
+START = "start"
+"""The predecessor that a model was trained from, in place of a folder."""
 
 
 def write_certificate(
@@ -77,34 +80,62 @@ def measure_new_records(
 
     With it the bounds that its violations are measured by.
 
+    folder: an exported one, or of a run of ``compare --require``.
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
     trained: False for the model that it was trained from.
 
     Raises:
-        RequirementError: no certificate in the folder, a class or function in its configuration
-            that this package does not ship, or no option for the data.
+        RequirementError: no model in the folder, a class or function in its configuration that
+            this package does not ship, or no option for the data.
     """
-    read_certificate(folder)
-    inside = Path(folder) / CERTIFICATE
+    inside = model_files(folder)
     if not any(option.startswith("--data") for option in options):
         raise RequirementError(
             "Say where the new records are: --data.init_args.test_file new.jsonl, or what the "
             "data module calls its test data."
         )
     if not configs:
-        configs = [yaml.safe_dump(_own_classes_only(inside / "config.yaml"))]
+        configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
     words = [word for config in configs for word in ("--config", config)]
     words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
     cli = PointwiseCLI(words, run=False)
-    path = inside / "model.ckpt" if trained else None
-    cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
-    samples = samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
-    return samples, bounds_of(cli.model)
+    return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
-def _own_classes_only(path: Path) -> dict[str, Any]:
+def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
+    """Returns the table of samples.py of a model's test data, by a forward pass.
+
+    checkpoint: of its weights; None for those that it starts with.
+    selection: whether of its validation data too.
+    """
+    read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+    if selection:
+        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        cli.trainer.validate(cli.model, cli.datamodule, **read)
+    cli.trainer.test(cli.model, cli.datamodule, **read)
+    return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
+
+
+def model_files(folder: str | Path) -> Path:
+    """Returns where the configuration and the checkpoint of a model lie.
+
+    folder: an exported one, or of a run of ``compare --require``.
+
+    Raises:
+        RequirementError: neither.
+    """
+    for inside in (Path(folder) / CERTIFICATE, Path(folder)):
+        if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
+            return inside
+    raise RequirementError(
+        f"{folder}: there is no certificate and no run. Give the folder model/ that pl-pointwise "
+        "compare --require wrote, or one of its runs/METHOD/seed-0."
+    )
+
+
+def own_classes_only(path: Path) -> dict[str, Any]:
     """Returns model, data and precision of a configuration that nobody has vouched for.
 
     Raises:

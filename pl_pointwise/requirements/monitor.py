@@ -131,7 +131,13 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     """
     certificate, before = read_certificate(folder)
     samples = samples.assign(split=CERTIFICATION)
-    entries = certificate["requirements"]
+    # Those beside a predecessor take its values of the new records: pl-pointwise check.
+    entries = [e for e in certificate["requirements"] if not Requirement.parse(e["text"]).beside]
+    if not entries:
+        raise RequirementError(
+            f"{folder} is certified beside a predecessor alone. With it: pl-pointwise check "
+            f"{folder} --against OLD."
+        )
     path = state or Path(folder) / CERTIFICATE / STATE
     texts = {entry["text"]: [entry["n"], entry["share"]] for entry in entries}
     so_far = json.loads(path.read_text()) if path.is_file() else {"certificate": texts, "calls": {}}

@@ -20,10 +20,12 @@ from scipy.stats import binom
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
+from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
+from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.samples import read_samples
-from tests.pl_pointwise.requirements.plane_task import PlaneModule
+from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
 from tests.programs.launch import run_on_ranks
 
 BASE = """
@@ -232,7 +234,7 @@ def test_two_ranks_come_to_one_answer(tmp_path) -> None:
     (tmp_path / "base.yaml").write_text(BASE.replace("accelerator: cpu", DDP))
     (tmp_path / "methods.yaml").write_text(f"plain: null\n{STRICT}\n")
     words = ["--config", str(tmp_path / "base.yaml"), "--methods", str(tmp_path / "methods.yaml")]
-    words += ["--output", str(tmp_path / "out"), "--require", REQUIREMENT]
+    words += ["--output", str(tmp_path / "out"), *required(REQUIREMENT, "lost(near) <= 0.1")]
     words.insert(0, str(tmp_path / "uses"))
     run_on_ranks(2, "tests.programs.compare_two_ranks", words, tmp_path)
     assert json.loads((tmp_path / "out/answer.json").read_text())["certified"] == "strict · seed 0"
@@ -248,8 +250,8 @@ def test_none_meets_it_is_an_answer(tmp_path, capsys) -> None:
     assert not (out / "model").exists()
     said = capsys.readouterr().out
     assert "None of the 1 models is certified" in said
-    assert "1. Method: 87.5 % of the training data violate too" in said
-    assert "is not below 0.02, so more certification samples alone do not help" in said
+    assert "1. 87.5 % of the training data violate too. Longer training: `pl-pointwise" in said
+    assert "is not less: more certification samples alone do not help" in said
 
 
 def test_requirements_hold_together_by_category_quantile_and_metric(tmp_path) -> None:
@@ -395,10 +397,117 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path,
     assert "judged by different bounds" in capsys.readouterr().err
 
 
-def test_a_comparison_has_no_predecessor(tmp_path, capsys) -> None:
+def required(*texts: str) -> list[str]:
+    return [word for text in texts for word in ("--require", text)]
+
+
+def by_betting(losses: np.ndarray, at_most: float) -> float:
+    """The p-value of 2010.09686 as it is written down, a loss at a time, at 95 %."""
+    wealth, highest, total, spread, variance = 1.0, 1.0, 0.5, 0.25, 0.25
+    for count, loss in enumerate(losses, start=1):
+        bet = np.sqrt(2 * np.log(20) / (len(losses) * variance))
+        wealth *= 1 - min(bet, max(1.0, 0.9 / (1 - at_most))) * (loss - at_most)
+        highest, total = max(highest, wealth), total + loss
+        spread += (loss - total / (count + 1)) ** 2
+        variance = spread / (count + 1)
+    return 1 / highest
+
+
+def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
+    """Weights of 0 answer 0: what they meet and their metric are read off the data."""
+    paired = ["lost(near) <= 0.05", "gained(near) >= 0.5", "wrong_sign <= predecessor + 0.2"]
+    noise = ["--data.noise", "0.15"]
+    out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
+    answer = json.loads((out / "answer.json").read_text())
+    assert answer["certified"] == "strict · seed 0"
+    assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
+    data = PlaneData(noise=0.15)
+    data.setup("test")
+    started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
+    samples = read_samples(out / "runs/strict/seed-0/samples.parquet")
+    samples = samples[samples["split"] == "certification"].sort_values(["quantity", "index"])
+    near = samples[samples["quantity"] == "near"]["value"].to_numpy() <= 0
+    lost = (started & ~near).reshape(200, 2).any(1).sum()
+    not_gained = (~(near & ~started)).reshape(200, 2).any(1).sum()
+    assert lost > 0
+    found = {each["text"]: each for each in answer["requirements"]}
+    assert [found[text]["share"] for text in paired[:2]] == [lost / 200, not_gained / 200]
+    assert found[paired[0]]["p"] == pytest.approx(binom.cdf(lost, 200, 0.05))
+    assert found[paired[1]]["p"] == pytest.approx(binom.cdf(not_gained, 200, 0.5))
+    wrong = samples[samples["quantity"] == "wrong_sign"]  # Of the start none is wrong.
+    losses = (1 + wrong.groupby("unit")["value"].mean().to_numpy()) / 2
+    assert found[paired[2]]["p"] == pytest.approx(by_betting(losses, 0.6))
+    assert f"{wrong['value'].mean():.3g} worse than the predecessor" in answer["statement"]
+
+    assert "worse than the predecessor" in required_of(out / "model")
+
+    state = tmp_path / "state.json"  # The monitor has no predecessor, and leaves them out.
+    like = ["--data.init_args.test_file", "like"]
+    assert [each.requirement for each in monitor(out / "model", like, state=state)] == [REQUIREMENT]
+    verdicts = check_models(out / "model", "start", like)
+    assert [each.requirement for each in verdicts[:4]] == [*paired, REQUIREMENT]
+
+
+def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
+    """Plain training keeps weights of 0 and loses nothing, but does not meet the rest."""
+    texts = ("lost(near) <= 0.05", REQUIREMENT)
+    out = compare(tmp_path, *required(*texts), "--seeds", "0", "1")
+    answer = json.loads((out / "answer.json").read_text())
+    assert answer["candidates"] == 6
+    assert answer["certified"].startswith("strict")
+    table = (out / "answer.md").read_text()
+    assert re.search(r"\| plain · seed 0 .* \| 0 · 0 ", table)
+
+
+def test_the_predecessor_may_be_an_exported_folder_or_a_run(
+    certified, tmp_path, capsys, monkeypatch
+) -> None:
+    """Against itself nothing is lost, whichever way it is named."""
+    monkeypatch.chdir(tmp_path)
+    name = json.loads((certified / "answer.json").read_text())["certified"].partition(" · ")[0]
+    method = next(line for line in METHODS.splitlines() if line.startswith(name))
+    for place, file in (("model", "like"), (f"runs/{name}/seed-0", "others")):
+        old = certified / place
+        Path(file).touch()
+        words = [*required("lost(near) <= 0.05"), "--against", str(old), "--data.test_file", file]
+        out = compare(tmp_path, *words, out=f"by {file}", methods=method)
+        answer = json.loads((out / "answer.json").read_text())
+        assert answer["predecessor"] == str(old)
+        assert answer["requirements"][0]["share"] == 0
+    with pytest.raises(SystemExit):  # Another predecessor is another question.
+        compare(tmp_path, *words[:2], *words[4:], out="more", methods=method)
+    assert "used for another choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--require", "lost(nearr) <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
+        (["--require", "lost(near) <= 0.001"], "at least 2,995 independent samples"),
+        (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
+        (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
+        (["--require", REQUIREMENT, "--against", "old"], "no requirement is beside a predecessor"),
+        (["--require", "lost(near) <= 0.1", "--against", "other bounds"], "by different bounds"),
+        (["--require", "lost(near) <= 0.1", "--against", "evil"], r"names evil.Boom, which pl_poi"),
+    ],
+)
+def test_a_predecessor_that_cannot_be_is_refused_before_training(
+    certified, tmp_path, capsys, monkeypatch, words, said
+) -> None:
+    old = tmp_path / words[-1]
+    if words[-1] in ("other bounds", "evil"):
+        shutil.copytree(certified / "model", old)
+        path = old / "certificate/config.yaml"
+        config = yaml.safe_load(path.read_text())
+        config["model"]["init_args"]["judged_by"] = 0.4
+        if words[-1] == "evil":
+            config["model"] = "evil.Boom"
+        path.write_text(yaml.safe_dump(config))
+        words = [*words[:-1], str(old)]
     with pytest.raises(SystemExit):
-        compare(tmp_path, "--require", "lost(near) <= 0.1")
-    assert "pl-pointwise check OUTPUT/model --against OLD" in capsys.readouterr().err
+        compare(tmp_path, *words)
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
 
 def test_monitor_says_what_it_lacks(certified, capsys) -> None:

@@ -10,7 +10,7 @@ from lightning.pytorch import seed_everything
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, old_model
-from tests.tasks.conftest import comparison, train
+from tests.tasks.conftest import advice, comparison, overlays, train
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SHORT = [*QUIET, "--trainer.max_epochs", "1"]
@@ -27,6 +27,24 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
     assert float(old["train/kept/violated"]) == 0  # It is what must be kept.
     assert float(plain["train/objective"]) < float(old["train/objective"]) - 5
     assert float(plain["train/kept/violated"]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("require", "epochs", "said"),
+    [
+        ("kept: violated <= 0.02", 8, ["tolerance=", "max_epochs=8,4", "kept: q98 <= "]),
+        ("lost(kept) <= 0.001", 1, ["Longer training", "max_epochs=2 "]),
+        ("accuracy_rotated >= 0.99", 1, []),
+    ],
+)
+def test_the_advice_of_a_no_is_runnable(
+    require: str, epochs: int, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [*QUIET, "--trainer.max_epochs", str(epochs), "--trainer.logger", "false"]
+    words = ["--config", "digits", "--require", require, "--confidence", "0.3", *short]
+    found = "\n".join(advice(words, tmp_path, monkeypatch))
+    for each in said:
+        assert each in found
 
 
 def test_the_three_parts_have_no_image_in_common() -> None:
