@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import seed_everything
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.tasks.digits.digits import DigitsDataModule, old_model
-from tests.tasks.conftest import advice, comparison, overlays, train
+from tests.tasks.conftest import advice, comparison, train
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SHORT = [*QUIET, "--trainer.max_epochs", "1"]
