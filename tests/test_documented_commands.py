@@ -12,7 +12,7 @@ from pl_pointwise import cli
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command as compare
 from pl_pointwise.compare.runs import Comparison
-from pl_pointwise.requirements import check, monitor
+from pl_pointwise.requirements import check, monitor, tolerances
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED_AS_A_WHOLE = "own_task.md"  # test_own_task_page.py types its commands.
@@ -63,6 +63,10 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
         # The methods between them: the tests of the tasks' packaged comparisons.
         for run in (taken[0].runs[0], taken[0].runs[-1]):
             cli.PointwiseCLI(run.arguments, run=False, build=False)
+    elif words[0] == "tolerances":
+        known, options = tolerances._parser().parse_known_args(words[1:])
+        configs = [word for config in known.config for word in ("--config", config)]
+        cli.PointwiseCLI([*configs, *options], run=False, build=False)
     elif words[0] in cli.COMMANDS:
         for word in words[1:]:
             if word.startswith("results/"):

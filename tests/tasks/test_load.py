@@ -21,7 +21,7 @@ from tests.tasks.reranker.conftest import save_tiny_cross_encoder
 CERTIFICATE = {
     "confidence": 0.95,
     "date": "2026-11-23",
-    "requirements": [{"text": "refuse: violated <= 0.1", "share": 0.02, "n": 300, "bound": 0.05}],
+    "requirements": [{"text": "refuse: violated <= 0.1", "seen": "6 of 300 samples fail"}],
 }
 
 
@@ -39,7 +39,9 @@ def test_a_language_model_gives_what_the_module_gives(
     model, tokenizer = pl_pointwise.load(folder)
     said = capsys.readouterr().out
     assert "95 % confidence, since 2026-11-23" in said
-    assert "refuse: violated <= 0.1: 0.02 on 300 samples" in said
+    assert (
+        "refuse: violated <= 0.1: 6 of 300 samples fail, on samples that had chosen nothing" in said
+    )
     ids = torch.tensor([tokenizer("a b c")["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, module.model.eval()(ids).logits)
