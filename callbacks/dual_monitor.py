@@ -56,7 +56,7 @@ class DualMonitor(Callback):
         if not isinstance(pl_module, PointwiseModule):
             return
         self._convergence.add(pl_module)
-        for name, step in _dual_steps(pl_module).items():
+        for name, step in pl_module.dual_steps.items():
             table = pl_module.multipliers[name]
             visited = self._visited.get(name)
             if visited is None or visited.shape != table.shape:
@@ -115,7 +115,7 @@ class Convergence:
 
     def add(self, module: PointwiseModule) -> None:
         """Adds the dual steps of the module's last training step, if it took any."""
-        for name, step in _dual_steps(module).items():
+        for name, step in module.dual_steps.items():
             known = self.sums.setdefault(name, {})
             for key, value in _sums_of(step, module._run.in_force(name)).items():
                 last = key == "multiplier" or key not in known
@@ -136,11 +136,6 @@ class Convergence:
                 figures = {k: v / sums["entries"] for k, v in sums.items() if k != "entries"}
             found[name] = {key: float(value) for key, value in figures.items()}
         return found
-
-
-def _dual_steps(module: PointwiseModule) -> dict[str, DualStep]:
-    """Those of the last training step, by constraint."""
-    return {} if module.measured is None else module.measured.dual_steps
 
 
 def _excess(residual: Tensor, formulation: Formulation) -> Tensor:

@@ -34,7 +34,7 @@ from .multipliers import Multipliers
 from .optimizers import FirstGroupsLambdaLR, Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import Run
-from .step import Measured
+from .step import DualStep, Measured
 from .step_log import EpochSoFar, log_step
 from .stepper import Stepper
 from .task import Notes, Task
@@ -106,7 +106,8 @@ class PointwiseModule(Task):
         measured: what the last training step measured, of all ranks; None before the first.
             ``judged`` are the violations that multipliers follow and reports are about, of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
-            ``dual_steps`` has the dual step it ended in, by constraint; none where it took none.
+        dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
+            for callbacks to read.
         pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
@@ -117,6 +118,7 @@ class PointwiseModule(Task):
     thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
     pull_shares: PullShares = _held_by("_duals", "pull_shares")
     measured: Measured | None = _held_by("_stepper", "measured")
+    dual_steps: dict[str, DualStep] = _held_by("_stepper", "dual_steps")
     violations: dict[str, dict[str, Tensor]] = _held_by("_evaluator", "violations")
     evaluated: dict[str, dict[str, SampleViolations]] = _held_by("_evaluator", "evaluated")
     evaluated_metrics: dict[str, dict[str, SampleValues]] = _held_by(
@@ -224,13 +226,13 @@ class PointwiseModule(Task):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:
-        """Moves a batch, all but its ``_host_keys``."""
+        """Moves a batch, all but its ``host_keys``."""
         if isinstance(batch, (list, tuple)):
             return [self.transfer_batch_to_device(b, device, dataloader_idx) for b in batch]
         if not isinstance(batch, Mapping):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
-        kept = {key: value for key, value in batch.items() if key in self._host_keys}
-        moved = {key: value for key, value in batch.items() if key not in self._host_keys}
+        kept = {key: value for key, value in batch.items() if key in self.host_keys}
+        moved = {key: value for key, value in batch.items() if key not in self.host_keys}
         return {**super().transfer_batch_to_device(moved, device, dataloader_idx), **kept}
 
     # Checkpoints --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ of an interval are the upper side's K, then the lower side's K.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,8 +60,6 @@ class Measured:
     gradient_norm: float  # before clipping
     finite: bool = False
     """Whether all values are known to be finite in float32, so that none needs looking for."""
-    dual_steps: dict[str, DualStep] = field(default_factory=dict)
-    """The dual step that the step ended in, by constraint; none where it took none."""
 
     @property
     def strict(self) -> bool:

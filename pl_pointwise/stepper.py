@@ -24,6 +24,7 @@ from .optimizers import connected_zero
 from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
+    DualStep,
     Layout,
     Measured,
     MicroBatch,
@@ -46,6 +47,7 @@ class Stepper:
 
     Attributes:
         measured: what the last step measured, of all ranks; None before the first.
+        dual_steps: the dual step it ended in, by constraint; empty where it took none.
         left_out: samples left out of a step so far because a value was not finite.
         skipped_steps: steps skipped so far because the gradient was not finite, or no sample was
             left; ``taken_now`` and ``skipped_now`` of this epoch.
@@ -58,6 +60,7 @@ class Stepper:
         self.task, self.duals = task, duals
         self.strict = judges_strictly(task)
         self.measured: Measured | None = None
+        self.dual_steps: dict[str, DualStep] = {}
         self.left_out = self.skipped_steps = 0
         self.taken_now = self.skipped_now = 0
         self.first_steps = FirstSteps()
@@ -84,12 +87,12 @@ class Stepper:
         self.buffers.forget_unchanged()
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
-        self.measured = measured
+        self.measured, self.dual_steps = measured, {}
         if self._may_step(measured):
             optimizer.step()
             self.taken_now += 1
             duals.note(measured, task.current_epoch, task.trainer.num_training_batches)
-            measured.dual_steps = duals.step(task.current_epoch)
+            self.dual_steps = duals.step(task.current_epoch)
         else:
             self.buffers.restore()
         return measured

@@ -47,7 +47,7 @@ class Task(LightningModule):
     training_settings: Training
     trainer: Any
 
-    _host_keys: tuple[str, ...] = ("index",)
+    host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
     shared_objective: str = "objective"
 

@@ -157,7 +157,7 @@ def step_waits(module: Any, fit: Callable[[], None], step: int = 1) -> list[str]
         for each in found if isinstance(found, list) else [found]:
             for key, value in each.items():
                 # Also what stays: its memory may have been a marked tensor's before.
-                waits.move(value, on_device=key not in module._host_keys)
+                waits.move(value, on_device=key not in module.host_keys)
         return found
 
     def training_step(batch: Any, batch_idx: int) -> Any:

@@ -68,7 +68,8 @@ def page_of_a_study(study: Study) -> str:
     several = " Rates and CVaR95 are means over the constraints." * (len(study.constraints) > 1)
     parts.append(
         f"Objective: `{study.objective}` on new inputs. Mean over {seeds} seeds ± half a 95 % "
-        f"interval of Student's t.{several} `auto` is the automatic rule before the present one.\n"
+        f"interval of Student's t.{several} `auto` is the automatic rule before the present one. "
+        f"Every setting that was tried: `benchmarks/evidence/results/{study.name}.csv`.\n"
     )
     parts.append("## Chosen settings, test data\n")
     lines = [["method", "seeds", *MEASURES]]
@@ -88,13 +89,6 @@ def page_of_a_study(study: Study) -> str:
                 for each, ok in zip(found[first : first + 3], strong[first:], strict=False)
             ]
             lines.append([f"{default} − {name}", *cells])
-        parts.append(markdown(lines))
-    if tuned := reached(study, "tune"):
-        parts.append("## Every setting, validation data, seed 0\n")
-        lines = [["method", *[name.replace("new", "validation") for name in MEASURES]]]
-        for name, of in tuned.items():
-            values = (measured(study, of, each)[0] for each in MEASURES)
-            lines.append([name, *map("{:.3g}".format, values)])
         parts.append(markdown(lines))
     return "\n".join(parts)
 

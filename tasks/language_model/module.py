@@ -67,7 +67,7 @@ class LanguageModelModule(PointwiseModule):
             policy, but perhaps the model's name.
     """
 
-    _host_keys: tuple[str, ...] = (
+    host_keys: tuple[str, ...] = (
         *("index", "records", "prompt_lengths", "response_lengths"),
         *("roles", "shift", "relative", "objective", "rank"),
     )
@@ -109,7 +109,7 @@ class LanguageModelModule(PointwiseModule):
             evaluation_constraints=self._constraints("evaluation.", measured),
             training=training,
         )
-        self._host_keys = tuple({*self._host_keys, *(r.role for r in self.requirements.values())})
+        self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
         self.trained_on = objective
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}

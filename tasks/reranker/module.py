@@ -87,7 +87,7 @@ class RerankerModule(PointwiseModule):
             a warm-up ratio of 0.1 and no weight decay.
     """
 
-    _host_keys = ("index", "lengths")
+    host_keys = ("index", "lengths")
     shared_objective = "length_objective"
 
     def __init__(

@@ -288,7 +288,7 @@ def test_a_sampler_with_replacement_steps_a_multiplier_once_a_step() -> None:
     visited = torch.zeros(9, dtype=torch.bool)
     visited[[i for _, index in seen.batches for i in index]] = True
     assert not module.multipliers["fit"][~visited].any()
-    step = module.measured.dual_steps["fit"]
+    step = module.dual_steps["fit"]
     assert step.index is not None
     assert sorted(step.index.tolist()) == sorted(set(seen.batches[-1][1]))
 

@@ -103,8 +103,8 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
         *("evaluation_metrics", "update_evaluation_metrics", "finish_evaluation_metrics"),
         *("constraints", "evaluation_constraints", "formulations", "training_settings"),
         *("multipliers", "thresholds", "measured", "pull_shares", "violations", "select"),
-        *("evaluated", "evaluated_metrics", "notes", "shared_objective"),
-        *("number_of_steps", "peak_learning_rate"),
+        *("evaluated", "evaluated_metrics", "notes", "shared_objective", "dual_steps"),
+        *("number_of_steps", "peak_learning_rate", "host_keys"),
     }
 
 

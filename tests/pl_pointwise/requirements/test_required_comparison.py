@@ -282,6 +282,11 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
         (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
         (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
         (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
+        (["--require", "lost(nearr) <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
+        (["--require", "lost(near) <= 0.001"], "at least 2,995 independent samples"),
+        (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
+        (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
+        (["--require", REQUIREMENT, "--against", "old"], "no requirement is beside a predecessor"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_training(tmp_path, capsys, more, said) -> None:
@@ -480,32 +485,24 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("model", "said"),
     [
-        (["--require", "lost(nearr) <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
-        (["--require", "lost(near) <= 0.001"], "at least 2,995 independent samples"),
-        (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
-        (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
-        (["--require", REQUIREMENT, "--against", "old"], "no requirement is beside a predecessor"),
-        (["--require", "lost(near) <= 0.1", "--against", "other bounds"], "by different bounds"),
-        (["--require", "lost(near) <= 0.1", "--against", "evil"], r"names evil.Boom, which pl_poi"),
+        ({"init_args": {"judged_by": 0.4}}, "by different bounds"),
+        ({"class_path": "evil.Boom"}, "names evil.Boom, which pl_poi"),
     ],
 )
-def test_a_predecessor_that_cannot_be_is_refused_before_training(
-    certified, tmp_path, capsys, monkeypatch, words, said
+def test_a_predecessor_measured_otherwise_is_refused_before_training(
+    certified, tmp_path, capsys, model, said
 ) -> None:
-    old = tmp_path / words[-1]
-    if words[-1] in ("other bounds", "evil"):
-        shutil.copytree(certified / "model", old)
-        path = old / "certificate/config.yaml"
-        config = yaml.safe_load(path.read_text())
-        config["model"]["init_args"]["judged_by"] = 0.4
-        if words[-1] == "evil":
-            config["model"] = "evil.Boom"
-        path.write_text(yaml.safe_dump(config))
-        words = [*words[:-1], str(old)]
+    old = tmp_path / "old"
+    shutil.copytree(certified / "model", old)
+    path = old / "certificate/config.yaml"
+    config = yaml.safe_load(path.read_text())
+    arguments = config["model"]["init_args"] | model.get("init_args", {})
+    config["model"] |= {**model, "init_args": arguments}
+    path.write_text(yaml.safe_dump(config))
     with pytest.raises(SystemExit):
-        compare(tmp_path, *words)
+        compare(tmp_path, "--require", "lost(near) <= 0.1", "--against", str(old))
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
