@@ -20,6 +20,8 @@ from scipy.stats import binom
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command
+from pl_pointwise.compare.again import Again
+from pl_pointwise.compare.runs import Comparison
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
@@ -453,6 +455,18 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     assert [each.requirement for each in verdicts[:4]] == [*paired, REQUIREMENT]
 
 
+def test_an_advised_command_replaces_what_it_sets_anew(tmp_path) -> None:
+    settings = ["trainer.max_epochs=5,10", "model.tolerance=1,2"]
+    overrides = ["--data.held_out", "80"]
+    swept = Comparison(["c"], tmp_path, "m", settings=settings, overrides=overrides)
+    again = Again(swept, {"trainer": {"max_epochs": 10}, "data": None}, {})
+    assert again.epochs() == 10
+    line = again.command({"trainer.max_epochs": "20"})
+    assert "--set model.tolerance=1,2 --set trainer.max_epochs=20" in line
+    assert "max_epochs=5" not in line
+    assert line.endswith("--data.held_out 80")
+
+
 def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
     """Plain training keeps weights of 0 and loses nothing, but does not meet the rest."""
     texts = ("lost(near) <= 0.05", REQUIREMENT)
@@ -467,20 +481,21 @@ def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
 def test_the_predecessor_may_be_an_exported_folder_or_a_run(
     certified, tmp_path, capsys, monkeypatch
 ) -> None:
-    """Against itself nothing is lost, whichever way it is named."""
+    """Against itself nothing is lost or gained, whichever way it is named."""
     monkeypatch.chdir(tmp_path)
     name = json.loads((certified / "answer.json").read_text())["certified"].partition(" · ")[0]
     method = next(line for line in METHODS.splitlines() if line.startswith(name))
     for place, file in (("model", "like"), (f"runs/{name}/seed-0", "others")):
         old = certified / place
         Path(file).touch()
-        words = [*required("lost(near) <= 0.05"), "--against", str(old), "--data.test_file", file]
+        texts = required("lost(near) <= 0.05", "gained(near) >= 0.02")
+        words = [*texts, "--against", str(old), "--data.test_file", file]
         out = compare(tmp_path, *words, out=f"by {file}", methods=method)
         answer = json.loads((out / "answer.json").read_text())
         assert answer["predecessor"] == str(old)
-        assert answer["requirements"][0]["share"] == 0
+        assert [each["share"] for each in answer["requirements"]] == [0, 1]
     with pytest.raises(SystemExit):  # Another predecessor is another question.
-        compare(tmp_path, *words[:2], *words[4:], out="more", methods=method)
+        compare(tmp_path, *texts, *words[-2:], out="more", methods=method)
     assert "used for another choice" in capsys.readouterr().err
 
 
