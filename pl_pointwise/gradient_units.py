@@ -5,18 +5,17 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the root mean square of the
-violated values, and t the share of the fit that is done,
+violated values, and λ̄ the mean multiplier of the values that pull or have one,
 
-    α = c(t)·Λ / 2r,   c(t) = 3 · 30ᵗ,   λ ← (λ + η·clip(v, −r, r))₊,   η = min(c(t), 10)·Λ / r:
+    α = min(Λ + λ̄, 100Λ) / 2r,   λ ← (λ + η·clip(v, −r, r))₊,   η = min(2α, 10Λ/r):
 
-a typical violation pulls c times as hard as the objective, and no visit moves λ by more than 10Λ.
-The clip keeps the first, large violations from winding λ up. c grows so that the first epochs
-search and the last ones settle: it is part of the schedule, like the decay of a learning rate, and
-not an answer to what is measured, so it cannot run away. The dual step stays at 10Λ, so that a late
-visit does not throw away what λ has become: the price of the sample.
+a typical violation doubles a typical force. So λ grows by a factor while a violation stays, and
+falls by one where there is slack; where v scatters about 0 it keeps its size, and so does α. The
+clip keeps the first, large violations from winding λ up. 100Λ and the 10Λ that a visit moves λ by
+at most are for samples that cannot be satisfied, whose λ would grow by that factor without end.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
-a constraint is violated in is enough to start. r follows every step.
+a constraint is violated in is enough to start. r and λ̄ follow every step.
 """
 
 from __future__ import annotations
@@ -32,18 +31,16 @@ from .step import Measured
 
 log = logging.getLogger(__name__)
 
-STRENGTH = 3.0
-"""c at the start of a fit,"""
-RISE = 30.0
-"""and how many times that it is at the end."""
-DUAL_STRENGTH = 10.0
-"""What a visit moves λ by at most, in Λ."""
+LARGEST = 100.0
+"""What a typical violation pulls with at most, in Λ,"""
+LARGEST_STEP = 10.0
+"""and what a visit moves λ by at most."""
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
 WEIGHT = 0.5
 """Of a new measurement in the running mean of Λ."""
 WINDOW = 10
-"""Steps that the running mean of r covers at least; else an epoch."""
+"""Steps that the running means of r and λ̄ cover at least; else an epoch."""
 
 
 @dataclass
@@ -54,6 +51,8 @@ class _State:
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
     steps: int = 0  # With a violated value, which r is the mean of.
+    multiplier: float = 0.0  # λ̄.
+    visits: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
 
 
 class GradientUnits:
@@ -68,21 +67,19 @@ class GradientUnits:
         self._states: dict[str, _State] = {}
         self._next = 0  # The step of the next measurement.
 
-    def in_force(self, declared: Mapping[str, Formulation], share: float) -> dict[str, Formulation]:
+    def in_force(self, declared: Mapping[str, Formulation]) -> dict[str, Formulation]:
         """The formulations with α a number; those that need no unit as they are.
 
         Without a unit nothing has been violated: they pull with λ alone, which is 0 or a user's.
-
-        share: of the fit that is done, t in [0, 1].
         """
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
-                strength = STRENGTH * RISE**share
-                step = min(strength, DUAL_STRENGTH) * unit
-                found[name] = formulation.in_units(strength * unit, step, unit, size)
+                pull = min(unit + state.multiplier, LARGEST * unit)
+                step = min(pull, LARGEST_STEP * unit)
+                found[name] = formulation.in_units(pull, step, unit, size)
         return found
 
     def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:
@@ -129,22 +126,27 @@ class GradientUnits:
         in_force: Mapping[str, Formulation],
         steps_an_epoch: float,
     ) -> None:
-        """Adds the violated values of a step to the running mean of r²."""
+        """Adds a step's violated values to the running mean of r², its multipliers to λ̄."""
+        window = max(WINDOW, min(steps_an_epoch, 1000))
         for name, formulation in in_force.items():
             if not declared[name].adaptive:
                 continue
             violation, mask = measured.followed[name], measured.masks[name]
-            multiplier = measured.multipliers.get(name, violation.new_zeros(()))
+            multiplier = measured.multipliers.get(name, violation.new_zeros(violation.shape))
             residual = formulation.residual(violation, multiplier)
-            violated = residual[mask & (residual > 0)]
-            if not len(violated):
+            pulls = mask & ((residual > 0) | (multiplier != 0))
+            if not pulls.any():
                 continue
             state = self._states.setdefault(name, _State())
-            square = float(violated.double().square().mean())
-            state.steps += 1
-            covered = min(state.steps, max(WINDOW, min(steps_an_epoch, 1000)))
-            before = (state.size or 0.0) ** 2
-            state.size = math.sqrt(before + (square - before) / covered)
+            state.visits += 1
+            mean = float(multiplier[pulls].abs().double().mean())
+            state.multiplier += (mean - state.multiplier) / min(state.visits, window)
+            violated = residual[mask & (residual > 0)]
+            if len(violated):
+                state.steps += 1
+                before = (state.size or 0.0) ** 2
+                square = float(violated.double().square().mean())
+                state.size = math.sqrt(before + (square - before) / min(state.steps, window))
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: asdict(state) for name, state in self._states.items()}
