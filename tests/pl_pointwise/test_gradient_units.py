@@ -230,7 +230,8 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "pull", "step"), [(0.0, 3.0, 3.0), (6.0, 9.0, 9.0), (60.0, 63.0, 30.0), (1e6, 300.0, 30.0)]
+    ("mean", "pull", "step"),
+    [(0.0, 3.0, 3.0), (6.0, 9.0, 9.0), (60.0, 63.0, 30.0), (1e6, 300.0, 30.0)],
 )
 def test_alpha_follows_the_multipliers_up_to_a_bound(mean: float, pull: float, step: float) -> None:
     """Λ = 3 and r = .5; of what pulls or has a multiplier, the satisfied sample without one not."""
