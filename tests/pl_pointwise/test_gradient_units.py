@@ -34,7 +34,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
     """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
     weights = [w.clone().requires_grad_() for w in initial_weights()]
     multipliers = torch.zeros(len(rows), dtype=torch.float64)
-    unit, size, mean = torch.zeros(()), torch.zeros(()), 0.0
+    unit, size, mean, share = torch.zeros(()), torch.zeros(()), 0.0, 1.0
     for step in range(steps):
         z = torch.tanh(rows.x @ weights[0]) @ weights[1]
         objective, v = (z - rows.y).square().mean(), z + 0.3
@@ -51,19 +51,18 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         square = v.detach()[violated].square().mean()
         size = square.sqrt() if step == 0 else size
-        strength = min(unit + mean, 100 * unit)
-        alpha = strength / (2 * size)
-        pull = (multipliers + 2 * alpha * v.detach()).clamp(min=0)
+        strength = min(max(5 * share, 0.5) * unit + 2 * mean, 100 * unit)
+        pull = (multipliers + strength * (v.detach() / size).clamp(max=1)).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= rate * gradient
-        clipped = v.detach().clamp(-size, size)
         in_play = violated | (multipliers > 0)
         mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 10)
-        dual_step = min(strength, 10 * unit) / size
-        multipliers = (multipliers + dual_step * clipped).clamp(min=0).float().double()
+        share += (float(violated.double().mean()) - share) / min(step + 1, 10)
+        dual_step = min(strength / 2, 10 * unit) * (v.detach() / size).clamp(-1, 1)
+        multipliers = (multipliers + dual_step).clamp(min=0).float().double()
         size = (size**2 + (square - size**2) / min(step + 1, 10)).sqrt()
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
 
