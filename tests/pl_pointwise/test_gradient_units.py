@@ -224,16 +224,16 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     assert units.not_finite == 1
     units.measure("fit", 6.0, 2.0, 0.5)
     units.measure("fit", float("inf"), 2.0, 0.5)
-    assert units.in_force(declared)["fit"].augmentation == pytest.approx(3.0 / (2 * 0.5))
+    assert units.in_force(declared)["fit"].augmentation == pytest.approx(5 * 3.0 / (2 * 0.5))
     assert units.in_force(declared)["other"] is declared["other"]
 
 
 @pytest.mark.parametrize(
     ("mean", "pull", "step"),
-    [(0.0, 3.0, 3.0), (6.0, 9.0, 9.0), (60.0, 63.0, 30.0), (1e6, 300.0, 30.0)],
+    [(0.0, 5.0, 2.5), (6.0, 17.0, 8.5), (60.0, 125.0, 30.0), (1e6, 300.0, 30.0)],
 )
-def test_alpha_follows_the_multipliers_up_to_a_bound(mean: float, pull: float, step: float) -> None:
-    """Λ = 3 and r = .5; of what pulls or has a multiplier, the satisfied sample without one not."""
+def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, step: float) -> None:
+    """Λ = 3 and r = .5; a third is violated. A satisfied sample without a multiplier has no part."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.tensor([[0.5], [-0.5], [-9.0]])
@@ -242,3 +242,22 @@ def test_alpha_follows_the_multipliers_up_to_a_bound(mean: float, pull: float, s
     now = units.in_force(declared)["fit"]
     assert now.augmentation == pytest.approx(pull / (2 * 0.5))
     assert now.step_size == pytest.approx(step / 0.5)
+
+
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Relaxed(price=4.0), Relaxed(beta=4.0)], ids=str
+)
+@pytest.mark.parametrize("signed", [False, True])
+def test_nothing_pulls_harder_the_further_it_is_than_r(
+    formulation: Formulation, signed: bool
+) -> None:
+    formulation = formulation.for_equality() if signed else formulation
+    in_force = formulation.in_units(6.0, 3.0, 1.0, 0.5)
+    v = torch.tensor([-5.0, -0.5, -0.25, 0.0, 0.25, 0.5, 5.0], dtype=torch.float64)
+    v.requires_grad_()
+    psi = in_force.lagrangian(v, torch.full_like(v, 0.5))
+    (pull,) = torch.autograd.grad(psi.sum(), v)
+    below = pull[1] if signed else torch.zeros_like(pull[1])
+    torch.testing.assert_close(pull[[0, -1]], torch.stack([below, pull[-2]]))
+    assert pull[-2] > pull[-3]
+    torch.testing.assert_close(psi[-1] - psi[-2], 4.5 * pull[-2])  # One line, no jump.
