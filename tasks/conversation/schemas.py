@@ -10,7 +10,8 @@
     roles        {"messages" or "prompt"} and one or more of the roles of records.py ("learn",
                  "keep", "prefer", …), each a text, a message or a list of these; "refuse": true
                  for one of the configured refusals
-    answer       {"prompt", "answer"}, and perhaps "role", "tolerance", "around" and "relative"
+    answer       {"prompt", "answer"}, perhaps "role", "tolerance", "around" and "relative", and
+                 what is measured beside it, "paraphrase" and "wrong"
     instruction  {"instruction", "input", "output"}
     messages     {"messages"} that end in the assistant's turn, which is the response
 
@@ -21,7 +22,7 @@ avoided. Every schema may have "system", "tools" and "category".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ from pl_pointwise.tasks.language_model.records import (
     response_of,
 )
 
-from .records import ROLES, parse_record, parse_response
+from .records import MEASURED, ROLES, parse_record, parse_response
 
 COMMON = ("system", "tools", "category", "objective")
 ANSWER_OPTIONS = ("role", "tolerance", "around", "relative")
@@ -64,8 +65,21 @@ def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
 
 
 def _roles(row: dict[str, Any], where: str, role: str) -> Record:
+    return make_record(row, conversation(row, where), _of_roles(row, where, ROLES), where)
+
+
+def _answer(row: dict[str, Any], where: str, role: str) -> Record:
+    given = {name: row[name] for name in ANSWER_OPTIONS if row.get(name) is not None}
+    answer = text_field(field(row, "answer", where), "answer", where)
+    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
+    responses = [response, *_of_roles(row, where, MEASURED)]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Response]:
+    """The responses in the columns that are called by their roles."""
     responses = []
-    for name in ROLES:
+    for name in roles:
         given = row.get(name)
         if given is None or given == "":
             continue
@@ -75,14 +89,7 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
         several = isinstance(given, list) and not is_turns(given)
         for each in given if several else [given]:
             responses.append(response_of(name, each, where, name))
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def _answer(row: dict[str, Any], where: str, role: str) -> Record:
-    given = {name: row[name] for name in ANSWER_OPTIONS if row.get(name) is not None}
-    answer = text_field(field(row, "answer", where), "answer", where)
-    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
-    return make_record(row, conversation(row, where), [response], where)
+    return responses
 
 
 def _messages(row: dict[str, Any], where: str, role: str) -> Record:
@@ -132,12 +139,14 @@ class Reading:
 
     def __call__(self, row: Any, where: str) -> Record:
         row = self._named(json_object(row, where), where)
-        if not self.responses and self._ends_open(row):
+        given = next((row[name] for name in PROMPTS if row.get(name)), None)
+        ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
+        if ends_open and not self.responses:
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
         record = SCHEMAS[name][1](row, where, self.role)
-        if self.responses and not record.responses:
-            problem = "is empty" if name == "records" else "and every other response is missing"
+        if self.responses and set(MEASURED).issuperset(record.roles):
+            problem = "has none that anything is asked of"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
 
@@ -145,7 +154,6 @@ class Reading:
         """The row under our names."""
         if not self.columns:
             return row
-        found = {}
         for ours, theirs in self.columns.items():
             if theirs not in row:
                 names = ", ".join(map(shown, list(row)[:12]))
@@ -153,17 +161,8 @@ class Reading:
                     f'{where}: columns.{ours} is "{theirs}", and the record has no such field '
                     f"(found: {names}). Name one of these."
                 )
-            found[ours] = row[theirs]
-        kept = {name: row[name] for name in COMMON if name in row}
-        return kept | found
-
-    @staticmethod
-    def _ends_open(row: dict[str, Any]) -> bool:
-        """Whether there is a prompt and nothing that answers it, so nothing to leave out."""
-        given = next((row[name] for name in PROMPTS if row.get(name)), None)
-        if isinstance(given, list) and given and isinstance(given[-1], dict):
-            return given[-1].get("role") != "assistant"
-        return isinstance(given, str)
+        found = {ours: row[theirs] for ours, theirs in self.columns.items()}
+        return {name: row[name] for name in COMMON if name in row} | found
 
 
 def told(row: Mapping[str, Any], where: str) -> str:
