@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric, Metric
@@ -49,9 +48,6 @@ from .records import MEASURED, ROLES
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
 PAIRED = ("dpo", "simpo")
 """Objectives over pairs of a preferred and an avoided response of a record."""
-
-FEWEST_STEPS = 5
-"""Optimizer steps an epoch below which a fit ends before its answers are right."""
 
 DEFAULT_TRAINING = Training(
     optimization=Optimization(learning_rate=5e-4, weight_decay=0.0, schedule="cosine"),
@@ -104,9 +100,6 @@ class Baselines:
             −2/β·log σ(−β(s − s_ref)) of them (negative preference optimization); None for neither.
         forget_weight: of that loss.
         npo_beta: β of NPO.
-
-    Raises:
-        ValueError: a share outside [0, 1], or a weight or β that is not above 0.
     """
 
     replay: float = 0.0
@@ -115,12 +108,9 @@ class Baselines:
     npo_beta: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.replay <= 1:
-            raise ValueError(f"baselines.replay={self.replay}: give a share between 0 and 1.")
         one_of("baselines.forget_loss", self.forget_loss, (None, "ascent", "npo"))
-        for name in ("forget_weight", "npo_beta"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"baselines.{name}={getattr(self, name)}: give a number above 0.")
+        if not (0 <= self.replay <= 1 and self.forget_weight > 0 and self.npo_beta > 0):
+            raise ValueError(f"{self}: a replay is between 0 and 1, weight and β are above 0.")
 
     @property
     def roles(self) -> list[str]:
@@ -135,9 +125,6 @@ PREFERENCE_LOSSES = PreferenceLosses()
 
 class ConversationModule(LanguageModelModule):
     """A causal language model with LoRA, held to what a file of conversations asks.
-
-    Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template. To
-    evaluate a model as it is, run `test` without `fit`.
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers.
@@ -160,9 +147,6 @@ class ConversationModule(LanguageModelModule):
         evaluation: tolerances of the evaluation, and which prompts are answered.
         training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
-
-    Attributes:
-        answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
@@ -237,10 +221,8 @@ class ConversationModule(LanguageModelModule):
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
-        found = self._rest(batch) | self._learnt(batch)
-        if self.baselines.forget_loss is not None:
-            found = found | self.of_roles(batch, ["forget"])
-        return found
+        forgotten = ["forget"] if self.baselines.forget_loss else []
+        return self._rest(batch) | self._learnt(batch) | self.of_roles(batch, forgotten)
 
     def compared(self, batch: Mapping[str, Any]) -> Tensor:
         """Besides, in evaluation, the responses to keep, whoever keeps them and how."""
@@ -266,9 +248,8 @@ class ConversationModule(LanguageModelModule):
 
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
         """Besides, what NPO compares."""
-        found = super().referred(batch)
-        npo = self.baselines.forget_loss == "npo"
-        return found | self.of_roles(batch, ["forget"]) if npo else found
+        compared = ["forget"] if self.baselines.forget_loss == "npo" else []
+        return super().referred(batch) | self.of_roles(batch, compared)
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The sum of what a sample has: learnt, as before or in order, and forgotten, (B,)."""
@@ -297,50 +278,41 @@ class ConversationModule(LanguageModelModule):
         if self.baselines.forget_loss == "ascent":
             return outputs.mean_log_likelihood
         beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood
-        before = outputs.log_likelihood.detach() if reference is None else reference
+        before = 0 if reference is None else reference  # None: nobody in the batch forgets.
         return -2 / beta * logsigmoid(-beta * (outputs.log_likelihood - before))
 
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Record]) -> None:
-        """Refuses a training set of which nobody carries the objective, or a role goes unheeded.
-
-        And warns where an epoch has few optimizer steps, though there are records for more.
-        """
+        """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
         roles = {role for record in records for role in record.roles}
-        found = ", ".join(sorted(roles))
-        for role in roles & {"keep", "forget"}:
-            if self.formulations and role not in self.constraints:
+        found = f"the responses are of role {', '.join(sorted(roles))}"
+        for role in ("keep", "forget"):
+            if role in roles and self.formulations and role not in self.constraints:
                 raise DataError(
                     f"There are training responses of role {role}, and {role}_tolerance is null. "
                     f"Set model.{role}_tolerance, or formulation to null."
                 )
-        takes_part = {*self.objective_roles, *self.baselines.roles}
-        if self.trained_on in PAIRED:
-            if not any({"prefer", "avoid"} <= set(record.roles) for record in records):
-                raise DataError(
-                    f"objective={self.trained_on}: no training record has a response of role "
-                    "prefer and one of role avoid. Give pairs, or set another objective."
-                )
-        elif not any(
-            takes_part.intersection(each.roles) if each.objective is None else each.objective
-            for each in records
-        ):
-            raise DataError(
-                f"No training record carries the objective: the responses are of role {found}, "
-                f"none of {' or '.join(self.objective_roles)}. Add some, or name objective_roles."
-            )
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No training record carries a constraint ({', '.join(self.constraints)}): the "
-                f"responses are of role {found}. Change roles, or set formulation to null."
+                f"No training record carries a constraint ({', '.join(self.constraints)}): "
+                f"{found}. Change roles, or set formulation to null."
             )
-        steps, trainer = self.trainer.num_training_batches, self.trainer
-        most = len(records) // (FEWEST_STEPS * trainer.world_size)
-        if steps < FEWEST_STEPS and most and trainer.limit_train_batches == 1.0:
-            rank_zero_warn(
-                f"An epoch has {steps} optimizer steps, too few for answers to come out right: set "
-                f"batch_size of the data to {most} or less."
+        asked = {*self.objective_roles, *self.baselines.roles}
+        needed, pairs = " or ".join(sorted(asked)), self.trained_on in PAIRED
+        if pairs:
+            needed = "prefer beside one of role avoid"
+
+        def carries(record: Record) -> bool:
+            if pairs:
+                return {"prefer", "avoid"}.issubset(record.roles)
+            own = record.objective
+            return not asked.isdisjoint(record.roles) if own is None else own
+
+        if not any(map(carries, records)):
+            raise DataError(
+                f"No training record carries the objective {self.trained_on}, a response of role "
+                f"{needed}: {found}. Add some, or change objective or objective_roles."
             )
 
     # Evaluation -----------------------------------------------------------------------------------

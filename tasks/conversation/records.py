@@ -1,16 +1,8 @@
 """The records of conversations: a conversation, and any number of responses with their roles.
 
-What a role asks of a response y, with s̄ its mean log-likelihood a token:
-
-    learn       nothing: cross-entropy over it is minimised
-    reference   nothing: the objective is taken over it, as KL to the reference or cross-entropy
-    keep        KL(π ‖ π_ref) ≤ ε a token: the model goes on saying it as before
-    prefer      s̄ ≥ ε, the prompt must be answered like this
-    avoid       s̄ ≤ ε, it must never be
-    refuse      s̄ ≥ ε, the response is a refusal
-    forget      |s̄ − c| ≤ ε, as likely as ``around`` says, no more and no less
-    paraphrase  nothing, it is measured: what is to be kept or forgotten, in other words
-    wrong       nothing, it is measured: a wrong answer beside it (forgetting.py)
+What the roles ask stands in module.py; forget is as likely as ``around`` says, no more and no
+less. Two are measured alone (forgetting.py): paraphrase, what is to be kept or forgotten in other
+words, and wrong, a wrong answer beside it.
 
 ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
 s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A response to forget has c in ``around``
@@ -40,12 +32,7 @@ _OPTIONS = ("role", "tolerance", "around", "relative", "refusal")
 
 
 def parse_record(row: Any, where: str) -> Record:
-    """A row of our own schema.
-
-    Args:
-        row: {"messages": […], "responses": [{"role", …}]}, a text "prompt" in place of the
-            messages; optionally "tools", "category" and "objective".
-        where: the row's place, for messages.
+    """A row of our own schema: {"messages" or "prompt", "responses": [{"role", …}]}.
 
     Raises:
         DataError: something else; names record, field and remedy.

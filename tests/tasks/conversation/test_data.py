@@ -50,7 +50,7 @@ def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, conv
     assert first["prompt"] == "system: Be short.\nuser: call 0?"
     assert '"add"' in first["tools"]
     assert '"arguments"' in first["prefer 1"]
-    assert second["avoid 2 (s̄ ≤ s̄_ref − 0.5)"] == "Not so."
+    assert second["avoid 2 (s̄_ref − 0.5)"] == "Not so."
 
 
 def test_splits_have_each_category_and_strata_each_kind(language_model_folder, tmp_path) -> None:

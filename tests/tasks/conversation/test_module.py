@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -196,24 +195,21 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("roles", "options", "words"),
+    ("role", "options", "words"),
     [
-        (["prefer"], {}, ["objective", "reference", "prefer", "objective_roles"]),
-        (["reference"], {"formulation": Pointwise(alpha=1.0)}, ["constraint", "reference"]),
+        ("prefer", {}, "objective kl.*reference.*prefer.*objective_roles"),
+        ("prefer", {"objective": "dpo"}, "objective dpo.*avoid"),
+        ("reference", {"formulation": Pointwise(alpha=1.0)}, "constraint.*reference"),
+        ("keep", {"formulation": Pointwise(alpha=1.0)}, "keep_tolerance"),
     ],
 )
 def test_training_set_without_a_term_is_refused(
-    roles, options, words, language_model_folder, tmp_path
+    role, options, words, language_model_folder, tmp_path
 ) -> None:
-    rows = [
-        {"prompt": f"{role} {i}?", "responses": [{"role": role, "content": "Yes."}]}
-        for role in roles
-        for i in range(4)
-    ]
+    rows = [{"prompt": f"{i}?", role: "Yes."} for i in range(4)]
     data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError, match=words):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
-    assert all(word in str(found.value) for word in words)
 
 
 def test_answers_are_counted_and_written(
@@ -246,22 +242,6 @@ def test_answers_are_counted_and_written(
     module.notes.confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
-
-
-@pytest.mark.parametrize(("batch_size", "words"), [(6, ["4 or less"]), (4, [])])
-def test_few_steps_an_epoch_are_warned_of(
-    batch_size, words, language_model_folder, tmp_path
-) -> None:
-    """Thirty records in a batch of 32 gave ten steps in all, and wrong answers."""
-    path = write_rows(tmp_path / "r.jsonl", conversation_rows(5))
-    data = data_of(str(path), batch_size=batch_size)
-    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.fit(made(language_model_folder), data)
-    found = [str(each.message) for each in caught if "batch_size of the data" in str(each.message)]
-    assert len(found) == len(words)
-    assert all(word in text for word, text in zip(words, found, strict=True))
 
 
 def test_prediction_answers_prompts_with_and_without_responses(
