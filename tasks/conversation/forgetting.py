@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional.text import rouge_score
 from torchmetrics.utilities import dim_zero_cat
@@ -159,7 +159,7 @@ class HarmonicMean(Metric):
 
     def __init__(self, *parts: Metric) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.parts = parts
 
     def update(self) -> None:
         """Says that there is something to compute."""

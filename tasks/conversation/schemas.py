@@ -139,7 +139,7 @@ class Reading:
 
     def __call__(self, row: Any, where: str) -> Record:
         row = self._named(json_object(row, where), where)
-        given = next((row[name] for name in PROMPTS if row.get(name)), None)
+        given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
         ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
         if ends_open and not self.responses:
             return make_record(row, conversation(row, where), [], where)
