@@ -32,14 +32,7 @@ class ConversationDataModule(ResponseDataModule):
     """Conversations and responses with roles, tokenised once.
 
     A record is a prompt and an answer, of the role of its file: {"prompt": "…", "answer": "…"}; or
-    a conversation and responses, each with its role and perhaps a bound of its own (records.py)::
-
-        {"messages": [{"role": "user", "content": "Until when can I keep it?"}],
-         "tools": [{"name": "due_date", "description": "…", "parameters": {…}}],
-         "responses": [
-            {"role": "prefer", "tool_calls": [{"name": "due_date", "arguments": {}}]},
-            {"role": "avoid", "content": "Until Friday.", "tolerance": -6}]}
-
+    a conversation and responses, each with its role and perhaps a bound of its own (records.py).
     The hub's usual schemas are told by their columns (schemas.py), others by ``columns``. Batches
     are those of language_model/roles.py. ``test`` runs "test", held-out records, and "train", one
     full pass over the training data.

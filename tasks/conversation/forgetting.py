@@ -26,6 +26,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -88,12 +89,10 @@ def add_targets(
             means = scorer(tensors, reference=False).mean_log_likelihood.tolist()
         for place, of_record in zip(some, means, strict=True):
             record = encoded.records[place]
-            responses = [
-                replace(each, tolerance=round(mean, 4))
-                if is_open(each) or each.role in MEASURED
-                else each
-                for each, mean in zip(record.responses, of_record, strict=False)
-            ]
+            responses = list(record.responses)
+            for column, each in enumerate(responses):
+                if is_open(each) or each.role in MEASURED:
+                    responses[column] = replace(each, tolerance=round(of_record[column], 4))
             encoded.records[place] = replace(record, responses=tuple(responses))
 
 
@@ -103,21 +102,15 @@ def _check_alike(like: str, encoder: ConversationEncoder, name: str) -> None:
         DataError: a model with another vocabulary or of another architecture.
     """
     theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
-    ours = encoder.tokenizer.get_vocab()
-    kinds = []
+    other = "" if theirs == encoder.tokenizer.get_vocab() else "vocabulary"
     with suppress(OSError, ValueError):  # an adapter, or a tokenizer alone
-        for each in (like, name):
-            config = AutoConfig.from_pretrained(model_source(each), trust_remote_code=False)
-            kinds.append(config.model_type)
-    problem = ""
-    if theirs != ours:
-        problem = f"its tokenizer has another vocabulary, {len(theirs):,} tokens for {len(ours):,}"
-    elif len(set(kinds)) > 1:
-        problem = f"it has another architecture, {kinds[0]} for {kinds[1]}"
-    if problem:
+        load = partial(AutoConfig.from_pretrained, trust_remote_code=False)
+        if len({load(model_source(each)).model_type for each in (like, name)}) > 1:
+            other = other or "architecture"
+    if other:
         raise DataError(
-            f"forget_like={like}: {problem}, so its numbers say nothing of the model that is "
-            "trained. Name one of the same kind, such as the model before it learned the answers."
+            f"forget_like={like}: it has another {other} than {name}, so its numbers say nothing "
+            "of that. Name a model of the same kind, such as the one before it learned the answers."
         )
 
 

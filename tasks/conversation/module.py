@@ -375,7 +375,9 @@ class ConversationModule(LanguageModelModule):
             texts: dict[str, list[str]] = {
                 role: [
                     text_of_response(self.encoder, batch, row, column)
-                    for column in (batch["roles"][row] == ROLES.index(role)).nonzero()[:, 0]
+                    for column in (batch["roles"][row] == ROLES.index(role))
+                    .nonzero()[:, 0]
+                    .tolist()
                 ]
                 for role in ("prefer", "learn", "refuse", "keep")
             }

@@ -1,23 +1,9 @@
 """The hub's usual schemas, and own columns, as conversations with responses.
 
-    records      our own: {"messages", "responses": [{"role", "content", …}]}
-    preference   {"chosen", "rejected"} and "prompt": texts or lists of messages; without a prompt,
-                 or with longer lists, the conversation is what both have in front of the answer
-    when2call    {"tools", "messages", "chosen_response", "rejected_response"}
-    pku          {"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}
-    beavertails  {"prompt", "response", "is_safe"}
-    xstest       {"prompt", "type", "label"}
-    roles        {"messages" or "prompt"} and one or more of the roles of records.py ("learn",
-                 "keep", "prefer", …), each a text, a message or a list of these; "refuse": true
-                 for one of the configured refusals
-    answer       {"prompt", "answer"}, perhaps "role", "tolerance", "around" and "relative", and
-                 what is measured beside it, "paraphrase" and "wrong"
-    instruction  {"instruction", "input", "output"}
-    messages     {"messages"} that end in the assistant's turn, which is the response
-
-Chosen responses are of role prefer, rejected ones of role avoid; so are unsafe ones, and safe ones
-are references. XSTest's unsafe prompts are to be refused, and of its safe ones a refusal is to be
-avoided. Every schema may have "system", "tools" and "category".
+:data:`SCHEMAS` has their columns; docs/conversation.md says what becomes of them. A conversation is
+in "messages", or the user's one turn in "prompt"; of schema "roles" each role of records.py is a
+column, with a text, a message or a list of these. Every schema may have "system", "tools" and
+"category".
 """
 
 from __future__ import annotations
