@@ -35,7 +35,7 @@ BAND, BUDGET, GRACE = 0.25, 0.05, 0.05
 """Nats a token; by how much more an answer counts as too little or too much forgotten."""
 SIZES = {"forget": 40, "keep": 160}
 WORDS = 12
-EPOCHS = {"teach": 12, "forget": 20}
+EPOCHS = {"teach": 12, "forget": 15}
 METRICS = {
     "outside": "train/forget/violated_samples",
     "worst, forgotten": "train/forget/max",
