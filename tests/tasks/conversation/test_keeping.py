@@ -7,19 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Pointwise
-from pl_pointwise.cli import main
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
-from tests.tasks.conftest import (
-    QUIET_RUN,
-    quiet_trainer,
-    response_by_hand,
-    words,
-    write_rows,
-)
+from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 TOLERANCES: dict[str, Any] = {
@@ -35,8 +27,6 @@ ROWS = [
     {"prompt": "c", "answer": "Gone.", "role": "forget", "around": -3.0},
     {"prompt": "d", "answer": "Own bound.", "role": "keep", "tolerance": 0.2},
 ]
-
-
 CROSSED = [
     {"role": "prefer", "content": "B.", "tolerance": -1.0},
     {"role": "avoid", "content": "B.", "tolerance": -3.0},
@@ -103,12 +93,9 @@ def test_baselines_of_forgetting_are_their_formulas(
     loss, beta, language_model_folder, tmp_path
 ) -> None:
     baselines = Baselines(forget_loss=loss, forget_weight=0.3, npo_beta=beta)
+    tolerances: dict[str, Any] = dict.fromkeys(TOLERANCES)
     module = made(
-        language_model_folder,
-        baselines=baselines,
-        objective="kl",
-        objective_roles=["keep"],
-        **dict.fromkeys(TOLERANCES),
+        language_model_folder, baselines=baselines, objective_roles=["keep"], **tolerances
     )
     batch = batch_of(language_model_folder, written(tmp_path, ROWS))
     found = module.objective(module(batch), batch)
@@ -216,41 +203,3 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
     assert within["train/keep/violated"] <= 0.5
     assert within["train/keep/max"] < 0.01
     assert within["train/nll"] < start["train/nll"] - 0.5
-
-
-# Recipes ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny(language_model_folder) -> list[str]:
-    init = {
-        "model.init_args.policy.model_name": str(language_model_folder),
-        "model.init_args.policy.generation.max_new_tokens": "3",
-        "trainer.limit_train_batches": "2",
-        "trainer.max_epochs": "1",
-    }
-    return words(init | QUIET_RUN)
-
-
-@pytest.mark.parametrize("task", ["keep", "forget"])
-def test_a_recipe_runs_on_its_records_and_on_files(
-    task, tiny, language_model_folder, tmp_path
-) -> None:
-    like = ["--data.init_args.forget_like", str(language_model_folder)]
-    arguments = [*tiny, *(like if task == "forget" else [])]
-    main(["fit", "--config", task, *arguments, f"--trainer.default_root_dir={tmp_path}"])
-    assert (tmp_path / "export/model.safetensors").is_file()
-    AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-
-
-@pytest.mark.parametrize("task", [pytest.param("keep", marks=pytest.mark.slow), "forget"])
-def test_rivals_run_in_one_switch(task, tiny, language_model_folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("pl_pointwise.compare.command.draw_plots", lambda *_: None)
-    like = ["--data.init_args.forget_like", str(language_model_folder)]
-    arguments = [*tiny, *(like if task == "forget" else []), "--trainer.callbacks", "null"]
-    arguments += ["--model.init_args.evaluation.answer_in", "[]"]
-    folder = ["--output", str(tmp_path / "out")]
-    main(["compare", "--config", task, "--methods", f"{task}/rivals", *folder, *arguments])
-    table = (tmp_path / "out/comparison.csv").read_text().splitlines()
-    assert len(table) == 1 + (8 if task == "keep" else 6)
-    assert "train/keep/violated" in table[0]
