@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import bad_field, digest, json_object, kind, shown
+from pl_pointwise.tasks.common.records import bad_field, digest, kind, shown
 from pl_pointwise.tasks.language_model.messages import Answer, parse_answer
 from pl_pointwise.tasks.language_model.records import Record, Response, conversation, make_record
 
@@ -31,13 +31,12 @@ _CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
 _OPTIONS = ("role", "tolerance", "around", "relative", "refusal")
 
 
-def parse_record(row: Any, where: str) -> Record:
+def parse_record(row: dict[str, Any], where: str, role: str = "") -> Record:
     """A row of our own schema: {"messages" or "prompt", "responses": [{"role", …}]}.
 
     Raises:
         DataError: something else; names record, field and remedy.
     """
-    row = json_object(row, where)
     given = row.get("responses")
     if not isinstance(given, list):
         raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")

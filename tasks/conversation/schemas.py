@@ -39,10 +39,6 @@ Parser = Callable[[dict[str, Any], str, str], Record]
 """Makes a record of a row, its place, and the role of a response to which its schema gives none."""
 
 
-def _records(row: dict[str, Any], where: str, role: str) -> Record:
-    return parse_record(row, where)
-
-
 def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
     text_field(field(row, "type", where), "type", where)
     unsafe, category = read_xstest(row, where)
@@ -88,7 +84,7 @@ def _messages(row: dict[str, Any], where: str, role: str) -> Record:
 
 
 SCHEMAS: Mapping[str, tuple[tuple[str, ...], Parser]] = {
-    "records": (("responses",), _records),
+    "records": (("responses",), parse_record),
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "pku": (("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), read_pku),
     "preference": (("chosen", "rejected"), read_preference),
