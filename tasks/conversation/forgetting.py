@@ -49,9 +49,6 @@ from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
 from .records import MEASURED, ROLES
 
-SCORED_AT_ONCE = 4
-"""Samples."""
-
 
 def add_targets(
     encoded: EncodedResponses, like: str | None, encoder: ConversationEncoder, name: str
@@ -81,8 +78,8 @@ def add_targets(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_language_model(like, lora=None).eval().requires_grad_(False).to(device)
     scorer = ResponseScorer(model, "plain")
-    for start in range(0, len(places), SCORED_AT_ONCE):
-        some = places[start : start + SCORED_AT_ONCE]
+    for start in range(0, len(places), 4):
+        some = places[start : start + 4]
         batch = collate_rows([encoded[place] | {"index": place} for place in some], ROLES)
         tensors = {n: each.to(device) for n, each in batch.items() if isinstance(each, Tensor)}
         with torch.no_grad():
@@ -205,9 +202,9 @@ def add_forgetting(
 
 def rouge_recall(answer: str, right: str) -> float:
     """The part of the right answer's words in the longest subsequence that both have."""
-    found = rouge_score(answer, right, normalizer=_spaced, rouge_keys="rougeL")
+
+    def normalise(text: str) -> str:
+        return re.sub(r"\W+", " ", text.lower())
+
+    found = rouge_score(answer, right, normalizer=normalise, rouge_keys="rougeL")
     return float(found["rougeL_recall"])
-
-
-def _spaced(text: str) -> str:
-    return re.sub(r"\W+", " ", text.lower())

@@ -299,17 +299,15 @@ class ConversationModule(LanguageModelModule):
                 f"{found}. Change roles, or set formulation to null."
             )
         asked = {*self.objective_roles, *self.baselines.roles}
-        needed, pairs = " or ".join(sorted(asked)), self.trained_on in PAIRED
-        if pairs:
+        needed = " or ".join(sorted(asked))
+        carriers = (
+            not asked.isdisjoint(each.roles) if each.objective is None else each.objective
+            for each in records
+        )
+        if self.trained_on in PAIRED:
             needed = "prefer beside one of role avoid"
-
-        def carries(record: Record) -> bool:
-            if pairs:
-                return {"prefer", "avoid"}.issubset(record.roles)
-            own = record.objective
-            return not asked.isdisjoint(record.roles) if own is None else own
-
-        if not any(map(carries, records)):
+            carriers = ({"prefer", "avoid"}.issubset(each.roles) for each in records)
+        if not any(carriers):
             raise DataError(
                 f"No training record carries the objective {self.trained_on}, a response of role "
                 f"{needed}: {found}. Add some, or change objective or objective_roles."

@@ -104,14 +104,9 @@ COLUMNS = sorted({*COMMON, *PROMPTS, *ROLES, *ANSWER_OPTIONS, "status", *_TOLD_B
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads the rows of a file or of a data set on the hub, as ``records_of`` calls it.
+    """Reads the rows of a file or of a data set on the hub; options as the data module has them.
 
-    Args:
-        schema: a name of :data:`SCHEMAS`; "auto" tells it from a row's columns.
-        columns: of a name in :data:`COLUMNS` the file's own name.
-        role: of a response to which its schema gives none: of "answer", "messages" and
-            "instruction".
-        responses: whether a record has to have any.
+    responses: whether a record has to have any.
     """
 
     schema: str = "auto"
