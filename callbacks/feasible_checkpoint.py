@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.module import PointwiseModule
 
 RANK = "feasible_then_objective"
 
@@ -67,23 +66,12 @@ class FeasibleCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(
-            statistic=self.statistic,
-            at_most=self.at_most,
-            constraints=self.constraints,
-            objective=self.objective,
-            larger_is_better=self.larger_is_better,
-            stage=self.stage,
-        )
+        names = "statistic at_most constraints objective larger_is_better stage"
+        return self._generate_state_key(**{name: getattr(self, name) for name in names.split()})
 
     def rank(self, trainer: Trainer) -> Tensor:
-        """The order of the rule as one number, smaller is better; see the class docstring.
-
-        Raises:
-            TrainingError: see there.
-        """
-        module = trainer.lightning_module
-        assert isinstance(module, PointwiseModule)
+        """The order of the rule as one number, smaller is better; see the class docstring."""
+        module: Any = trainer.lightning_module
         names = self.constraints or list(module.constraints)
         keys = [f"{self.stage}/{name}/{self.statistic}" for name in names]
         logged = trainer.callback_metrics

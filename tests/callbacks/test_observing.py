@@ -24,7 +24,7 @@ from pl_pointwise.callbacks import (
     HardestSamples,
     ViolationCurves,
 )
-from pl_pointwise.callbacks.run_folder import run_root
+from pl_pointwise.callbacks.outputs import run_root
 from pl_pointwise.cli import main
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import (
