@@ -102,7 +102,7 @@ class AnswerSamples(Callback):
         if not self.indexes and not self.per_category:
             return []
         datasets = getattr(datamodule, "datasets", {})
-        dataset = datasets.get(self.data)
+        dataset: Any = datasets.get(self.data)
         if not hasattr(dataset, "record"):
             raise ValueError(
                 f"AnswerSamples(data={self.data!r}): the data module has "

@@ -42,7 +42,7 @@ class PredictionWriter(BasePredictionWriter):
                 f"PredictionWriter: predict_step() of {type(pl_module).__name__} must return a "
                 'list of dicts with "index", one for each input.'
             )
-        data = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
+        data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
         if hasattr(data, "record"):
             rows = [{**_prompt_of(data.record(row["index"])), **row} for row in rows]
         if trainer.world_size > 1:

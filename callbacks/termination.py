@@ -111,6 +111,9 @@ class SaveOnTermination(OnExceptionCheckpoint):
         if self._path is not None:
             trainer.strategy.remove_checkpoint(self._path)
 
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Lightning's removes the file also after a test, or a search for a learning rate."""
+
 
 def run_digest(trainer: Any, module: Any) -> str:
     """Twelve characters that tell runs apart: the same for a longer run of the same settings.
@@ -138,6 +141,6 @@ def _name(value: Any) -> str:
 
 def _arguments(data: Any) -> dict[str, Any]:
     """The plain ones among the constructor's arguments that the object keeps by name."""
-    inits: list[Any] = [kind.__init__ for kind in type(data).__mro__]
-    names = {name for init in inits for name in inspect.signature(init).parameters}
+    kinds: tuple[Any, ...] = type(data).__mro__
+    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
     return plain_arguments({each: getattr(data, each) for each in names if hasattr(data, each)})[0]
