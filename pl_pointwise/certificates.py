@@ -1,10 +1,9 @@
 """What held-out violations say about inputs not seen: bounds, a band and an interval.
 
-Each statement holds with a confidence, and only under the conditions that
-:data:`ASSUMPTIONS` spells out. The bounds on the probability of a violation and on a quantile, and
-the band around the CDF are exact: for any distribution and any number of samples, their coverage is
-at least the confidence. The bootstrap interval for the CVaR is approximate, and with few samples in
-the tail it covers less than it says (measured in docs/metrics.md).
+Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
+violation and on a quantile, and the band around the CDF are exact: for any distribution and any
+number of samples they cover at least as often as they say. The bootstrap interval for the CVaR is
+approximate, and with few samples in the tail it covers less (docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
 vector-valued constraint depend on each other, so certify :func:`worst_per_sample`.
@@ -29,7 +28,6 @@ ASSUMPTIONS = (
     "They were used neither in training nor to choose the model, its hyper-parameters or the "
     "checkpoint. Each statement holds at its confidence by itself, not all of them together."
 )
-"""What every statement here rests on."""
 
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
@@ -64,9 +62,6 @@ def quantile_bound(
     The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence: it is
     below the quantile q only if k values are, and a value is below q with a probability of at most
     ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
-
-    A share of at least ``level`` of new inputs violates by at most it; it is ≤ 0 where
-    :func:`violation_bound` is ≤ 1 − level.
 
     values: (n,), one violation per sample.
 
@@ -110,11 +105,10 @@ def cvar_interval(
     """Returns a two-sided percentile-bootstrap interval for :func:`~pl_pointwise.metrics.cvar`.
 
     Approximate: a bootstrap never sees beyond the largest value, so with a heavy tail or few values
-    in it the interval ends too low. docs/metrics.md states the coverage measured.
+    in it the interval ends too low.
 
     values: (n,), one violation per sample.
     resamples: how many times n values are drawn from the n, with replacement.
-    seed: of the draws; the same seed gives the same interval.
 
     Raises:
         ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
@@ -152,8 +146,7 @@ def _cvars(
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, so that there is one independent value each.
 
-    A sample is satisfied if all its elements are: the certificate is then about inputs, and says of
-    a new input that *any* of its elements violates. Samples without any element are left out.
+    A sample is satisfied if all its elements are. Samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
     mask: bool, the shape of ``violation``: the elements that carry the constraint.
@@ -170,31 +163,18 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What n held-out violations of one constraint certify; made by :func:`certify`.
+    """What n held-out violations of one constraint certify; made by :func:`certify`."""
 
-    ``as_dict`` for files, ``statement`` for people.
-    """
-
-    n: int
-    """Samples."""
-    violated: int
-    """Samples with v > 0."""
-    share: float
-    """violated / n."""
-    bound: float
-    """Upper bound on P(a new input violates), one-sided; see :func:`violation_bound`."""
-    dkw: float
-    """Half the width of the band around the CDF; see :func:`dkw_width`."""
-    cvar: float
-    """CVaR of the n values, in the units of the violation."""
-    interval: tuple[float, float]
-    """Bootstrap interval for the CVaR; see :func:`cvar_interval`."""
-    quantile: float
-    """Upper bound on the quantile at ``level``, inf for few samples; see :func:`quantile_bound`."""
-    confidence: float
-    """Of the bounds, of the band and, nominally, of the interval."""
-    level: float
-    """Of the CVaR and of the quantile."""
+    n: int  # Samples.
+    violated: int  # Samples with v > 0.
+    share: float  # violated / n
+    bound: float  # On P(a new input violates), from above; violation_bound.
+    dkw: float  # Half the width of the band around the CDF; dkw_width.
+    cvar: float  # Of the n values, in the units of the violation.
+    interval: tuple[float, float]  # Bootstrap, for the CVaR; cvar_interval.
+    quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    confidence: float  # Of the bounds, of the band and, nominally, of the interval.
+    level: float  # Of the CVaR and of the quantile.
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
@@ -217,9 +197,7 @@ class Certificate:
     def _of_quantile(self, sure: str) -> str:
         share = f"{100 * self.level:g} %"
         if self.quantile == math.inf and 0 < self.level < 1:
-            from .requirements import fewest_samples  # Which takes scipy.
-
-            needed = fewest_samples(1 - self.level, self.confidence)
+            needed = math.ceil(math.log(1 - self.confidence) / math.log(self.level))
             if self.n < needed:
                 return (
                     f"A bound on the violation of {share} of new inputs takes {needed:,} samples."
@@ -255,6 +233,7 @@ def certify(
     (10, 0.164)
     """
     values = _one_per_sample(values)
+    _validate(len(values), confidence)
     violated = int((values > 0).sum())
     return Certificate(
         n=len(values),
@@ -277,10 +256,7 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
             f"A certificate takes one value per sample, (n,), got shape {tuple(values.shape)}. The "
             "elements of one sample depend on each other: give worst_per_sample(violation)."
         )
-    if not len(values):
-        raise ValueError("No values: a certificate needs at least one held-out sample.")
-    undefined = int(values.isnan().sum())
-    if undefined:
+    if undefined := int(values.isnan().sum()):
         raise ValueError(
             f"{undefined} of {len(values)} violations are NaN, which neither satisfy nor violate. "
             "Find out why, or count them as violated by setting them to inf."

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from . import cli_errors
@@ -26,11 +27,10 @@ from .cli_run import (
     find_classes_of_the_folder,
     refuse_other_settings,
     tell_after_fit,
-    tell_after_predict,
     tell_after_test,
 )
 from .configs import OPTIONS, nearest, overview, with_config_parts
-from .extras import import_all_classes, import_classes
+from .extras import import_classes
 from .module import PointwiseModule
 
 COMMANDS = {
@@ -88,9 +88,10 @@ class PointwiseCLI(LightningCLI):
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
         self._build, self._other_options = build, other_options
-        args = with_config_parts(args)
-        if isinstance(args, list) and any(re.search(r"^-h$|help$", word) for word in args[1:]):
-            import_all_classes()  # The help of a subcommand lists them.
+        if isinstance(args, list):
+            args = with_config_parts(args)
+            if any(re.search(r"^-h$|help$", word) for word in args[1:]):
+                import_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         super().__init__(
@@ -167,7 +168,10 @@ class PointwiseCLI(LightningCLI):
         self._print_metrics()
 
     def after_predict(self) -> None:
-        tell_after_predict(self)
+        trainer: Any = self.trainer
+        writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
+        if trainer.is_global_zero and not writers:
+            print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
     def after_test(self) -> None:
         self._print_metrics()
@@ -178,10 +182,11 @@ class PointwiseCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         table: dict[str, dict[str, float]] = {}
+        stages: dict[str, None] = {}
         for name, value in self.trainer.callback_metrics.items():
             stage, _, metric = name.partition("/")
             table.setdefault(metric, {})[stage] = float(value)
-        stages = list(dict.fromkeys(stage for values in table.values() for stage in values))
+            stages[stage] = None
         width = max(map(len, table), default=0)
         print(" " * width + "".join(f"{stage:>14}" for stage in stages))
         for metric, values in table.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -55,7 +55,6 @@ class SaveConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Called on rank 0."""
         if not self.save_to_log_dir:
             folder = Path(trainer.default_root_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -103,17 +102,6 @@ def _config_for(path: str) -> str:
 # What comes next ----------------------------------------------------------------------------------
 
 
-def kept_checkpoint(trainer: Trainer) -> str:
-    """The path of the checkpoint that a fit keeps as its best, or "" where it kept none.
-
-    Of several callbacks the first that compares checkpoints.
-    """
-    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    callbacks.sort(key=lambda each: each.monitor is None)
-    paths = (each.best_model_path or each.last_model_path for each in callbacks)
-    return next((path for path in paths if path), "")
-
-
 def config_of(checkpoint: str | Path) -> Path | None:
     """The configuration of the run that wrote a checkpoint, where it lies as runs leave it."""
     folders = Path(checkpoint).absolute().parents[:2]
@@ -131,39 +119,21 @@ def tell_after_fit(cli: Any) -> None:
     folder = short_path(trainer.log_dir or trainer.default_root_dir)  # Asks all ranks for it.
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
-    checkpoint = kept_checkpoint(trainer)
-    if not checkpoint:
-        why = f"no ModelCheckpoint saved one in {trainer.global_step} steps"
-        if not trainer.checkpoint_callbacks:
-            why = "trainer.enable_checkpointing is false"
-        print(f"Written to {folder}, without a checkpoint: {why}.")
+    # Of several callbacks the first that compares checkpoints.
+    savers = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    savers.sort(key=lambda each: each.monitor is None)
+    paths = [path for each in savers if (path := each.best_model_path or each.last_model_path)]
+    if not paths:
+        print(f"Written to {folder}, without a checkpoint: no ModelCheckpoint saved one.")
         return
-    print(f"Written to {folder}: log, configuration and checkpoint.{_older(trainer)} Next:\n")
-    if has_test_data(cli):
-        print(f"  {_command('test', Path(folder) / CONFIG, checkpoint)}")
+    print(f"Written to {folder}: log, configuration and checkpoint. Next:\n")
+    data = [each for each in (cli.datamodule, cli.model) if each is not None]
+    if any(is_overridden("test_dataloader", each) for each in data):
+        print(f"  {_command('test', Path(folder) / CONFIG, paths[0])}")
     elif exports(type(cli.model)):
-        print(f"  {export_command(cli.model, checkpoint)}")
+        print(f"  {export_command(cli.model, paths[0])}")
     else:
-        print(f"  define test_dataloader() or export() to go on with {short_path(checkpoint)}")
-
-
-def has_test_data(cli: Any) -> bool:
-    return any(
-        each is not None and is_overridden("test_dataloader", each)
-        for each in (cli.datamodule, cli.model)
-    )
-
-
-def _older(trainer: Trainer) -> str:
-    """Says so where no checkpoint is of the last step, and none was chosen by a metric."""
-    saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    steps = [each._last_global_step_saved for each in saving]
-    if any(each.monitor for each in saving) or max(steps) == trainer.global_step:
-        return ""
-    return (
-        f" The newest checkpoint is of step {max(steps)} of {trainer.global_step}: a "
-        "ModelCheckpoint without every_n_train_steps saves the end too."
-    )
+        print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
 
 def tell_after_test(cli: Any) -> None:
@@ -171,14 +141,6 @@ def tell_after_test(cli: Any) -> None:
     checkpoint = cli.config[cli.subcommand].get("ckpt_path")
     if cli.trainer.is_global_zero and checkpoint and exports(type(cli.model)):
         print(f"\nNext:\n\n  {export_command(cli.model, checkpoint)}")
-
-
-def tell_after_predict(cli: Any) -> None:
-    """Says so where nobody has written what was predicted."""
-    trainer = cli.trainer
-    writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
-    if trainer.is_global_zero and not writers:
-        print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
 
 def export_command(module: LightningModule, checkpoint: str) -> str:

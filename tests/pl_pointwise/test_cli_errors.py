@@ -5,7 +5,6 @@ Each case says what the line names; its status is 2, and nothing else is shown.
 
 from __future__ import annotations
 
-import doctest
 import os
 import shlex
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pl_pointwise import cli_errors, option_names
+from pl_pointwise import cli_errors
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.errors import DataError
 
@@ -122,11 +121,6 @@ def test_what_is_wrong_is_one_line(command, folder, capsys) -> None:
     assert not [part for part in CASES[command] if part not in lines[0]], lines[0]
     assert lines[0].count("Did you mean") <= 1
     assert not (folder / "out").exists()
-
-
-def test_doctests_pass() -> None:
-    for module in (cli_errors, option_names):
-        assert doctest.testmod(module).failed == 0
 
 
 def test_debug_shows_everything(folder, capsys, monkeypatch) -> None:
