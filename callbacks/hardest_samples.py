@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
-from pl_pointwise.rows import plain_fields, text_of
+from pl_pointwise.rows import plain_fields
 
 from .last_violations import LastViolations, MeanViolations
 from .outputs import RunFolder
@@ -161,7 +161,7 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
     data: Any = getattr(trainer, "datamodule", None)
     if hasattr(data, "describe"):
-        return {name: text_of(value) or str(value) for name, value in data.describe(index).items()}
+        return plain_fields(data.describe(index))
     return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
 
 

@@ -38,11 +38,10 @@ class SaveOnTermination(OnExceptionCheckpoint):
 
     Not within a step, where a checkpoint would hold new weights and old multipliers. A validation
     under way is finished first, so leave more time between SIGTERM and SIGKILL than it takes. Where
-    no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it is not by
-    itself where there is this one.
+    no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
 
-    The file is the run's alone: its name carries :func:`run_digest`. A run with other settings in
-    the same folder neither continues from it nor writes over it. More epochs are the same run.
+    The file is the run's alone, see :func:`run_digest`: one with other settings in the same folder
+    neither continues from it nor writes over it.
 
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.

@@ -1,16 +1,14 @@
 """Errors of the command line in one sentence: which option, what is wrong, and the remedy.
 
 jsonargparse tells all it tried over several screens. The errors behind its own lead to the first
-that says why, which is shown with the option's name and the name that was perhaps meant. With
-``--debug``, or PL_POINTWISE_DEBUG=1, everything is. The traceback of an error in a user's own code
-is shown always, from that code on.
+that says why, which is shown with the option's name and the name that was perhaps meant; of one in
+a user's own code with its place. With ``--debug``, or PL_POINTWISE_DEBUG=1, everything is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
-import itertools
 import os
 import re
 import sys
@@ -80,10 +78,8 @@ class ShortErrorParser(LightningArgumentParser):
         option, reason = plain(key[1]) if key else "", KEY.sub("", str(last))
         if isinstance(last, Refusal):
             option, reason = ".".join(filter(None, (option, last.option))), last.reason
-        elif isinstance(last, SyntaxError) or _own_frames(last):
+        elif isinstance(last, SyntaxError) or place_in_own_code(last):
             reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
-            if self.exit_on_error:
-                show_own_code(last)
         else:
             reason = f"{shortened(reason).rstrip('.')}.{self._hint(key and key[1], reason)}"
         if self.words is not None:
@@ -168,8 +164,7 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
     """Ends the process with a sentence where the block raises what a user can mend.
 
     These are the package's own errors, missing files and models, what Lightning calls a wrong
-    configuration, and ``refused``. Everything else passes. Where the error arose in code that is
-    not of this package or below it, its traceback is shown, from there on.
+    configuration, and ``refused``. Everything else passes.
     """
     try:
         yield
@@ -180,8 +175,7 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
         missing = isinstance(error, OSError) and error.errno in lost
         if debugging() or not (missing or isinstance(error, (*ours, *refused))):
             raise
-        show_own_code(error)
-        end(program, sentence(error))
+        end(program, f"{sentence(error)}{place_in_own_code(error)}")
 
 
 def sentence(error: BaseException) -> str:
@@ -192,10 +186,11 @@ def sentence(error: BaseException) -> str:
     return text if isinstance(error, (DataError, TrainingError)) else shortened(text)
 
 
-def _own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Returns an error's frames and lines from the first of a user's own code on."""
-    walked = list(traceback.walk_tb(error.__traceback__))
-    return list(itertools.dropwhile(lambda found: not _is_own(found[0]), walked))
+def place_in_own_code(error: BaseException) -> str:
+    """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame.f_code.co_filename, line) for frame, line in frames if _is_own(frame)]
+    return " ({}, line {})".format(*own[-1]) if own else ""
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -203,19 +198,6 @@ def _is_own(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     installed = "-packages" in frame.f_code.co_filename
     return not installed and package not in {"pl_pointwise", *sys.stdlib_module_names}
-
-
-def show_own_code(error: BaseException) -> None:
-    """Prints the part of an error's traceback that begins in a user's own code, if any does."""
-    if own := _own_frames(error):
-        lines = traceback.StackSummary.extract(iter(own)).format()
-        sys.stderr.write("".join(lines) + f"{type(error).__name__}\n")
-
-
-def place_in_own_code(error: BaseException) -> str:
-    """Returns " (FILE, line N)", the last of a user's own code in an error's traceback, or ""."""
-    own = [(frame.f_code.co_filename, line) for frame, line in _own_frames(error) if _is_own(frame)]
-    return " ({}, line {})".format(*own[-1]) if own else ""
 
 
 def end(program: str, text: str) -> NoReturn:

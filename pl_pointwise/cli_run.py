@@ -35,20 +35,14 @@ def find_classes_of_the_folder() -> None:
 
 
 def default_logger(trainer: Any) -> dict[str, Any]:
-    """The arguments of a trainer whose configuration names no logger: a log that is a CSV file.
-
-    Lightning's depends on what is installed, and TensorBoard's is no file to look into.
-    """
+    """The arguments of a trainer whose configuration names no logger: a log that is a CSV file."""
     if trainer.logger is not None or trainer.fast_dev_run or trainer.barebones:
         return {}
     return {"logger": CSVLogger(trainer.default_root_dir or os.getcwd())}
 
 
 class SaveConfig(SaveConfigCallback):
-    """As Lightning's, which ends the run where the logger has no folder: MLflow with a database.
-
-    There the configuration goes into ``default_root_dir``.
-    """
+    """Also where the logger has no folder, as MLflow's with a database: in ``default_root_dir``."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.save_to_log_dir = trainer.log_dir is not None
@@ -63,12 +57,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
-    """
-    kind, arguments: of the module that a command line asks for.
-
-    Raises:
-        TrainingError: the checkpoint is of another class, or was trained with other arguments.
-    """
+    """Refuses a checkpoint of another class than ``kind``, or of other arguments of it."""
     stored = hyperparameters(path)
     require_class(path, stored.pop("_class_path", ""), kind)
     if changed := differences(stored, arguments):
@@ -80,12 +69,7 @@ def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -
 
 
 def require_class(path: str, named: str, kind: type) -> None:
-    """
-    named: the class that the checkpoint names; "" where it names none.
-
-    Raises:
-        TrainingError: it is neither ``kind`` nor a parent of it.
-    """
+    """Refuses a checkpoint whose class, if it names one, is neither ``kind`` nor a parent."""
     of = named.rpartition(".")[2]
     if of and of not in [parent.__name__ for parent in kind.__mro__]:
         raise TrainingError(
@@ -144,10 +128,7 @@ def tell_after_test(cli: Any) -> None:
 
 
 def export_command(module: LightningModule, checkpoint: str) -> str:
-    """The command that exports a checkpoint; it names the configuration if the class is one's own.
-
-    See export.py for why.
-    """
+    """The command that exports a checkpoint; it names the configuration if the class is own."""
     ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
     return _command("export", None if ships else config_of(checkpoint), checkpoint)
 

@@ -81,10 +81,6 @@ def config_parts(name: str) -> list[str]:
     """Returns the parts behind a name; a file, or YAML in place of one, stands for itself.
 
     A file of the working directory comes before a packaged name.
-
-    Raises:
-        FileNotFoundError: there is neither.
-        DataError: a file that is not YAML, or no mapping.
     """
     if is_text(name):
         return [name]
@@ -95,11 +91,7 @@ def config_parts(name: str) -> list[str]:
 
 
 def comparison_path(name: str) -> str:
-    """Returns the path of a set of methods, by its packaged name or as it is.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
+    """Returns the path of a set of methods, by its packaged name or as it is."""
     known = packaged_comparisons()
     return name if os.path.isfile(name) else str(known.get(name) or _not_found(name, known))
 
@@ -115,10 +107,7 @@ def text_of(part: str) -> str:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """
-    Raises:
-        DataError: the file is not YAML, or maps no names to values.
-    """
+    """Returns what a YAML file maps names to."""
     try:
         read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -130,11 +119,7 @@ def read_mapping(path: str) -> dict[str, Any]:
 
 
 def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields the words of a command line; an option for a configuration with its value.
-
-    >>> list(split_configs(["fit", "--config", "safety", "--config=own.yaml", "-c"]))
-    [('fit', None), ('--config', 'safety'), ('--config', 'own.yaml'), ('-c', None)]
-    """
+    """Yields the words of a command line; an option for a configuration with its value."""
     words = iter(args)
     for word in words:
         option, equals, value = word.partition("=")

@@ -53,14 +53,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
-    """The module of a checkpoint, of the class in the configurations or one that is shipped.
-
-    Raises:
-        FileNotFoundError: there is no such checkpoint or configuration.
-        TrainingError: the checkpoint is damaged, or of another class than the configuration's, or
-            of one that nobody named.
-        TypeError: the class has no ``export``.
-    """
+    """The module of a checkpoint, of the class in the configurations or one that is shipped."""
     if not Path(checkpoint).is_file():
         raise FileNotFoundError(f"--ckpt_path {checkpoint}: there is no such file.")
     kind = class_of(checkpoint, configs)

@@ -159,15 +159,6 @@ def run(
     def carries(name: str, sample: int) -> Tensor:
         return rows.has[name][sample].reshape(-1)
 
-    def mean_of(name: str, v: Tensor, batch: list[int]) -> Tensor | None:
-        """Mean over the carriers of the mean over the columns each carries."""
-        means = []
-        for row, sample in enumerate(batch):
-            mask = carries(name, sample)
-            if mask.any():
-                means.append(v[row][mask].mean())
-        return torch.stack(means).mean() if means else None
-
     def weighted(name: str, v: Tensor, batch: list[int]) -> tuple[Tensor, Tensor]:
         """The violations somebody carries and their weights; every carrier weighs the same."""
         found, shares = [], []
@@ -219,8 +210,8 @@ def run(
                 m = torch.zeros_like(v[name][side])
                 if rule.kind != "penalty":
                     m = store[name][side][batch]
-                mean = mean_of(name, psi(rule, v[name][side], m, epoch), batch)
-                loss = loss if mean is None else loss + mean
+                found, shares = weighted(name, psi(rule, v[name][side], m, epoch), batch)
+                loss = loss + (shares * found).sum()
         gradients = torch.autograd.grad(loss, [first, last])
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         factor = 1.0 if clip is None else min(1.0, clip / float(norm))
