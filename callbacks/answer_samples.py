@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.errors import one_of
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.random_state import random_state, restore_random_state
 
@@ -21,11 +22,11 @@ TOGETHER = 8  # Prompts that are answered in one batch.
 
 
 class AnswerSamples(Callback):
-    """Lets a language task's module answer a few prompts, before the first step and on the way.
+    """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
-    ``answer-samples/answers.jsonl`` below the run's folder has a line an answer: step, epoch,
-    prompt, its index and category in the data set, answer, refused, cut, and of a prompt with tools
-    valid_call. TensorBoard gets prompts and answers too.
+    Before the first step and on the way. ``answer-samples/answers.jsonl`` below the run's folder
+    has a line an answer: step, epoch, prompt, its index and category in the data set, answer,
+    refused, cut, and of a prompt with tools valid_call. TensorBoard gets prompts and answers too.
 
     The run is the run without it: generation draws nothing of the run's random numbers, takes no
     gradient, and leaves training mode as it was. Every rank answers; rank 0 writes.
@@ -37,9 +38,6 @@ class AnswerSamples(Callback):
         data: a data set of the data module's, "train" or "val".
         every_n_epochs: answer at the end of so many epochs; None does not.
         every_n_steps: and after so many steps of the weights; None does not.
-
-    Raises:
-        ValueError: no prompt, or no time to answer one.
     """
 
     def __init__(
@@ -53,23 +51,12 @@ class AnswerSamples(Callback):
     ) -> None:
         if not prompts and not indexes and per_category < 1:
             raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
-        given = [n for n in (every_n_epochs, every_n_steps) if n is not None]
-        if not given or min(given) < 1:
-            raise ValueError(
-                f"AnswerSamples(every_n_epochs={every_n_epochs}, every_n_steps={every_n_steps}): "
-                "when? Give one of them, at least 1."
-            )
         self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.folder = RunFolder("answer-samples")
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if not hasattr(pl_module, "answers_to"):
-            raise ValueError(
-                f"AnswerSamples: {type(pl_module).__name__} has no answers_to(prompts). It is for "
-                "modules around a language model."
-            )
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
         self._answered_at = -1
         self.folder.claim(trainer)
@@ -101,13 +88,8 @@ class AnswerSamples(Callback):
         """The conversations of the data set that were asked for."""
         if not self.indexes and not self.per_category:
             return []
-        datasets = getattr(datamodule, "datasets", {})
-        dataset: Any = datasets.get(self.data)
-        if not hasattr(dataset, "record"):
-            raise ValueError(
-                f"AnswerSamples(data={self.data!r}): the data module has "
-                f"{', '.join(datasets) or 'no data set'}. Choose one of these, or give prompts."
-            )
+        one_of("data", self.data, list(datamodule.datasets))
+        dataset = datamodule.datasets[self.data]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
         seen: Counter[str] = Counter()
         chosen = list(self.indexes)
@@ -146,14 +128,7 @@ class AnswerSamples(Callback):
 def _conversation(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    found = dict(prompt) if isinstance(prompt, Mapping) else {"messages": prompt}
-    messages = found.get("messages")
-    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ValueError(
-            f"AnswerSamples: the prompt {prompt!r} is no conversation. Give a text, a list of "
-            "{role, content}, or {messages, tools}."
-        )
-    return found
+    return dict(prompt) if isinstance(prompt, Mapping) else {"messages": prompt}
 
 
 def shown(messages: Sequence[Mapping[str, Any]]) -> str:

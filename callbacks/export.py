@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
-from pl_pointwise.model_card import card_facts
 from pl_pointwise.module import PointwiseModule
 
 from .feasible_checkpoint import FeasibleCheckpoint
@@ -50,7 +49,8 @@ class ModelExport(Callback):
     ) -> None:
         one_of("after", after, ("fit", "test"))
         self.folder, self.after = Path(folder), after
-        self.facts = card_facts(license, language, datasets)
+        self.facts: dict[str, Any] = {"license": license, "language": [*language]}
+        self.facts["datasets"] = [*datasets]
         self._chosen = ""
         self._evaluated: dict[str, Any] = {}
         """What the last validation found."""

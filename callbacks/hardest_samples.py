@@ -53,8 +53,6 @@ class HardestSamples(Callback):
     def __init__(
         self, count: int = 50, every_n_epochs: int | None = None, folder: str = "hardest"
     ) -> None:
-        if count < 1 or (every_n_epochs is not None and every_n_epochs < 1):
-            raise ValueError(f"count={count}, every_n_epochs={every_n_epochs}: at least 1 each.")
         self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
         self._last, self._mean = LastViolations(), MeanViolations()
         self._epoch = 0

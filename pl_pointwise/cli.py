@@ -18,12 +18,12 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
 
 from . import cli_errors
 from .cli_errors import ShortErrorParser, innermost, short_errors
 from .cli_run import (
     SaveConfig,
-    default_logger,
     find_classes_of_the_folder,
     refuse_other_settings,
     tell_after_fit,
@@ -132,7 +132,10 @@ class PointwiseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         if self.subcommand:
-            kwargs = {**default_logger(self.config[self.subcommand].trainer), **kwargs}
+            given = self.config[self.subcommand].trainer
+            if given.logger is None and not given.fast_dev_run and not given.barebones:
+                # Lightning's depends on what is installed.
+                kwargs.setdefault("logger", CSVLogger(given.default_root_dir or os.getcwd()))
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:

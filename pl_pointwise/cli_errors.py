@@ -94,9 +94,8 @@ class ShortErrorParser(LightningArgumentParser):
         names, known = NAME.findall(reason), [*options_of(self), *self.other_options]
         if option:
             import_classes()
-            hints = [getattr(each, "_typehint", None) for each in self._actions]
-            dests = [each.dest for each in self._actions]
-            known = class_names(hints[dests.index(option)]) if option in dests else []
+            action = next((each for each in self._actions if each.dest == option), None)
+            known = class_names(getattr(action, "_typehint", None))
             names.append(reason.split()[-1])
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in names:
@@ -181,8 +180,6 @@ def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Ite
 def sentence(error: BaseException) -> str:
     """Returns what an error says, on one line if it is not of this package."""
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {(error.strerror or text).lower()}."
     return text if isinstance(error, (DataError, TrainingError)) else shortened(text)
 
 
@@ -196,8 +193,8 @@ def place_in_own_code(error: BaseException) -> str:
 def _is_own(frame: FrameType) -> bool:
     """Neither this package's, nor Python's, nor an installed one's."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    installed = "-packages" in frame.f_code.co_filename
-    return not installed and package not in {"pl_pointwise", *sys.stdlib_module_names}
+    known = {"pl_pointwise", "jsonargparse", "lightning", "torch", *sys.stdlib_module_names}
+    return "-packages" not in frame.f_code.co_filename and package not in known
 
 
 def end(program: str, text: str) -> NoReturn:

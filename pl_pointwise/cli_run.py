@@ -12,7 +12,6 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from .checkpoint_options import differences, hyperparameters
@@ -32,13 +31,6 @@ def find_classes_of_the_folder() -> None:
     folder = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
         sys.path.append(folder)
-
-
-def default_logger(trainer: Any) -> dict[str, Any]:
-    """The arguments of a trainer whose configuration names no logger: a log that is a CSV file."""
-    if trainer.logger is not None or trainer.fast_dev_run or trainer.barebones:
-        return {}
-    return {"logger": CSVLogger(trainer.default_root_dir or os.getcwd())}
 
 
 class SaveConfig(SaveConfigCallback):

@@ -21,7 +21,6 @@ from .cli_errors import CommandParser, short_errors
 from .cli_run import config_of, exports, require_class, short_path
 from .configs import config_parts, text_of
 from .errors import TrainingError
-from .model_card import card_facts
 from .module import PointwiseModule
 
 PACKAGE = __name__.partition(".")[0]
@@ -47,7 +46,9 @@ def main(args: Sequence[str]) -> None:
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
         _refuse_other_files(folder)
-        module.notes.facts = card_facts(known.license, known.language, known.datasets)
+        module.notes.facts = {
+            name: getattr(known, name) for name in ("license", "language", "datasets")
+        }
         module.export(folder)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 

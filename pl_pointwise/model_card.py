@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,6 @@ STATISTICS = {
     "violated": "of values",
     "cvar95": "CVaR95 of values",
 }
-NONE_YET = (
-    'None: what wrote this folder evaluated nothing. With `ModelExport(after="test")` among its '
-    "callbacks, a test exports the model with its results."
-)
 
 
 def write_card(
@@ -63,7 +59,7 @@ def write_card(
             pipeline_tag=pipeline_tag,
             tags=["pl-pointwise", "constrained-fine-tuning"],
             model_name=name,
-            **module.notes.facts,
+            **{name: fact for name, fact in module.notes.facts.items() if fact},
         ),
         template_path=str(TEMPLATE),
         name=name,
@@ -74,20 +70,11 @@ def write_card(
         statistics=[*STATISTICS.values()],
         certificate=module.notes.certificate,
         held_out=[_held_out(module, stage) for stage in module.evaluated if stage != "train"],
-        none_yet=NONE_YET,
         training=_training(module),
     )
     path = folder / "README.md"
     card.save(path)
     return path
-
-
-def card_facts(
-    license: str | None = None, language: Sequence[str] = (), datasets: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What only the user knows, as the hub's metadata has it; what is not given is left out."""
-    given = {"license": license, "language": list(language), "datasets": list(datasets)}
-    return {name: value for name, value in given.items() if value}
 
 
 def public_name(model: str | None) -> str | None:
@@ -100,12 +87,8 @@ def _requirements(module: PointwiseModule) -> Iterator[list[str]]:
     """Yields by constraint its bounds in training and in evaluation, and its method."""
     for name, constraint in module.constraints.items():
         enforced = f"`{module.formulations[name]!r}`" if name in module.formulations else "nothing"
-        yield [
-            name,
-            _bounds(constraint),
-            _bounds(module.evaluation_constraints[name]),
-            enforced,
-        ]
+        bounds = constraint, module.evaluation_constraints[name]
+        yield [name, *map(_bounds, bounds), enforced]
 
 
 def _bounds(constraint: Constraint) -> str:

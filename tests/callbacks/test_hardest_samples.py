@@ -198,11 +198,6 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert lists[0]
 
 
-def test_useless_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="count=0"):
-        HardestSamples(count=0)
-
-
 def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
     nan = float("nan")
     means = torch.tensor([[0.5], [2.0], [nan], [nan], [nan], [0.5], [-1.0], [-2.0]])

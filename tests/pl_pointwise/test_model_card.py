@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.model_card import NONE_YET, public_name, write_card
+from pl_pointwise.model_card import public_name, write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 
 
@@ -102,7 +102,7 @@ def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:
     module = fitted(tmp_path, check_val_every_n_epoch=5)
     assert module.violations == {}
     assert module.evaluated == {}
-    assert NONE_YET in card(module, tmp_path).text
+    assert "evaluated nothing" in card(module, tmp_path).text
 
 
 def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
