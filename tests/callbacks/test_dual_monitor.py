@@ -27,12 +27,12 @@ WIDE = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}
 ROWS = ToyRows(23, seed=2, partial=True)
 
 
-def relaxation(formulation: Any, v: float, m: float) -> float:
+def relaxation(formulation: Any, v: Any, m: Any) -> Any:
     """u*, the minimiser over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ)."""
     alpha, beta, slope = formulation.alpha, formulation.beta, m + 2 * formulation.alpha * v
     if formulation.cost == "linear":
-        return max(slope - beta, 0.0) / (2 * alpha)
-    return max(slope, 0.0) / (2 * (alpha + beta))
+        return np.maximum(slope - beta, 0.0) / (2 * alpha)
+    return np.maximum(slope, 0.0) / (2 * (alpha + beta))
 
 
 def side_means(visit: Visit, name: str) -> list[float]:
@@ -50,46 +50,32 @@ def side_means(visit: Visit, name: str) -> list[float]:
 def expected(
     visits: list[Visit], all_visits: list[Visit], name: str, formulation: Any
 ) -> dict[str, float]:
+    figures = {}
     if isinstance(formulation, Average):
-        means = [side_means(visit, name) for visit in visits if visit.mask[name].any()]
-        residual = np.mean(means, axis=0)
-        steps = [np.abs(v.after[name] - v.before[name]) for v in visits if v.mask[name].any()]
-        last = visits[-1].after[name].reshape(-1)
-        figures = {
-            "step": np.mean(steps),
-            "slackness": np.mean(np.abs(last * residual)),
-            "infeasibility_mean": np.mean(np.maximum(residual, 0)),
-        }
-        shown = last
+        stepped = [visit for visit in visits if visit.mask[name].any()]
+        residual = np.mean([side_means(visit, name) for visit in stepped], axis=0)
+        moved = np.array([v.after[name] - v.before[name] for v in stepped])
+        shown = after = visits[-1].after[name].reshape(-1)
     else:
-        steps, slack, excess, relaxed, seen = [], [], [], [], set()
-        for visit in visits:
-            for row, sample in enumerate(visit.index):
-                for column in np.flatnonzero(visit.mask[name][row]):
-                    before = visit.before[name][sample, column]
-                    after = visit.after[name][sample, column]
-                    v = visit.violation[name][row, column]
-                    u = 0.0
-                    if isinstance(formulation, Relaxed):
-                        u = relaxation(formulation, v, after)
-                    steps.append(abs(after - before))
-                    slack.append(abs(after * (v - u)))
-                    excess.append(max(v - u, 0))
-                    relaxed.append(u > 0)
-        for visit in all_visits:
-            for row, sample in enumerate(visit.index):
-                seen |= {(sample, c) for c in np.flatnonzero(visit.mask[name][row])}
-        figures = {
-            "step": np.mean(steps),
-            "slackness": np.mean(slack),
-            "infeasibility_mean": np.mean(excess),
-        }
+        entries = [
+            (v.violation[name][m], v.before[name][v.index][m], v.after[name][v.index][m])
+            for v in visits
+            for m in [v.mask[name]]
+        ]
+        residual, before, after = map(np.concatenate, zip(*entries, strict=True))
+        moved = after - before
         if isinstance(formulation, Relaxed):
-            figures["relaxed"] = np.mean(relaxed)
-        shown = np.array([visits[-1].after[name][place] for place in sorted(seen)])
+            relaxed = relaxation(formulation, residual, after)
+            residual, figures["relaxed"] = residual - relaxed, np.mean(relaxed > 0)
+        seen = np.zeros(visits[-1].after[name].shape, bool)
+        for visit in all_visits:
+            seen[visit.index] |= visit.mask[name]
+        shown = visits[-1].after[name][seen]
+    figures["step"] = np.abs(moved).mean()
+    figures["slackness"] = np.abs(after * residual).mean()
+    figures["infeasibility_mean"] = np.maximum(residual, 0).mean()
     figures["active"] = np.mean(shown > 0)
-    for q in (50, 90, 99):
-        figures[f"multiplier_q{q}"] = np.percentile(shown, q)
+    figures |= {f"multiplier_q{q}": np.percentile(shown, q) for q in (50, 90, 99)}
     figures["multiplier_max"] = shown.max()
     return {f"dual/{name}/{key}": float(value) for key, value in figures.items()}
 
