@@ -31,9 +31,8 @@ class ModelExport(Callback):
 
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``.
-        after: "fit", or "test": of the weights that were tested, with what ``test`` found of their
-            violations certified on the card. After a fit the card has those of the validation
-            that the exported weights had, if they had any.
+        after: "fit", with the last validation of the exported weights on the card, or "test", of
+            the weights that were tested, with what ``test`` found certified.
         license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
         language: of the data, such as ["en"], on the card.
         datasets: trained on, by their names on the hub, on the card.

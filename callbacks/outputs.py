@@ -28,8 +28,7 @@ def run_root(trainer: Trainer) -> Path:
 class RunFolder:
     """A folder below :func:`run_root` that this run alone writes to.
 
-    A new run takes the first name that is free, "hardest", "hardest-1" and so on; a resumed one
-    goes on in ``restored``, the ``name`` of before.
+    A new run takes the first free name, "hardest", "hardest-1", …; a resumed one ``restored``.
     """
 
     def __init__(self, folder: str) -> None:

@@ -1,19 +1,11 @@
 """Writes every violation and a picture of their CDFs, each epoch:
 ``violations/values/epoch_0000.parquet`` and ``violations/pictures/epoch_0000.png``.
 
-Columns of the table, a row per value:
-
-============== =====================================================================
-``epoch``      from 0
-``stage``      "running": training samples, each at its visit in this epoch, so while the
-               weights moved; or the name of a validated data set, "val"
-``constraint`` its name
-``index``      the sample's position in that data set
-``column``     of the violation; an interval has the upper side's columns first
-``violation``  ≤ 0 is satisfied. "running" against the tolerance of training, "val" against that
-               of evaluation, where a task sets two
-``multiplier`` λ at the end of the epoch; null in "val" and where there is none
-============== =====================================================================
+A row of the table is a value: ``epoch``, from 0; ``stage``, "running" of training samples, each at
+its visit in this epoch, so while the weights moved, or the name of a validated data set; its
+``constraint``; ``index``, the sample's position in that data set; ``column`` of the violation, an
+interval has the upper side's first; ``violation``, ≤ 0 is satisfied, of "running" against the
+tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
 """
 
 from __future__ import annotations

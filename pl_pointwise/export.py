@@ -17,8 +17,8 @@ from pkgutil import resolve_name
 import yaml
 
 from .checkpoint_options import hyperparameters
+from .cli import config_of, exports, require_class, short_path
 from .cli_errors import CommandParser, short_errors
-from .cli_run import config_of, exports, require_class, short_path
 from .configs import config_parts, text_of
 from .errors import TrainingError
 from .module import PointwiseModule
