@@ -34,10 +34,6 @@ model:
         lerning_rate: 0.1
 data: {NAME}.LineData
 """,
-    "unknown.yaml": "trainer:\n  max_epoks: 1\n",
-    "type.yaml": "trainer:\n  max_epochs: three\n",
-    "field.yaml": "model:\n  init_args:\n    formulation:\n      class_path: Pointwise\n"
-    "      init_args: {alhpa: 3}\n",
     "option.yaml": "trainer:\n  callbacks:\n  - class_path: ModelExport\n"
     "    init_args: {aftr: test}\n",
     "methods.yaml": "one: null\n",
@@ -62,7 +58,6 @@ CASES = {
         "'shared_prompt'",
         "fast",
     ],
-    f"fit {LINE} foo": [" foo"],
     # Classes.
     f"fit {LINE} --model.formulation Pointwize": ["--model.formulation: ", "'Pointwise'"],
     f"fit --model {NAME}.LineModul --data {NAME}.LineData": ["--model: ", "'LineModule'"],
@@ -77,9 +72,6 @@ CASES = {
         "optimization.lerning_rate'",
         "'training.optimization.learning_rate'",
     ],
-    f"fit {LINE} --config unknown.yaml": ["'trainer.max_epochs'"],
-    f"fit {LINE} --config type.yaml": ["--trainer.max_epochs: ", "three"],
-    f"fit {LINE} --config field.yaml": ["--model.formulation: ", "'alpha'"],
     f"fit {LINE} --config option.yaml": ["'aftr'", "'after'"],
     "fit --config base": ["'base'", "'base.yaml'"],
     "fit --config reranker/average": ["--config reranker --config reranker/average"],
