@@ -208,9 +208,6 @@ class PointwiseCLI(LightningCLI):
         else:
             print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
-    def after_validate(self) -> None:
-        self._print_metrics()
-
     def after_predict(self) -> None:
         trainer: Any = self.trainer
         writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
@@ -218,13 +215,13 @@ class PointwiseCLI(LightningCLI):
             print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
     def after_test(self) -> None:
-        self._print_metrics()
+        self.after_validate()
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
             print(f"\nNext:\n\n  {export_command(self.model, checkpoint)}")
 
-    def _print_metrics(self) -> None:
-        """A line per metric, a column per evaluated data set."""
+    def after_validate(self) -> None:
+        """Prints a line per metric, a column per evaluated data set."""
         if not self.trainer.is_global_zero:
             return
         table: dict[str, dict[str, float]] = {}
