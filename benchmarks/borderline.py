@@ -42,7 +42,7 @@ from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
-from pl_pointwise.tasks.safety.records import Selection
+from pl_pointwise.tasks.safety.data import Selection
 
 LOOKALIKES = Path(__file__).with_name("lookalikes.csv")
 ARMS = ("untrained", "none", "group", "pooled")

@@ -49,11 +49,10 @@ def choice_scores(
     divisor = {"sum": torch.ones_like(tokens), "tokens": tokens, "characters": characters}
     scores = log_likelihood / divisor[normalisation].clamp(min=1)
     present = (tokens > 0) & (choices >= 0)
-    scores = torch.where(present, scores, -math.inf)
-    table = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
     # Absent candidates go to a column of their own, which is cut off again.
     columns = torch.where(present, choices, len(CATEGORIES))
-    return torch.cat([table, table[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
+    table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
+    return table.scatter(1, columns, scores)[:, :-1]
 
 
 def chosen_category(scores: Tensor) -> Tensor:
@@ -66,9 +65,8 @@ def chosen_category(scores: Tensor) -> Tensor:
 class MacroF1(MulticlassF1Score):
     """The mean F1 over the categories that occur as gold; NaN of nothing.
 
-    The published data never have ``direct`` as gold, so it is a mean over three, whatever is
-    predicted. torchmetrics' own macro average, as sklearn's, would count ``direct`` in as soon as
-    it is predicted once.
+    In the published data ``direct`` never does. torchmetrics' and sklearn's macro average would
+    count it in as soon as it is predicted once.
     """
 
     def __init__(self) -> None:
@@ -88,16 +86,14 @@ NORMALISATIONS: dict[str, Normalisation] = {
 
 
 def choice_metrics() -> dict[str, Metric]:
-    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`.
-
-    A rate is a mean of zeros and ones; F1 is 0 where a category is neither gold nor chosen.
-    """
-    metrics: dict[str, Metric] = {name: MeanBySample(True) for name in NORMALISATIONS}
-    metrics["macro_f1"] = MacroF1()
-    metrics |= {f"f1_{name}": BinaryF1Score() for name in CATEGORIES}
-    metrics["hallucination"] = MeanBySample(False)
-    metrics["tool_hallucination"] = MeanBySample(False)
-    return metrics
+    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
+    return {
+        **{name: MeanBySample(True) for name in NORMALISATIONS},
+        "macro_f1": MacroF1(),
+        **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
+        "hallucination": MeanBySample(False),
+        "tool_hallucination": MeanBySample(False),
+    }
 
 
 def update_choice_metrics(

@@ -10,7 +10,8 @@ import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.records import Response
-from pl_pointwise.tasks.safety.records import PAPER_CATEGORIES, Record
+from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES
+from pl_pointwise.tasks.safety.records import Record
 from tests.tasks import conftest
 from tests.tasks.conftest import make_data
 
@@ -85,9 +86,9 @@ def pair_rows(count: int) -> list[dict[str, Any]]:
 
 def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Record:
     """A record of one turn; responses: (role, text) of each."""
-    messages, group = [{"role": "user", "content": text}], "unsafe" if unsafe else "benign"
+    messages = [{"role": "user", "content": text}]
     given = tuple(Response(role, answer) for role, answer in responses)
-    return Record(messages, [], given, "x", group=group)
+    return Record(messages, [], given, "x", kind="unsafe" if unsafe else "benign")
 
 
 def said(found: Record) -> list[tuple[str, Any]]:
@@ -99,7 +100,7 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
     return str(conftest.write_rows(path, rows))
 
 
-def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
+def data_in(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
     """Safety data of files."""
     options = {"unsafe_schema": "labelled"} | options
     return make_data(SafetyDataModule, folder, files, **options)

@@ -15,18 +15,18 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.language_model.refusals import is_refusal
-from pl_pointwise.tasks.safety.data import ALPACA_TEMPLATE, REFUSAL_TEXT, SafetyDataset
-from pl_pointwise.tasks.safety.records import (
-    HELPFUL,
-    REFUSAL,
-    UNSAFE,
+from pl_pointwise.tasks.safety.data import (
+    ALPACA_TEMPLATE,
+    REFUSAL_TEXT,
+    SafetyDataset,
     Selection,
 )
+from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, UNSAFE
 from tests.tasks.conftest import build_tokenizer
 from tests.tasks.safety.conftest import (
     benign_rows,
+    data_in,
     hub_folder,
-    module,
     pair_rows,
     record,
     said,
@@ -93,7 +93,7 @@ def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(
 
 
 def test_files_of_their_own_hold_the_held_out_records(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files)
+    data = data_in(language_model_folder, safety_files)
     data.setup("test")
     assert list(data.datasets) == ["val", "test", "train"]
     assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10 + [[REFUSAL]] * 6
@@ -117,7 +117,7 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     listed.write_text(json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}]))
     files = {"over_refusal_file": str(xstest), "alpaca_eval_file": str(listed)}
     files["pku_file"] = write_rows(tmp_path / "pku.jsonl", pair_rows(8))
-    data = module(language_model_folder, safety_files | files)
+    data = data_in(language_model_folder, safety_files | files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
     loaders = data.test_dataloader()
@@ -143,7 +143,7 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
 ) -> None:
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "p.jsonl", pair_rows(8))}
     del files["unsafe_val_file"]
-    data = module(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0)
+    data = data_in(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0)
     data.setup("fit")
     rows = data.datasets["train"]
     assert rows.columns == 3
@@ -158,7 +158,7 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
 
 
 def test_a_batch_says_what_each_response_is(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, unsafe_answers="take")
+    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
@@ -174,7 +174,7 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
 
 
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, unsafe_answers="take")
+    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
     assert data.describe(10) == {
         "record": f"{safety_files['unsafe_file']}, line 1",
@@ -230,9 +230,8 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"benign_file": "b.jsonl"}, "takes no benign_file"),
+        ({"benign_file": "b.jsonl"}, "takes no files"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
-        ({"selection": {"benign_count": 0}}, "benign_count=0"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
@@ -248,7 +247,7 @@ def test_an_answer_that_is_the_refusal_is_refused(
     row = {"instruction": "Sing.", "output": REFUSAL_TEXT}
     files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [row])}
     with pytest.raises(DataError, match=r"b.jsonl, line 1: .*two responses alike"):
-        module(language_model_folder, files).setup("fit")
+        data_in(language_model_folder, files).setup("fit")
 
 
 def test_a_prompt_to_answer_and_to_refuse_is_reported(
@@ -257,7 +256,7 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
     row = {"prompt": benign_rows(1)[0]["instruction"]}
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
-        module(language_model_folder, files).setup("fit")
+        data_in(language_model_folder, files).setup("fit")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
@@ -267,7 +266,7 @@ def test_real_records_are_all_usable(language_model_folder) -> None:
         "unsafe_file": str(SHARED / "safety" / "refusals.jsonl"),
     }
     limits = {"max_prompt_length": 4000, "max_length": 12000}
-    data = module(language_model_folder, files, val_fraction=0.2, **limits)
+    data = data_in(language_model_folder, files, val_fraction=0.2, **limits)
     data.setup("fit")
     counts = {
         name: Counter(record.unsafe for record in data.datasets[name].records)

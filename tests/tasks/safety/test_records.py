@@ -11,16 +11,14 @@ import pytest
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.records import with_refusals
+from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,
-    PAPER_CATEGORIES,
     REFUSAL,
     SAFE,
     UNSAFE,
     Judgement,
     Record,
-    answers_in,
-    once,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -30,7 +28,6 @@ from pl_pointwise.tasks.safety.records import (
     preference_pairs,
     unanimous,
     unsafe_prompts,
-    without_role,
 )
 from tests.tasks.safety.conftest import (
     PRIVACY,
@@ -167,7 +164,7 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
 )
 def test_the_unsafe_answer_of_a_pair(unsafe, safer, expected) -> None:
     found = unsafe_prompts(pairs_of(pair_row("p", unsafe, safer=safer)))
-    assert [answers_in(each) for each in found] == ([] if expected is None else [[expected]])
+    assert [each.answers for each in found] == ([] if expected is None else [["", expected]])
 
 
 def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
@@ -177,16 +174,10 @@ def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
         pair_row("p", (False, True), answers=("C", "D")),
         pair_row("p", (False, True), answers=("E", "D")),
     ]
-    found = unsafe_prompts(pairs_of(*rows))
-    assert [(r.text, *answers_in(r)) for r in found] == [
-        ("p", "Answer B."),
-        ("q", "Answer B."),
-        ("p", "D"),
-    ]
-    assert [(r.text, *answers_in(r)) for r in once(found)] == [
-        ("p", "Answer B."),
-        ("q", "Answer B."),
-    ]
+    for once, more in ((True, []), (False, [("p", "D")])):
+        found = unsafe_prompts(pairs_of(*rows), once)
+        expected = [("p", "Answer B."), ("q", "Answer B."), *more]
+        assert [(r.text, r.answers[1]) for r in found] == expected
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -202,7 +193,6 @@ def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() ->
     found = with_refusals(many, ["No.", "Never."])
     assert {each.answers[0] for each in found} == {"No.", "Never."}
     assert with_refusals(many[::-1], ["No.", "Never."]) == found[::-1]
-    assert without_role(UNSAFE, [with_answer])[0].roles == [REFUSAL]
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -219,8 +209,6 @@ PAIR = pair_row("p", (False, True))
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
-        (parse_pair, PAIR | {"response_1": "Answer A."}, "equals response_0"),
-        (parse_pair, PAIR | {"is_response_1_safe": 0}, '"is_response_1_safe" is a number'),
     ],
 )
 def test_a_bad_row_is_refused_by_place_and_field(parse, row, message) -> None:
@@ -233,8 +221,6 @@ def test_an_input_belongs_to_the_prompt() -> None:
     with_input = parse_instruction(ROW | {"input": "In Latin."}, "x")
     assert with_input.text == "Name 0 trees.\n\nIn Latin."
     assert with_input.prompt != parse_instruction(ROW, "x").prompt
-    without = {"instruction": "Name 0 trees.", "output": "Oak."}
-    assert parse_instruction(without, "x").text == "Name 0 trees."
 
 
 def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:

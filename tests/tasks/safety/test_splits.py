@@ -11,15 +11,15 @@ import pytest
 from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.data import Preparation
+from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
-from pl_pointwise.tasks.safety.records import PAPER_CATEGORIES, Selection
 from tests.tasks.conftest import quiet_trainer
 from tests.tasks.safety.conftest import (
     VIOLENCE,
     benign_rows,
+    data_in,
     hub_folder,
     judgement_rows,
-    module,
     unsafe_rows,
     write_rows,
 )
@@ -36,7 +36,7 @@ def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
         "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
         "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
     }
-    data = module(language_model_folder, files, val_fraction=0.2, test_fraction=0.3)
+    data = data_in(language_model_folder, files, val_fraction=0.2, test_fraction=0.3)
     data.setup(None)
     assert data.certification_is_separate
     assert sizes(data) == {
@@ -47,7 +47,7 @@ def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
     assert set(data.shared_units().values()) == {0}
     assert Counter(categories_of(data.datasets["test"])) == {"benign": 6, "unsafe": 6}
     assert len(set(units_of(data.datasets["test"]) or [])) == 9  # Unsafe ones stand twice.
-    without = module(language_model_folder, files, val_fraction=0.2)
+    without = data_in(language_model_folder, files, val_fraction=0.2)
     without.setup(None)
     assert without.datasets["test"] is without.datasets["val"]
     assert without.datasets["val"].fingerprint == data.datasets["val"].fingerprint
@@ -61,21 +61,12 @@ def test_files_of_their_own_certify_and_overlap_is_reported(
         "benign_test_file": write_rows(tmp_path / "benign_test.jsonl", held),
         "unsafe_test_file": write_rows(tmp_path / "unsafe_test.jsonl", unsafe_rows(10)[8:]),
     }
-    data = module(language_model_folder, files)
+    data = data_in(language_model_folder, files)
     with pytest.warns(UserWarning, match=r"benign_test.jsonl: 1 of 4 prompts are in .*benign.jso"):
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
     assert data.certification_is_separate
     assert data.shared_units() == {("train", "test"): 1}
-
-
-def test_a_kind_that_nothing_certifies_is_reported(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    path = write_rows(tmp_path / "benign_test.jsonl", benign_rows(17)[14:])
-    data = module(language_model_folder, safety_files | {"benign_test_file": path})
-    with pytest.warns(UserWarning, match=r"no unsafe record, so nothing.*Set unsafe_test_file"):
-        data.setup("test")
 
 
 def test_what_the_hub_holds_out_is_divided_by_category(
@@ -117,7 +108,7 @@ def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tm
     }
     del files["unsafe_val_file"]
     limits = Selection(categories=[VIOLENCE], per_category=10, held_out_per_category=2)
-    data = module(language_model_folder, files, unsafe_schema="beavertails", selection=limits)
+    data = data_in(language_model_folder, files, unsafe_schema="beavertails", selection=limits)
     with pytest.warns(UserWarning, match=r"t.jsonl: 1 of 5 prompts are in"):
         data.setup(None)
     assert sizes(data)["val"] == {False: 4, True: 2}
