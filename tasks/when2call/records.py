@@ -83,17 +83,16 @@ def _record(read: records.Record, category: str = "") -> Record:
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
-    if len(record.responses) < len(CATEGORIES):
-        missing = sorted(set(CATEGORIES).difference(each.behaviour for each in record.responses))
+    given = {each.behaviour for each in record.responses}
+    if missing := [name for name in CATEGORIES if name not in given]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
     right = one_behaviour(field(row, "correct_answer", where), "correct_answer", where)
-    found = [
-        replace(each, role="prefer" if each.behaviour == right else "avoid")
-        for each in record.responses
-    ]
-    found.sort(key=lambda each: each.role == "avoid")
-    return replace(record, responses=tuple(found), given_category=right, choice=True)
+    ordered = sorted(record.responses, key=lambda each: each.behaviour != right)
+    responses = tuple(
+        replace(each, role="avoid" if place else "prefer") for place, each in enumerate(ordered)
+    )
+    return replace(record, responses=responses, given_category=right, choice=True)
 
 
 def parse_question(row: Any, where: str) -> Record:
