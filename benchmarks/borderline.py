@@ -41,8 +41,8 @@ from pl_pointwise.tasks.common.splits import hold_out
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.safety.module import SafetyEvaluation
 from pl_pointwise.tasks.safety.data import Selection
+from pl_pointwise.tasks.safety.module import SafetyEvaluation
 
 LOOKALIKES = Path(__file__).with_name("lookalikes.csv")
 ARMS = ("untrained", "none", "group", "pooled")
