@@ -52,7 +52,6 @@ def judged(rows: list[dict[str, Any]]) -> list[Judgement]:
     [
         ([[VIOLENCE]] * 3, [False] * 3, True),
         ([[VIOLENCE]] * 2, [False] * 2, False),  # two annotators are not more than two
-        ([[VIOLENCE]] * 5, [False] * 5, True),
         ([[VIOLENCE]] * 3, [False, False, True], False),  # one calls it safe
         ([[VIOLENCE], [VIOLENCE], [PRIVACY]], [False] * 3, False),
         ([[VIOLENCE], [VIOLENCE, PRIVACY], [VIOLENCE]], [False] * 3, True),
@@ -68,11 +67,9 @@ def test_annotators_are_counted_by_prompt_and_response() -> None:
     """Three rows of one prompt with two responses are not three annotators of either."""
     rows = judgement_rows("p", "r", [[VIOLENCE]] * 2) + judgement_rows("p", "s", [[VIOLENCE]])
     assert not any(unanimous(judged(rows), PAPER_CATEGORIES).values())
-    shuffled = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows(
-        "p", "s", [[PRIVACY]] * 3
-    )
-    random.Random(0).shuffle(shuffled)
-    found = unanimous(judged(shuffled), PAPER_CATEGORIES)
+    rows = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows("p", "s", [[PRIVACY]] * 3)
+    random.Random(0).shuffle(rows)
+    found = unanimous(judged(rows), PAPER_CATEGORIES)
     assert [r.answers for r in found[VIOLENCE]] == [["", "r"]]
     assert [r.answers for r in found[PRIVACY]] == [["", "s"]]
 
@@ -93,8 +90,9 @@ def many(name: str, prompts: int, answers: int) -> list[Record]:
 def test_each_category_gives_its_count_with_its_held_out_ones() -> None:
     records = {name: many(name, 60, 3) for name in PAPER_CATEGORIES}
     train, held = per_category(records, 100, 20, seed=0)
-    assert Counter(r.text.rpartition(" ")[0] for r in train) == dict.fromkeys(PAPER_CATEGORIES, 80)
-    assert Counter(r.text.rpartition(" ")[0] for r in held) == dict.fromkeys(PAPER_CATEGORIES, 20)
+    for found, count in ((train, 80), (held, 20)):
+        of_each = Counter(r.text.rpartition(" ")[0] for r in found)
+        assert of_each == dict.fromkeys(PAPER_CATEGORIES, count)
     assert len({(r.text, *r.answers) for r in train + held}) == 300
 
 
@@ -104,20 +102,18 @@ def test_no_prompt_is_trained_on_and_held_out_not_even_for_another_category() ->
         for name in PAPER_CATEGORIES
     }
     train, held = per_category(shared, 40, 10, seed=0)
-    assert len(held) == 30
-    assert len(train) == 90
+    assert (len(train), len(held)) == (90, 30)
     assert not {r.text for r in train} & {r.text for r in held}
 
 
 def test_the_draw_follows_the_seed_and_not_the_order_of_the_data() -> None:
     records = many("v", 30, 2)
-    turned = records[::-1]
 
-    def drawn(records: list[Record], seed: int) -> tuple[set, set]:
-        train, held = per_category({VIOLENCE: records}, 30, 10, seed)
-        return {(r.text, *r.answers) for r in train}, {(r.text) for r in held}
+    def drawn(records: list[Record], seed: int) -> list[set[Any]]:
+        both = per_category({VIOLENCE: records}, 30, 10, seed)
+        return [{(r.text, *r.answers) for r in found} for found in both]
 
-    assert drawn(records, 0) == drawn(turned, 0)
+    assert drawn(records, 0) == drawn(records[::-1], 0)
     assert drawn(records, 0) != drawn(records, 1)
 
 

@@ -18,7 +18,6 @@ from tests.tasks.safety.conftest import (
     VIOLENCE,
     benign_rows,
     data_in,
-    hub_folder,
     judgement_rows,
     unsafe_rows,
     write_rows,
@@ -69,21 +68,10 @@ def test_files_of_their_own_certify_and_overlap_is_reported(
     assert data.shared_units() == {("train", "test"): 1}
 
 
-def test_what_the_hub_holds_out_is_divided_by_category(
-    language_model_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    data = SafetyDataModule(
-        str(language_model_folder),
-        selection=Selection(
-            **hub_folder(tmp_path),
-            benign_count=10,
-            benign_held_out=8,
-            per_category=12,
-            held_out_per_category=4,
-        ),
-        preparation=Preparation(val_fraction=0.05, test_fraction=0.15),
-    )
+def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
+    counts = {"benign_count": 10, "benign_held_out": 8}
+    counts |= {"per_category": 12, "held_out_per_category": 4}
+    data = hub(counts, preparation=Preparation(val_fraction=0.05, test_fraction=0.15))
     data.setup(None)
     assert sizes(data) == {
         "train": {False: 10, True: 24},
@@ -151,13 +139,3 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     again = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
     assert again == rows
-
-
-def test_validate_answers_nothing_where_test_does_not(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    module = made(language_model_folder, evaluation=SafetyEvaluation(answer_in=["train"]))
-    run = quiet_trainer(tmp_path)
-    run.validate(module, data_of(safety_files), verbose=False)
-    assert "val/cut" not in run.callback_metrics
-    assert not (tmp_path / "answers").exists()
