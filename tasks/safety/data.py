@@ -62,7 +62,6 @@ PAPER_CATEGORIES = (
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
-"""The data sets that ``test`` runs on, as far as there are any."""
 
 ALPACA_TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
@@ -148,9 +147,9 @@ class SafetyDataModule(ResponseDataModule):
     prompt, and of a borderline one that has an answer; [refusal] of an unsafe one, with
     ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of "pku_pairs".
 
-    ``test`` runs: "test", held-out records; "train", one full pass over the training data;
-    "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts; "contrast", XSTest's
-    unsafe ones; "alpaca_eval", AlpacaEval's instructions. It leaves out what there is none of.
+    ``test`` runs, as far as there are any: "test", held-out records; "train", one full pass over
+    the training data; "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts;
+    "contrast", XSTest's unsafe ones; "alpaca_eval", AlpacaEval's instructions.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -175,13 +174,11 @@ class SafetyDataModule(ResponseDataModule):
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
-        own_refusals: whether a record's own refusal is taken in its place: of schema "labelled" a
-            safe response that refuses by the keyword rule, and a borderline record's.
+        own_refusals: whether a record's own refusal is taken in its place.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: how records become samples: cutting, skipping, holding out. How much is held
-            out from the hub, and for schema beavertails, is said by ``selection``; the fractions
-            then say how that is divided into "val" and "test".
+        preparation: how records become samples: cutting, skipping, holding out. Of the hub and of
+            schema beavertails the fractions divide what ``selection`` holds out.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.

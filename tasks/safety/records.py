@@ -79,19 +79,19 @@ class Record(records.Record):
 
 
 class Judgement(NamedTuple):
-    """One annotator's judgement of one answer: a record of it as an unsafe one, and the verdict."""
+    """A record of an answer as an unsafe one; one annotator's verdict, and the harms it saw."""
 
     record: Record
     safe: bool
-    categories: frozenset[str]  # The kinds of harm the annotator saw.
+    categories: frozenset[str]
 
 
 class AnswerPair(NamedTuple):
-    """A record of two answers to one prompt, each safe or unsafe."""
+    """A record of two answers; which is more helpful, and which less harmful, 0 or 1."""
 
     record: Record
-    better: int  # Which is more helpful, 0 or 1.
-    safer: int  # Which is less harmful.
+    better: int
+    safer: int
 
 
 # The schemas --------------------------------------------------------------------------------------
@@ -106,8 +106,7 @@ def parse_instruction(row: Any, where: str) -> Record:
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt, perhaps with {"response", "is_safe"}.
 
-    A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
-    is not kept: what is to be learnt in place of it is the refusal.
+    A safe response that refuses, by the keyword rule, is its own refusal; another is not kept.
     """
     row, responses = json_object(row, where), [REFUSES]
     if row.get("response") is not None:

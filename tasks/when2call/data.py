@@ -34,19 +34,10 @@ _CONFIGS = {"train": "train_pref", "mcq": "test"}
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
-    One raw record of the preference split, other fields ignored; a tool may be JSON or an object::
-
-        {"tools": ["{\\"name\\": \\"multiply\\", ...}"],
-         "messages": [{"role": "user", "content": "What is 6 times 7?"}],
-         "chosen_response": {"role": "assistant", "content": "<TOOLCALL>[{...}]</TOOLCALL>"},
-         "rejected_response": {"role": "assistant", "content": "It is 41."},
-         "category": "tool_call", "rejected_category": "direct"}
-
-    and one of the multiple-choice split::
-
-        {"question": "What is 6 times 7?", "tools": [...], "correct_answer": "tool_call",
-         "answers": {"direct": "It is 42.", "tool_call": "{\\"name\\": ...}",
-                     "request_for_info": "...", "cannot_answer": "..."}}
+    Raw records are those of ``nvidia/When2Call``, other fields ignored; tools and calls may be JSON
+    or objects. Of the preference split {"tools", "messages", "chosen_response",
+    "rejected_response", "category", "rejected_category"}; of the multiple-choice split
+    {"question", "tools", "answers": {behaviour: text}, "correct_answer"}.
 
     Batches are those of language_model/roles.py, response 0 the chosen or right one, and have
     ``characters`` (B, R) long, of each response without what ends the turn.
@@ -59,12 +50,12 @@ class When2CallDataModule(ResponseDataModule):
             module it is used with.
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
-        schema: of the preference records, "when2call" as above or "pairs": {input, chosen,
-            rejected} and optionally system, all texts; then without multiple choice on the hub.
+        schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
+            optionally system, all texts; then without multiple choice on the hub.
         train_file: preference records, JSON lines, or Parquet by its ending ".parquet".
-        val_file: as train_file. Without one, a part of the training prompts is held out.
-        test_file: as train_file, the records that certify. Without one, preparation.test_fraction
-            of the training prompts; without either, "test" is "val".
+        val_file: those held out; without one a part of the training prompts.
+        test_file: those that certify; without one preparation.test_fraction of the training
+            prompts, without either "val".
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools, answers?} to predict for; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with

@@ -1,7 +1,7 @@
 """The When2Call table: which behaviour the model chooses, and how often that is right.
 
 Categories are positions in :data:`~.when2call.records.CATEGORIES`; ``direct``, an answer made up
-where a tool, a question or a refusal was due, is 0, never the right choice in published data.
+where a tool, a question or a refusal was due, is 0.
 
 The model's choice is the candidate with the largest score, its log-likelihood s, by one of
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from pl_pointwise.evaluation import MeanBySample
 from .records import CATEGORIES
 
 Normalisation = Literal["sum", "characters", "tokens"]
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
 DIRECT, TOOL_CALL, CANNOT_ANSWER = (
     CATEGORIES.index(name) for name in ("direct", "tool_call", "cannot_answer")
@@ -77,18 +78,10 @@ class MacroF1(MulticlassF1Score):
         return super().compute()[found + missed > 0].mean()
 
 
-NORMALISATIONS: dict[str, Normalisation] = {
-    "accuracy_sum": "sum",
-    "accuracy_characters": "characters",
-    "accuracy_tokens": "tokens",
-}
-"""By which normalisation each accuracy chooses."""
-
-
 def choice_metrics() -> dict[str, Metric]:
     """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
     return {
-        **{name: MeanBySample(True) for name in NORMALISATIONS},
+        **{f"accuracy_{name}": MeanBySample(True) for name in NORMALISATIONS},
         "macro_f1": MacroF1(),
         **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
         "hallucination": MeanBySample(False),
@@ -110,8 +103,9 @@ def update_choice_metrics(
     ``hallucination`` is the share for which ``direct`` is chosen, ``tool_hallucination`` the share
     for which a tool is called, of questions without any tool that ``cannot_answer`` is right for.
     """
-    for name, normalisation in NORMALISATIONS.items():
-        metrics[name].update(index, (predicted[normalisation] == gold).float())
+    for normalisation in NORMALISATIONS:
+        right = predicted[normalisation] == gold
+        metrics[f"accuracy_{normalisation}"].update(index, right.float())
     chosen = predicted[choose_by]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):

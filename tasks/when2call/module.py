@@ -76,7 +76,7 @@ class When2CallEvaluation:
     choose_by: Normalisation = "characters"
 
     def __post_init__(self) -> None:
-        one_of("choose_by", self.choose_by, tuple(NORMALISATIONS.values()))
+        one_of("choose_by", self.choose_by, NORMALISATIONS)
 
 
 DEFAULT_EVALUATION = When2CallEvaluation()
@@ -154,12 +154,8 @@ class When2CallModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
-        return {
-            "kl": MeanMetric(),
-            "pairwise_accuracy": MeanMetric(),
-            "ratio_accuracy": MeanMetric(),
-            **choice_metrics(),
-        }
+        order = {"pairwise_accuracy": MeanMetric(), "ratio_accuracy": MeanMetric()}
+        return super().evaluation_metrics() | order | choice_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -179,8 +175,8 @@ class When2CallModule(LanguageModelModule):
         records: list[Record] = batch["records"]
         if any(record.choice for record in records):
             predicted = {
-                normalisation: chosen_category(self._scores(outputs, batch, normalisation))[real]
-                for normalisation in NORMALISATIONS.values()
+                name: chosen_category(self._scores(outputs, batch, name))[real]
+                for name in NORMALISATIONS
             }
             right = torch.tensor([record.choices[0] for record in records])
             has_tools = torch.tensor([bool(record.tools) for record in records])
