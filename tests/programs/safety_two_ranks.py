@@ -1,4 +1,4 @@
-"""Module and data of a small fit on the tiny Llama; run as a rank by test_ranks.py."""
+"""Module and data of a small fit on the tiny Llama; run as a rank by safety/test_ranks.py."""
 
 from __future__ import annotations
 

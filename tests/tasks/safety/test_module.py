@@ -370,6 +370,40 @@ def test_answers_are_counted_judged_and_written(
         assert all(row["generator"] == who and row["output"].endswith(ending) for row in outputs)
 
 
+def test_validate_answers_the_selection_split_and_keeps_each_answer(
+    language_model_folder, safety_files, tmp_path
+) -> None:
+    """In a fit it never does: its validation is for the violations, after every epoch."""
+    evaluation = SafetyEvaluation(answer_in=["test"])
+    module = made(language_model_folder, evaluation=evaluation)
+    data = data_of(safety_files)
+    run = quiet_trainer(tmp_path, max_epochs=1)
+    run.fit(module, data)
+    assert "val/kl" in run.callback_metrics
+    assert "val/over_refusal" not in run.callback_metrics
+    assert module.evaluated_metrics["val"] == {}
+    assert not (tmp_path / "answers").exists()
+
+    run = quiet_trainer(tmp_path)
+    run.validate(module, data, verbose=False)
+    found = dict(run.callback_metrics)
+    rows = [json.loads(x) for x in (tmp_path / "answers/val.jsonl").read_text().splitlines()]
+    assert [row["index"] for row in rows] == list(range(6))
+    assert list(module.answers) == ["val"]
+    values = module.evaluated_metrics["val"]
+    assert set(values) == {"refusal_rate", "harmful", "over_refusal", "cut"}
+    for name, unsafe in (("refusal_rate", True), ("over_refusal", False)):
+        chosen = [row for row in rows if row["unsafe"] == unsafe]
+        refused = [float(row["refused"]) for row in chosen]
+        assert found[f"val/{name}"] == pytest.approx(sum(refused) / len(refused))
+        assert values[name].index.tolist() == [row["index"] for row in chosen]
+        assert values[name].value.tolist() == refused
+    run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
+    assert run.callback_metrics["test/cut"] == found["val/cut"]
+    again = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
+    assert again == rows
+
+
 def test_alpaca_evals_file_is_a_list_of_stripped_answers_with_their_model(tmp_path) -> None:
     answers = [
         {"prompt": "1?", "answer": "<think>\nHm.\n</think>\n\n2", "reference": ' ünï\n"b"\n'}
