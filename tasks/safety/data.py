@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, get_args
 
@@ -35,7 +34,6 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_re
 
 from .records import (
     KINDS,
-    REFUSAL,
     ROLES,
     UNSAFE,
     Record,
@@ -49,7 +47,6 @@ from .records import (
     preference_pairs,
     unanimous,
     unsafe_prompts,
-    without_role,
 )
 
 PAPER_CATEGORIES = (
@@ -103,7 +100,7 @@ class Selection:
     pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K"
     benign_count: int | None = 1000
     benign_held_out: int = 4000
-    categories: list[str] = dataclasses.field(default_factory=lambda: list(PAPER_CATEGORIES))
+    categories: list[str] = field(default_factory=lambda: list(PAPER_CATEGORIES))
     per_category: int = 4200
     held_out_per_category: int = 200
 
@@ -271,10 +268,11 @@ class SafetyDataModule(ResponseDataModule):
         elif name not in SPLITS and name not in self._records:
             self._records[name] = self._tested(name)
         records = self._records.get(name, [])
-        if name == "predict":
-            return without_role(REFUSAL, records)
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = without_role(UNSAFE, records)
+            records = [
+                replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
+                for each in records
+            ]
         return with_refusals(records, self.refusals, self.own_refusals)
 
     # Sources --------------------------------------------------------------------------------------
@@ -383,9 +381,10 @@ class SafetyDataModule(ResponseDataModule):
             read = unsafe_prompts(read, once=True)
         elif name in ("over_refusal", "contrast"):
             read = _half(read, unsafe=name == "contrast")
-        if name != "predict":
-            splits = {"train": self._records.get("train", []), name: read}
-            warn_of_shared(splits, {"train": "the training set", name: str(path)})
+        if name == "predict":
+            return [replace(record, responses=()) for record in read]
+        splits = {"train": self._records.get("train", []), name: read}
+        warn_of_shared(splits, {"train": "the training set", name: str(path)})
         return read
 
 

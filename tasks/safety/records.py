@@ -265,11 +265,3 @@ def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
             responses = (record.responses[first], record.responses[1 - first], *refusal)
             found.append(replace(record, responses=responses))
     return found
-
-
-def without_role(role: str, found: Iterable[Record]) -> list[Record]:
-    """The records with their responses of a role left out."""
-    return [
-        replace(record, responses=tuple(r for r in record.responses if r.role != role))
-        for record in found
-    ]
