@@ -10,9 +10,8 @@ import json
 import pytest
 
 from tests.programs import reference_cache_two_ranks as cached
-from tests.programs import safety_two_ranks as two_ranks
 from tests.programs.launch import run_on_ranks
-from tests.programs.task_ranks import two_and_one
+from tests.programs.safety_two_ranks import two_and_one
 
 
 def test_two_ranks_train_test_and_answer_as_one(
@@ -21,7 +20,7 @@ def test_two_ranks_train_test_and_answer_as_one(
     folders = (tmp_path / "two", tmp_path / "one")
     for folder in folders:
         folder.mkdir()
-    two, one = two_and_one(two_ranks, language_model_folder, safety_files, folders)
+    two, one = two_and_one(language_model_folder, safety_files, folders)
     for name, value in one.items():
         assert two[name] == pytest.approx(value, abs=1e-3), name
     written = [(folder / "answers/test.jsonl").read_text() for folder in folders]
