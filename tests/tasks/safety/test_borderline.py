@@ -45,11 +45,10 @@ def borderline_rows(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def files(safety_files, tmp_path) -> dict[str, str]:
+    rows = borderline_rows(16)
     return safety_files | {
-        "borderline_file": write_rows(tmp_path / "borderline.jsonl", borderline_rows(12)),
-        "borderline_val_file": write_rows(
-            tmp_path / "borderline_val.jsonl", borderline_rows(16)[12:]
-        ),
+        "borderline_file": write_rows(tmp_path / "borderline.jsonl", rows[:12]),
+        "borderline_val_file": write_rows(tmp_path / "borderline_val.jsonl", rows[12:]),
     }
 
 
@@ -152,19 +151,12 @@ def test_a_records_own_refusal_is_used_where_there_is_one(
 # Conversations ------------------------------------------------------------------------------------
 
 
-def test_every_kind_may_be_a_conversation_of_several_turns(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    def kind(name: str, turns: int, row: dict[str, Any]) -> str:
-        rows = [{"messages": [*TURNS[:-1], {"role": "user", "content": name}]} | row]
-        return write_rows(tmp_path / f"{name}.jsonl", rows[:turns])
-
-    files = {
-        "benign_file": kind("benign", 1, {"output": "Yes."}),
-        "unsafe_file": kind("unsafe", 1, {}),
-        "borderline_file": kind("borderline", 1, {"type": "homonyms"}),
-        "over_refusal_file": kind("tested", 1, {}),
-    }
+def test_every_kind_may_be_a_conversation_of_several_turns(language_model_folder, tmp_path) -> None:
+    files = {}
+    for kind in ("benign", "unsafe", "borderline", "over_refusal"):
+        messages = [*TURNS[:-1], {"role": "user", "content": kind}]
+        rows = [{"messages": messages, "output": "Yes."}]
+        files[f"{kind}_file"] = write_rows(tmp_path / f"{kind}.jsonl", rows)
     data = data_in(language_model_folder, files, val_fraction=0)
     data.setup("test")
     train = data.datasets["train"]
@@ -220,11 +212,9 @@ def test_both_rates_stand_side_by_side_by_type(
     """Prompts with an even number in them are refused."""
 
     def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
-        texts = []
-        for row, length in zip(ids.tolist(), lengths.tolist(), strict=True):
-            prompt = self.tokenizer.decode(row[:length])
-            number = int("".join(filter(str.isdigit, prompt)))
-            texts.append("Sure." if number % 2 else "I cannot.")
+        prompts = [self.tokenizer.decode(ids[row, :n]) for row, n in enumerate(lengths)]
+        numbers = [int("".join(filter(str.isdigit, prompt))) for prompt in prompts]
+        texts = ["Sure." if number % 2 else "I cannot." for number in numbers]
         return Answers([[0]] * len(texts), texts, [False] * len(texts))
 
     monkeypatch.setattr(SafetyModule, "generate", generate)
@@ -234,11 +224,10 @@ def test_both_rates_stand_side_by_side_by_type(
     ]
     files["over_refusal_file"] = write_rows(tmp_path / "x.jsonl", xstest)
     names = ["test", "over_refusal", "contrast"]
+    evaluation = SafetyEvaluation(answer_in=names)
     module = made(
-        language_model_folder,
-        comply_borderline_tolerance=-3.0,
-        evaluation=SafetyEvaluation(answer_in=names),
-    )
+        language_model_folder, comply_borderline_tolerance=-3.0, evaluation=evaluation
+    )  # fmt: skip
     run = quiet_trainer(tmp_path)
     run.test(module, data_of(files), verbose=False)
     found = run.callback_metrics

@@ -71,7 +71,6 @@ ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
     ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
     (ROW | {"category": "joke"}, "\"category\" is 'joke'"),

@@ -105,10 +105,7 @@ def reference_loss(name: str, chosen: dict, rejected: dict) -> float:
     return minus_log_sigmoid(r_w - r_l) + (r_w - target) ** 2 + (r_l + target) ** 2
 
 
-BASELINES = ["dpo", "simpo", "cpo", "cal_dpo"]
-
-
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ["dpo", "simpo", "cpo", "cal_dpo"])
 def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_model_folder) -> None:
     module = made(language_model_folder, objective=name, losses=PreferenceLosses(simpo_gamma=0.3))
     batch = batch_of()
