@@ -99,9 +99,9 @@ def update_choice_metrics(
 ) -> None:
     """Adds a batch: index (B,), predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
 
-    The accuracies choose by their own normalisation, everything else by ``choose_by``:
-    ``hallucination`` is the share for which ``direct`` is chosen, ``tool_hallucination`` the share
-    for which a tool is called, of questions without any tool that ``cannot_answer`` is right for.
+    The accuracies choose by their own normalisation, all else by ``choose_by``: ``hallucination``
+    is the share of ``direct``; ``tool_hallucination`` the share for which a tool is called, of
+    questions without any tool that ``cannot_answer`` is right for.
     """
     for normalisation in NORMALISATIONS:
         right = predicted[normalisation] == gold

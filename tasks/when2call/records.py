@@ -1,8 +1,7 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
-The schemas are those of language_model/records.py; tool calls of training and evaluation become one
-form there. The right answer is of role "prefer", the others of role "avoid"; those of a question to
-predict for are of role "candidate".
+The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
+are of role "candidate". The schemas are those of language_model/records.py, with one form of calls.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 ROLES = ("prefer", "avoid", "candidate")
 """In the order that a batch numbers them."""
 
-UNKNOWN = -1
-"""The category of an answer whose row does not tell."""
-
 
 @dataclass(frozen=True)
 class Record(records.Record):
@@ -53,11 +49,9 @@ class Record(records.Record):
 
     @property
     def choices(self) -> list[int]:
-        """The category of each answer, a position in :data:`CATEGORIES`, or UNKNOWN."""
-        return [
-            CATEGORIES.index(each.behaviour) if each.behaviour else UNKNOWN
-            for each in self.responses
-        ]
+        """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
+        given = [each.behaviour for each in self.responses]
+        return [CATEGORIES.index(behaviour) if behaviour else -1 for behaviour in given]
 
 
 def parse_preference(row: Any, where: str) -> Record:
