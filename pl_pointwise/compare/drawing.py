@@ -30,21 +30,20 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def metric_title(name: str) -> str:
-    """Returns what a metric is called on an axis.
+    """Returns what a metric, ``stage/metric`` or ``stage/constraint/statistic``, is on an axis.
 
     >>> metric_title("test/relevance/cvar95"), metric_title("val/length_objective")
     ('relevance: CVaR95 of the violations, held-out', 'length objective, held-out (selection)')
-    >>> metric_title("mcq/macro_f1"), metric_title("fit/violated")
-    ('macro f1, mcq', 'fit: share violated')
+    >>> metric_title("mcq/macro_f1")
+    'macro f1, mcq'
     """
-    start, slash, metric = name.partition("/")
-    constraint, _, statistic = name.rpartition("/")
+    stage, _, metric = name.partition("/")
+    constraint, _, statistic = metric.rpartition("/")
     if statistic in STATISTICS and constraint:
-        stage, _, inner = constraint.rpartition("/")
-        shown = f"{inner}: {STATISTICS[statistic]}"
-        return f"{shown}, {HELD_OUT.get(stage, stage)}" if stage else shown
-    shown = (metric if slash else name).replace("_", " ").replace("/", ": ")
-    return f"{shown}, {HELD_OUT.get(start, start)}" if slash else shown
+        shown = f"{constraint}: {STATISTICS[statistic]}"
+    else:
+        shown = (metric or name).replace("_", " ").replace("/", ": ")
+    return f"{shown}, {HELD_OUT.get(stage, stage)}" if metric else shown
 
 
 def seeds_note(seeds: Iterable[int]) -> str:
@@ -53,10 +52,9 @@ def seeds_note(seeds: Iterable[int]) -> str:
     >>> seeds_note([3, 3]), seeds_note([1])
     ('Mean ± standard deviation over 3 seeds.', 'One seed, so no error bars.')
     """
-    found = sorted(set(seeds))
-    if not found or found[-1] == 1:
+    span = _span(seeds)
+    if span in ("0", "1"):
         return "One seed, so no error bars."
-    span = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
     return f"Mean ± standard deviation over {span} seeds."
 
 
@@ -66,15 +64,16 @@ def count_note(sizes: Iterable[int], of: str) -> str:
     >>> count_note([20, 20], "values"), count_note([20, 2000], "values")
     ('n = 20 values', 'n = 20 to 2,000 values')
     """
-    found = sorted(set(sizes))
-    if not found:
-        return "n = 0 " + of
-    span = f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
-    return f"n = {span} {of}"
+    return f"n = {_span(sizes)} {of}"
+
+
+def _span(counts: Iterable[int]) -> str:
+    found = sorted({*counts}) or [0]
+    return " to ".join(f"{count:,}" for count in dict.fromkeys((found[0], found[-1])))
 
 
 def legend(
-    figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str = ""
+    figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str
 ) -> None:
     """Puts the named curves of all panels, each once and in this order, below the panels.
 
@@ -91,7 +90,7 @@ def legend(
         shown,
         loc="outside lower center",
         ncols=max(1, min(columns, len(shown))),
-        title=note or None,
+        title=note,
         title_fontsize="small",
         fontsize="small",
         frameon=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
+
+from pl_pointwise.errors import DataError
 
 from .distributions import violation_cdfs
 from .drawing import legend, metric_title, save, seeds_note
@@ -20,11 +22,11 @@ from .tables import deciding_stage, metric_names, run_lines, shared_objective
 
 FRONTIER = "frontier"
 
-PLOTS = ("cdf.png", "pareto.png", "categories.png")
-"""Violations, two metrics against each other, metrics by category."""
+PLOTS = ("cdf.png", "pareto.png")
+"""Violations, two metrics against each other."""
 
 
-class UnknownMetricError(ValueError):
+class UnknownMetricError(DataError):
     """A metric was named that no run has."""
 
 
@@ -79,37 +81,28 @@ def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf:
     pdf: as PDF too.
 
     Raises:
-        UnknownMetricError: in ``axes``; the other plots are there by then.
+        UnknownMetricError: in ``axes``; the other plot is there by then.
     """
-    endings = (".png", ".pdf") if pdf else (".png",)
     for name in PLOTS:
         for ending in (".png", ".pdf"):
             (output / name).with_suffix(ending).unlink(missing_ok=True)
+    endings = (".png", ".pdf") if pdf else (".png",)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
         for name, values in run.violations().items():  # All seeds together.
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
-    known_categories = {name for _, result in done for name in result.get("categories", ())}
     styles = styles_of(run.method for run, _ in done)
-    plots: list[tuple[Mapping[str, Any], Callable[..., None], str]] = [
-        (violations, violation_cdfs, "cdf.png"),
-        (categories(runs, known_categories), category_bars, "categories.png"),
-    ]
     for ending in endings:
-        for shown, function, name in plots:
-            if shown:
-                function(shown, styles, (output / name).with_suffix(ending))
+        if violations:
+            violation_cdfs(violations, styles, (output / "cdf.png").with_suffix(ending))
     pair = axes or default_axes(names, shared_objective(done))
     if axes or set(pair) <= set(names):  # Without constraints, for one, there are no two.
         higher = {k: v for _, result in done for k, v in result.get("higher_is_better", {}).items()}
         chosen = [parse_axis(name, names, higher) for name in pair]
         for ending in endings:
             pareto(runs, chosen, styles, (output / "pareto.png").with_suffix(ending))
-
-
-# Two metrics against each other -----------------------------------------------------------------
 
 
 def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], path: Path) -> None:
@@ -162,66 +155,3 @@ def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
         if np.isfinite(cost).all()
         and not ((costs <= cost).all(axis=1) & (costs < cost).any(axis=1)).any()
     ]
-
-
-# Bars by category -------------------------------------------------------------------------------
-
-
-def categories(runs: DataFrame, known: Collection[str] = ()) -> dict[str, DataFrame]:
-    """Returns metrics by category, a line per run, by what their names share.
-
-    A group is what three or more metrics of one data set share before the first "_" of their
-    names, such as ``f1_tool_call``; training data are left out.
-
-    known: the categories of the data; without any, whatever stands behind the "_".
-    """
-    groups: dict[str, dict[str, str]] = {}
-    for name in runs.columns:
-        stage, _, metric = name.partition("/")
-        shared, _, category = metric.partition("_")
-        if category and known and category not in known:
-            continue  # ``accuracy_tokens`` is an accuracy of its own kind, and of no category.
-        if stage != "train" and "/" not in metric and category:
-            groups.setdefault(f"{stage}/{shared}", {})[name] = category.replace("_", " ")
-    return {
-        group: runs.set_index("method")[[*names]].rename(columns=names)
-        for group, names in groups.items()
-        if len(names) >= 3
-    }
-
-
-def category_bars(
-    by_group: Mapping[str, DataFrame], styles: Mapping[str, Style], path: Path
-) -> None:
-    """Writes a group of bars per category, one bar per method, mean ± std over seeds.
-
-    by_group: a line per run, its index the method, a column per category; a panel each.
-    """
-    methods = list(dict.fromkeys(method for runs in by_group.values() for method in runs.index))
-    most = max(len(runs.columns) for runs in by_group.values())
-    width = min(max(4.5, 1.2 + 0.25 * most * (len(methods) + 1)), 14.0)
-    figure = Figure(figsize=(width, 0.7 + 3.0 * len(by_group)), layout="constrained")
-    panels = figure.subplots(len(by_group), 1, squeeze=False)[:, 0]
-    seeds: list[int] = []
-    for panel, (title, runs) in zip(panels, by_group.items(), strict=True):
-        ticks = np.arange(len(runs.columns))
-        groups = runs.groupby(level=0, sort=False)
-        means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
-        seeds += groups.size().tolist()
-        for number, method in enumerate(means.index):
-            panel.bar(
-                ticks + 0.8 * ((number + 0.5) / len(methods) - 0.5),
-                means.loc[method],
-                0.8 / len(methods),
-                yerr=stds.loc[method],
-                color=styles[method].colour,
-                edgecolor="white",
-                error_kw={"elinewidth": 0.9},
-                label=method,
-            )
-        panel.set_xticks(ticks, runs.columns)
-        panel.set_ylabel(metric_title(title))
-        panel.grid(axis="y", alpha=0.3)
-        panel.set_axisbelow(True)
-    legend(figure, panels, methods, 3, seeds_note(seeds))
-    save(figure, path)

@@ -34,13 +34,12 @@ import numpy as np
 import torch
 import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import categories_of
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
@@ -61,10 +60,6 @@ log = logging.getLogger(__name__)
 OPEN = ("val", "train")
 """Stages whose results are for all to see; of others the test of a requirement has samples."""
 
-MULTIPLIERS = "dual"
-"""What metrics of the multipliers start with: share and overshoot, of the last epoch."""
-
-
 CPU = torch.device("cpu")
 
 
@@ -79,7 +74,7 @@ class Built(NamedTuple):
         return cls(cli, random_state(CPU))
 
 
-class BusyError(ValueError):
+class BusyError(DataError):
     """Another process is at work in a folder."""
 
 
@@ -157,14 +152,13 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
 
 def reason(run: Run, error: Exception) -> str:
     """Returns what a run failed by, and logs it: with the traceback where it is the run's."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        text = f"{error.filename or run.folder}: {error.strerror}"
-    elif isinstance(error, BusyError):
+    if isinstance(error, BusyError):
         text = str(error)
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        text = f"{error.filename or run.folder}: {error.strerror}"
     else:
         log.exception(run.title)
-        return text
+        return f"{type(error).__name__}: {error}"
     log.error("%s: %s", run.title, text)
     return text
 
@@ -188,30 +182,37 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     """Evaluates, writes the violations, and returns metrics and certificates."""
+    module, certificates = cli.model, dict[str, Any]()
     metrics, objective = evaluate(cli, run)
-    held_out = cli.model.evaluated.get("val" if run.certified else "test", {})
+    if not run.certified:  # Else the certificate is of the model that is chosen.
+        held_out = module.evaluated.get("test", {})
+        certificates = {name: _certificate(found) for name, found in held_out.items()}
     if cli.trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
-            for stage, by_constraint in cli.model.violations.items()
+            for stage, by_constraint in module.violations.items()
             for name, values in by_constraint.items()
             if not run.certified or stage in OPEN
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
         _keep_what_certifies(cli, run, objective)
-    certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
+    # λ's share of the pull and its overshoot, of the last epoch.
+    shares = {
+        f"dual/{name}/{key}": value
+        for name, figures in module.pull_shares.figures().items()
+        for key, value in figures.items()
+    }
     return {
-        "metrics": metrics | shares_of(cli.model),
+        "metrics": metrics | shares,
         "higher_is_better": {
             name: metric.higher_is_better
-            for name, metric in cli.model.evaluation_metrics().items()
+            for name, metric in module.evaluation_metrics().items()
             if metric.higher_is_better is not None
         },
-        "certificates": {name: _certificate(found) for name, found in certificates.items()},
-        "bounds": bounds_of(cli.model),
-        "constrained": bool(cli.model.formulations),
-        "shared_objective": cli.model.shared_objective,
-        "categories": categories_in(datasets_of(cli.datamodule)),
+        "certificates": certificates,
+        "bounds": bounds_of(module),
+        "constrained": bool(module.formulations),
+        "shared_objective": module.shared_objective,
         "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),
     }
@@ -232,15 +233,6 @@ def _keep_what_certifies(cli: PointwiseCLI, run: Run, objective: dict[str, float
         if stage not in OPEN
     }
     torch.save(violations, run.folder / TESTED)
-
-
-def shares_of(module: PointwiseModule) -> dict[str, float]:
-    """λ's share of the pull and its overshoot in the last epoch, as metrics."""
-    return {
-        f"{MULTIPLIERS}/{name}/{key}": value
-        for name, figures in module.pull_shares.figures().items()
-        for key, value in figures.items()
-    }
 
 
 def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, float]]:
@@ -273,12 +265,6 @@ def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, f
 def datasets_of(data: Any) -> dict[str, Any]:
     """The data sets of a data module by name, as far as it has them by name."""
     return dict(getattr(data, "datasets", {}))
-
-
-def categories_in(datasets: dict[str, Any]) -> list[str]:
-    """The categories of all data sets, by name."""
-    found = [categories_of(rows) or [] for rows in datasets.values()]
-    return sorted(set().union(*found) - {""})
 
 
 def open_folder(run: Run) -> None:
@@ -345,16 +331,16 @@ class EpochTimer(Callback):
         self.seconds: list[float] = []
         self._started = self._validation = 0.0
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, *_: Any) -> None:
         self._started = time.perf_counter()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self._validation = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         self._started += time.perf_counter() - self._validation
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.is_last_batch:
             self.seconds.append(time.perf_counter() - self._started)
 

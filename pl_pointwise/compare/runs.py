@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
+from pl_pointwise.errors import DataError
 from pl_pointwise.requirements.exported import CHECKPOINT, START
 
 VIOLATIONS = "violations.npz"
@@ -129,8 +130,8 @@ class Comparison:
         Raises:
             MethodsError: what is wrong with methods by themselves; what their configurations say
                 is checked in checks.py.
-            FileNotFoundError: a configuration that does not exist.
-            ValueError: no methods file, or a setting that cannot be read.
+            FileNotFoundError: a configuration or a methods file that does not exist.
+            DataError: a setting that cannot be read.
         """
         runs, problems, names = self.planned
         if problems:
@@ -140,12 +141,10 @@ class Comparison:
     @cached_property
     def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
         """The runs of methods that can be planned, what is wrong with the others, all names."""
-        for config in self.configs:
-            config_parts(config)
+        base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
         runs, names = list[Run](), list[str]()
-        problems: dict[str, str] = {}
-        taken: dict[Path, str] = {}
+        problems, taken = dict[str, str](), dict[Path, str]()
         for method, overlay in self._overlays().items():
             for label, options in swept:
                 name = f"{method}, {label}" if label else method
@@ -158,8 +157,11 @@ class Comparison:
                     )
                     continue
                 try:
+                    parts, untrained = _parts_of(overlay)
+                    words = [*self.overrides, *untrained, *options]
                     for seed in self.seeds:
-                        runs.append(self._run(name, seed, below / f"seed-{seed}", overlay, options))
+                        folder = below / f"seed-{seed}"
+                        runs.append(self._run(name, seed, folder, [*base, *parts], words))
                 except (ValueError, FileNotFoundError) as error:
                     problems[name] = str(error)
         return runs, problems, names
@@ -172,33 +174,35 @@ class Comparison:
         return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
-        self, method: str, seed: int, folder: Path, overlay: Any, options: Sequence[str]
+        self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
     ) -> Run:
-        configs = [part for config in self.configs for part in config_parts(config)]
-        untrained: list[str] = []
-        for part in overlay if isinstance(overlay, list) else [overlay]:
-            if isinstance(part, str):
-                configs += config_parts(part)
-            elif isinstance(part, Mapping):
-                configs.append(yaml.safe_dump(dict(part), sort_keys=False))
-                trainer = part.get("trainer")
-                if isinstance(trainer, Mapping) and "max_epochs" in trainer:
-                    unfitted = trainer["max_epochs"] == 0
-                    untrained = ["--trainer.max_epochs", "0"] if unfitted else []
-            elif part is not None:
-                raise ValueError(
-                    f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
-                )
-        overrides = [*self.overrides, *untrained, *options]
-        texts = [text_of(config) for config in configs]
-        digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
+        described = [[text_of(config) for config in configs], overrides, seed]
+        digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
         return Run(method, seed, folder, arguments, digest, bool(self.requirements))
 
 
-class MethodsError(ValueError):
+def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
+    """Returns the configurations of an overlay, and the option of a method that is not trained."""
+    configs, untrained = list[str](), list[str]()
+    for part in overlay if isinstance(overlay, list) else [overlay]:
+        if isinstance(part, str):
+            configs += config_parts(part)
+        elif isinstance(part, Mapping):
+            configs.append(yaml.safe_dump(dict(part), sort_keys=False))
+            trainer = part.get("trainer")
+            if isinstance(trainer, Mapping) and "max_epochs" in trainer:
+                untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
+        elif part is not None:
+            raise DataError(
+                f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
+            )
+    return configs, untrained
+
+
+class MethodsError(DataError):
     """What is wrong with methods of a comparison, so that nothing was run.
 
     problems: by method. names: of all methods, in their order.
@@ -223,7 +227,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns every combination of the settings' values, as a label and the options that set them.
 
     Raises:
-        ValueError: a setting that is not ``path=value,…``, or one path twice.
+        DataError: a setting that is not ``path=value,…``, or one path twice.
 
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])
@@ -233,15 +237,15 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
         if not re.fullmatch(r"\w+(\.\w+)+", path) or not equals:
-            raise ValueError(
+            raise DataError(
                 f"--set {setting}: expected a dotted path and its values, as in "
                 "model.formulation.init_args.beta=0.1,1,10"
             )
         if path in swept:
-            raise ValueError(f"--set {path} is given twice: write all its values behind one.")
+            raise DataError(f"--set {path} is given twice: write all its values behind one.")
         swept[path] = split_values(values)
         if not all(swept[path]):
-            raise ValueError(f"--set {setting}: a value is missing.")
+            raise DataError(f"--set {setting}: a value is missing.")
     last = [path.rpartition(".")[2] for path in swept]
     names = [
         short if last.count(short) == 1 else path for path, short in zip(swept, last, strict=True)

@@ -49,10 +49,7 @@ PACKAGED = {
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """Returns the style of every method; no two are the same while there are any left."""
-    styles: dict[str, Style] = {}
     # Another colour each time; the last ones first, which packaged methods take less often.
     every = [Style(colour, marker) for marker, colour in product(MARKERS, reversed(COLOURS))]
     free = iter([style for style in every if style not in PACKAGED.values()])
-    for method in dict.fromkeys(methods):
-        styles[method] = PACKAGED.get(method) or next(free, every[0])
-    return styles
+    return {m: PACKAGED.get(m) or next(free, every[0]) for m in dict.fromkeys(methods)}

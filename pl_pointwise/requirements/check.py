@@ -56,14 +56,6 @@ class Verdict:
     worst: list[int]
     """Positions of the first samples that count against it."""
 
-    def line(self) -> str:
-        """Returns the row of a Markdown table."""
-        positions = ", ".join(map(str, self.worst)) or "–"
-        return (
-            f"| {self.requirement} | {'yes' if self.met else 'no'} | {self.share:.3g} | "
-            f"{self.bound:.3g} | {self.at_most:.3g} | {self.p:.2g} | {self.n:,} | {positions} |"
-        )
-
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options go to LightningCLI and say where the records are."""
@@ -77,12 +69,9 @@ def main(args: Sequence[str]) -> None:
     known, options = parser.parse_known_args(list(args))
     if not 0 < known.confidence < 1:
         parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
-    try:
-        found = check_models(
-            known.folder, known.against, options, known.require, known.confidence, known.config
-        )
-    except RequirementError as error:
-        parser.error(str(error))
+    found = check_models(
+        known.folder, known.against, options, known.require, known.confidence, known.config
+    )
     text = report(found, known.confidence)
     print(text)
     if known.summary is not None:
@@ -115,12 +104,12 @@ def check_models(
     old = folder if against == START else against
     before, theirs = measure_new_records(old, options, configs, trained=against != START)
     require_same_bounds({str(folder): bounds, str(against): theirs})
-    samples = beside(new, before)
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),
-        *(f"lost({name}) <= 0.05" for name in known_from(samples).constraints),
+        *(f"lost({name}) <= 0.05" for name in known_from(new).constraints),
     ]
-    return check(samples, [Requirement.parse(text) for text in texts], confidence)
+    requirements = [Requirement.parse(text) for text in texts]
+    return check(beside(new, before, requirements), requirements, confidence)
 
 
 def check(
@@ -148,41 +137,45 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
     zero_one = requirement.beyond is not None  # By what is required, not by a look at the losses.
     each = sample_losses(samples, subject, CERTIFICATION)
     index = values_of(samples, subject, CERTIFICATION)["index"].to_numpy()
-    unmet = index[each > (0.5 if requirement.beyond is None else 0.0)]
+    p = p_value(losses, requirement.at_most, confidence, zero_one)
     return Verdict(
         requirement.text,
-        len(losses),
-        float(losses.mean()),
-        requirement.at_most,
-        upper_bound(losses, confidence, zero_one),
-        p := p_value(losses, requirement.at_most, confidence, zero_one),
-        p <= 1 - confidence,
-        np.sort(unmet)[:SHOWN].tolist(),
+        n=len(losses),
+        share=float(losses.mean()),
+        at_most=requirement.at_most,
+        bound=upper_bound(losses, confidence, zero_one),
+        p=p,
+        met=p <= 1 - confidence,
+        worst=np.sort(index[each > (0.0 if zero_one else 0.5)])[:SHOWN].tolist(),
     )
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    sure = f"{100 * confidence:g} %"
+    lines = [f"**No**: not shown with {100 * confidence:g} % confidence."]
     if all(each.met for each in found):
-        head = f"**Yes**, with {sure} confidence: every requirement is met on inputs like these."
-    else:
-        head = f"**No**: not shown with {sure} confidence."
-    lines = [
-        head,
+        lines = [
+            f"**Yes**, with {100 * confidence:g} % confidence: every requirement is met on inputs "
+            "like these."
+        ]
+    lines += [
         "",
         "| required | met | mean loss here | at most, on inputs like these | required at most "
         "| p | samples | against it, first samples |",
         "|---" * 8 + "|",
-        *(each.line() for each in found),
     ]
     for each in found:
-        if not each.met and each.share < each.at_most:
-            needed = samples_needed(each.at_most, each.share, confidence)
-            if needed is not None:
-                lines += [
-                    "",
-                    f"{each.requirement}: {each.share:.3g} here is below the bound; if that holds, "
-                    f"{needed:,} samples show it four times in five. Give more records.",
-                ]
+        positions = ", ".join(map(str, each.worst)) or "–"
+        lines.append(
+            f"| {each.requirement} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
+            f"{each.bound:.3g} | {each.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
+        )
+    for each in found:
+        needed = None if each.met else samples_needed(each.at_most, each.share, confidence)
+        if needed is not None:
+            lines += [
+                "",
+                f"{each.requirement}: {each.share:.3g} here is below the bound; if that holds, "
+                f"{needed:,} samples show it four times in five. Give more records.",
+            ]
     return "\n".join(lines)

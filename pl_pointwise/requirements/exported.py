@@ -21,11 +21,12 @@ from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_run import SaveConfig
 from pl_pointwise.foreign_names import foreign_names
 from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
-from .samples import bounds_of, read_samples, samples_of
+from .samples import Bounds, bounds_of, read_samples, samples_of
 
 CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
@@ -75,7 +76,7 @@ def measure_new_records(
     options: Sequence[str],
     configs: Sequence[str] = (),
     trained: bool = True,
-) -> tuple[DataFrame, dict[str, str]]:
+) -> tuple[DataFrame, Bounds]:
     """Returns the table of samples.py of new records, by a forward pass of the exported model.
 
     With it the bounds that its violations are measured by.
@@ -111,20 +112,20 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
     selection: whether of its validation data too.
     """
     read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+    trainer: Any = cli.trainer
+    # A run's config.yaml stays.
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, SaveConfig)]
     if selection:
-        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        cli.trainer.validate(cli.model, cli.datamodule, **read)
-    cli.trainer.test(cli.model, cli.datamodule, **read)
+        trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        trainer.validate(cli.model, cli.datamodule, **read)
+    trainer.test(cli.model, cli.datamodule, **read)
     return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
 
 
 def model_files(folder: str | Path) -> Path:
     """Returns where the configuration and the checkpoint of a model lie.
 
-    folder: an exported one, or of a run of ``compare --require``.
-
-    Raises:
-        RequirementError: neither.
+    folder: an exported one, or of a run of ``compare --require``; else a RequirementError.
     """
     for inside in (Path(folder) / CERTIFICATE, Path(folder)):
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():

@@ -159,51 +159,6 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None
     assert panel.get_xlim()[1] < 1
 
 
-def test_groups_of_categories_are_found_by_what_their_names_share() -> None:
-    metrics = {
-        "mc/f1_tool_call": 0.5,
-        "mc/f1_direct": 0.1,
-        "mc/f1_cannot_answer": 0.7,
-        "train/f1_tool_call": 0.9,
-        "mc/accuracy_sum": 0.5,
-        "mc/accuracy_tokens": 0.5,
-        "mc/macro_f1": 0.4,
-        "test/tool_call/violated": 0.3,
-    }
-    done = [outcome("a", 0, metrics), outcome("a", 1, {**metrics, "mc/f1_direct": 0.3})]
-    (found,) = plots.categories(frame(*done)).items()
-    assert found[0] == "mc/f1"
-    assert found[1].to_dict("list") == {
-        "tool call": [0.5, 0.5],
-        "direct": [0.1, 0.3],
-        "cannot answer": [0.7, 0.7],
-    }
-    assert list(found[1].index) == ["a", "a"]
-
-
-def test_accuracies_are_no_categories() -> None:
-    """Seen: accuracies by normalisation in a panel beside those of F1 by category."""
-    of_categories = {f"mc/f1_{name}": 0.5 for name in ("direct", "tool_call", "other")}
-    of_scores = {f"mc/accuracy_{name}": 0.5 for name in ("sum", "tokens", "characters")}
-    runs = frame(outcome("a", 0, of_scores | of_categories))
-    assert [*plots.categories(runs, {"direct", "tool_call", "other", "unasked"})] == ["mc/f1"]
-
-
-def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
-    group = DataFrame({"x": [0.2, 0.4, 0.8], "y": [0.5, 0.5, 0.1]}, index=["a", "a", "b"])
-    arguments = ({"mc/f1": group}, styles_of("ab"))
-    (panel,) = panels(plots.category_bars, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
-    heights = [
-        bar.get_height() for bars in panel.containers for bar in getattr(bars, "patches", [])
-    ]
-    assert heights == pytest.approx([0.3, 0.5, 0.8, 0.1])
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["x", "y"]
-    assert panel.get_ylabel() == "f1, mc"
-    bars = [bar for container in panel.containers for bar in getattr(container, "patches", [])]
-    faces = [bar.get_facecolor() for bar in bars]
-    assert faces[0] == faces[1] != faces[2] == faces[3]
-
-
 def test_the_gap_is_means_over_seeds() -> None:
     names = ("test/fit/cvar95", "train/fit/cvar95")
     done = [

@@ -119,25 +119,6 @@ def test_processes_that_ignore_a_request_are_killed_with_what_they_started() -> 
         assert not Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.slow
-def test_a_job_of_the_slurm_array_is_a_run_and_collecting_makes_the_table(tmp_path) -> None:
-    common = [*files(tmp_path, POINTWISE), "--seeds", "0", "1", "--output", str(tmp_path / "out")]
-    main(["compare", *common, "--slurm-array"])
-    script = tmp_path / "out/array.sbatch"
-    assert "#SBATCH --array=1,2\n" in script.read_text()
-    job = {**os.environ, "SLURM_ARRAY_TASK_ID": "2"}
-    subprocess.run(["bash", script], check=True, env=job, stdout=subprocess.DEVNULL, timeout=200)
-    with pytest.raises(SystemExit, match=r"were not run: pointwise \(seed 0\)"):
-        main(["compare", *common, "--collect"])
-    rows = list(csv.DictReader((tmp_path / "out/comparison.csv").open()))
-    assert [row["error"] for row in rows] == ["not run", ""]
-    assert float(rows[1]["test/fit/cvar95"]) > 0
-    main(["compare", *common, "--slurm-array"])
-    assert "#SBATCH --array=1\n" in script.read_text()
-    main(["compare", *common, "--only", "1"])
-    main(["compare", *common, "--collect"])
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, at: list[int]) -> list[int]:
     """Makes the given training steps fail, counted from 1 over all runs; the steps' epochs."""
     objective = LineModule.objective

@@ -16,11 +16,13 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import binom
+from torchmetrics import Metric
 
 from pl_pointwise import PointwiseModule
-from pl_pointwise.cli import main
-from pl_pointwise.compare import command
-from pl_pointwise.compare.again import Again
+from pl_pointwise.cli import PointwiseCLI, main
+from pl_pointwise.compare import certification, command
+from pl_pointwise.compare.levers import command as command_with
+from pl_pointwise.compare.levers import epochs_of, stricter
 from pl_pointwise.compare.runs import Comparison
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
@@ -455,16 +457,61 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     assert [each.requirement for each in verdicts[:4]] == [*paired, REQUIREMENT]
 
 
+def test_a_predecessor_is_measured_once_and_leaves_the_runs_alone(
+    certified, tmp_path, monkeypatch
+) -> None:
+    """Seen: its configuration in place of the first run's."""
+    measured, samples_by = list[Path | None](), certification.samples_by
+
+    def counted(cli: PointwiseCLI, weights: Path | None, selection: bool) -> pd.DataFrame:
+        measured.append(weights)
+        return samples_by(cli, weights, selection)
+
+    monkeypatch.setattr(certification, "samples_by", counted)
+    words = [*required("lost(near) <= 0.2"), "--against", str(certified / "model")]
+    words += ["--trainer.max_epochs", "1", "--data.seed", "8"]
+    for _ in range(2):
+        out = compare(tmp_path, *words, methods="plain: null")
+        config = yaml.safe_load((out / "runs/plain/seed-0/config.yaml").read_text())
+        assert config["model"]["init_args"]["formulation"] is None
+    assert measured == [certified / "model/certificate/model.ckpt"]
+
+
 def test_an_advised_command_replaces_what_it_sets_anew(tmp_path) -> None:
     settings = ["trainer.max_epochs=5,10", "model.tolerance=1,2"]
-    overrides = ["--data.held_out", "80"]
-    swept = Comparison(["c"], tmp_path, "m", settings=settings, overrides=overrides)
-    again = Again(swept, {"trainer": {"max_epochs": 10}, "data": None}, {})
-    assert again.epochs() == 10
-    line = again.command({"trainer.max_epochs": "20"})
+    swept = Comparison(["c"], tmp_path, "m", settings=settings, overrides=["--data.held_out", "80"])
+    line = command_with(swept, [], {"trainer.max_epochs": "20"}, {})
     assert "--set model.tolerance=1,2 --set trainer.max_epochs=20" in line
     assert "max_epochs=5" not in line
     assert line.endswith("--data.held_out 80")
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds", "settings"),
+    [
+        ({"tolerance": 0.5}, {"at_most": 0.5}, {}),  # The bound would move with it.
+        ({"tolerance": 0.4}, {"at_most": 0.5}, {"tolerance": "0.3,0.2"}),
+        ({"tolerance": 0.15}, {"at_most": 0.5}, {"tolerance": "0.05"}),  # 0 is not passed.
+        (
+            {"near_tolerance": -1.0, "evaluation_tolerance": None},
+            {"at_least": -1.0},
+            {"near_tolerance": "-0.9,-0.8", "evaluation_tolerance": "-1.0"},
+        ),
+        ({"tolerance": 0.4}, {"at_most": 0.5, "at_least": 0.1}, {}),
+        ({}, {"at_most": 0.5}, {}),
+    ],
+)
+def test_a_stricter_bound_is_judged_by_the_same(given, bounds, settings) -> None:
+    found = stricter({"model": {"init_args": given}}, "near", bounds, by=0.1)
+    assert found == {f"model.init_args.{name}": value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "epochs"),
+    [({"max_epochs": 10}, 10), ({"max_epochs": 10, "max_steps": 3}, None), ({}, None)],
+)
+def test_epochs_are_those_that_end_the_run(trainer, epochs) -> None:
+    assert epochs_of({"trainer": trainer}) == epochs
 
 
 def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
@@ -499,15 +546,30 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
     assert "used for another choice" in capsys.readouterr().err
 
 
+class WithoutMetric(PlaneModule):
+    """An older version of the task."""
+
+    def evaluation_metrics(self) -> dict[str, Metric]:
+        return {}
+
+    def update_evaluation_metrics(self, *_: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "requirement", "said"),
     [
-        ({"init_args": {"judged_by": 0.4}}, "by different bounds"),
-        ({"class_path": "evil.Boom"}, "names evil.Boom, which pl_poi"),
+        ({"init_args": {"judged_by": 0.4}}, "lost(near) <= 0.1", "by different bounds"),
+        ({"class_path": "evil.Boom"}, "lost(near) <= 0.1", "names evil.Boom, which pl_poi"),
+        (
+            {"class_path": f"{__name__}.WithoutMetric"},
+            "wrong_sign <= predecessor + 0.1",
+            "no metric of values in [0, 1] 'wrong_sign'",
+        ),
     ],
 )
 def test_a_predecessor_measured_otherwise_is_refused_before_training(
-    certified, tmp_path, capsys, model, said
+    certified, tmp_path, capsys, model, requirement, said
 ) -> None:
     old = tmp_path / "old"
     shutil.copytree(certified / "model", old)
@@ -517,7 +579,7 @@ def test_a_predecessor_measured_otherwise_is_refused_before_training(
     config["model"] |= {**model, "init_args": arguments}
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(SystemExit):
-        compare(tmp_path, "--require", "lost(near) <= 0.1", "--against", str(old))
+        compare(tmp_path, "--require", requirement, "--against", str(old))
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))
 
