@@ -259,7 +259,7 @@ def _measured(
     objective = result["objective"] | samples.attrs.get("objective", {})  # Of certification.
     if before is not None:
         samples = beside(samples, before, requirements)
-    return MeasuredModel(run.title, samples, objective, result["constrained"])
+    return MeasuredModel(run.title, samples, objective)
 
 
 def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:

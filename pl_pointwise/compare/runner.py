@@ -211,7 +211,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         },
         "certificates": certificates,
         "bounds": bounds_of(module),
-        "constrained": bool(module.formulations),
         "shared_objective": module.shared_objective,
         "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
         "truncation": getattr(cli.datamodule, "truncation", {}),

@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from .p_values import p_value, upper_bound
 from .requirement import Requirement, Subject
-from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses
+from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
 from .selection import Candidate, Selection, select, zero_one
 
 ASSUMPTIONS = (
@@ -29,18 +29,16 @@ class MeasuredModel:
         name: for people.
         samples: its table (samples.py).
         objective: smaller is better, by split.
-        constrained: whether anything but its objective was trained.
     """
 
     name: str
     samples: DataFrame
     objective: Mapping[str, float]
-    constrained: bool
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One requirement on the certification split, of one model."""
+    """One requirement on one model's certification samples, or new records."""
 
     requirement: Requirement
     n: int
@@ -52,9 +50,27 @@ class Finding:
     """Mean loss over samples."""
     p: float
     bound: float
-    """Upper bound on the mean loss that holds for all candidates together."""
+    """Upper bound on the mean loss of inputs like these."""
     zero_one: bool
     """Whether losses are 0 and 1."""
+
+    @classmethod
+    def of(
+        cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
+    ) -> Finding:
+        """sure, sure_of_bound: the confidence of the p-value, and that of the bound."""
+        losses = losses_of(samples, subject, CERTIFICATION)
+        of_samples = values_of(samples, subject, CERTIFICATION)["loss"]
+        return cls(
+            subject.requirement,
+            len(losses),
+            float(losses.mean()) if len(losses) else 1.0,
+            len(of_samples),
+            float(of_samples.mean()) if len(of_samples) else 1.0,
+            p_value(losses, subject.requirement.at_most, sure, zero_one),
+            upper_bound(losses, sure_of_bound, zero_one),
+            zero_one,
+        )
 
     def text(self) -> str:
         """Returns what was seen."""
@@ -70,6 +86,12 @@ class Finding:
         if not alone:
             what += f", {self.share_of_samples:.3g} {of} their {self.samples:,} samples"
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
+
+
+def _better(loss: float) -> str:
+    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
+    worse = 2 * loss - 1
+    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
 
 
 @dataclass
@@ -98,7 +120,7 @@ class Answer:
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
-                _finding(model.samples, subject, self.confidence, each, kind)
+                Finding.of(model.samples, subject, kind, self.confidence, each)
                 for subject, kind in zip(self.subjects, kinds, strict=True)
             ]
             for model in self.models
@@ -136,26 +158,11 @@ class Answer:
                 "other comparison on record has used. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
                 f"Assumptions: {ASSUMPTIONS}",
-                "",
-                self._cost(chosen),
             ]
         seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:
             seen.append(f"- The predecessor is {self.predecessor}.")
         return "\n".join([first, "", *seen, "", *after])
-
-    def _cost(self, position: int) -> str:
-        """What a model gives up in the objective against those without constraints."""
-        free = [each for each in self.models if not each.constrained]
-        kind = "without constraints" if free else "of all, certified or not"
-        best = min(free or self.models, key=lambda each: each.objective[SELECTION])
-        own = self.models[position].objective
-        parts = [
-            f"{own[split]:.4g} against {best.objective[split]:.4g} on the {split} split"
-            for split in (SELECTION, CERTIFICATION)
-            if split in own and split in best.objective
-        ]
-        return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
@@ -206,31 +213,6 @@ class Answer:
             "objective": dict(self.models[at].objective),
             "statement": self.statement(),
         }
-
-
-def _finding(
-    samples: DataFrame, subject: Subject, confidence: float, of_all: float, zero_one: bool
-) -> Finding:
-    """of_all: the confidence of one bound of all, so that they hold together."""
-    requirement = subject.requirement
-    losses = losses_of(samples, subject, CERTIFICATION)
-    of_samples = sample_losses(samples, subject, CERTIFICATION)
-    return Finding(
-        requirement,
-        len(losses),
-        float(losses.mean()) if len(losses) else 1.0,
-        len(of_samples),
-        float(of_samples.mean()) if len(of_samples) else 1.0,
-        p_value(losses, requirement.at_most, confidence, zero_one),
-        upper_bound(losses, of_all, zero_one),
-        zero_one,
-    )
-
-
-def _better(loss: float) -> str:
-    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
-    worse = 2 * loss - 1
-    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
 
 
 def choose_model(

@@ -18,40 +18,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser
 
+from .answer import Finding
 from .exported import START, measure_new_records, read_certificate
-from .p_values import p_value, samples_needed, upper_bound
+from .p_values import samples_needed
 from .requirement import Requirement, RequirementError, Subject
-from .samples import (
-    CERTIFICATION,
-    beside,
-    known_from,
-    losses_of,
-    require_same_bounds,
-    sample_losses,
-    values_of,
-)
+from .samples import CERTIFICATION, beside, known_from, require_same_bounds, values_of
 
 SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Finding):
     """One requirement on the records."""
 
-    requirement: str
-    n: int
-    """Independent samples."""
-    share: float
-    """Their mean loss."""
-    at_most: float
-    bound: float
-    """Upper bound on the mean loss of inputs like these."""
-    p: float
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
@@ -130,24 +113,13 @@ def check(
 
 
 def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
-    requirement = subject.requirement
-    losses = losses_of(samples, subject, CERTIFICATION)
-    if not len(losses):
-        raise RequirementError(f"{requirement.text!r}: none of the records is about it.")
-    zero_one = requirement.beyond is not None  # By what is required, not by a look at the losses.
-    each = sample_losses(samples, subject, CERTIFICATION)
-    index = values_of(samples, subject, CERTIFICATION)["index"].to_numpy()
-    p = p_value(losses, requirement.at_most, confidence, zero_one)
-    return Verdict(
-        requirement.text,
-        n=len(losses),
-        share=float(losses.mean()),
-        at_most=requirement.at_most,
-        bound=upper_bound(losses, confidence, zero_one),
-        p=p,
-        met=p <= 1 - confidence,
-        worst=np.sort(index[each > (0.0 if zero_one else 0.5)])[:SHOWN].tolist(),
-    )
+    zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
+    found = Finding.of(samples, subject, zero_one, confidence, confidence)
+    if not found.n:
+        raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
+    each = values_of(samples, subject, CERTIFICATION)
+    worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:SHOWN].tolist()
+    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst)
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
@@ -166,16 +138,19 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
     ]
     for each in found:
         positions = ", ".join(map(str, each.worst)) or "–"
+        required = each.requirement
         lines.append(
-            f"| {each.requirement} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
-            f"{each.bound:.3g} | {each.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
+            f"| {required.text} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
+            f"{each.bound:.3g} | {required.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
         )
     for each in found:
-        needed = None if each.met else samples_needed(each.at_most, each.share, confidence)
+        required, needed = each.requirement, None
+        if not each.met:
+            needed = samples_needed(required.at_most, each.share, confidence)
         if needed is not None:
             lines += [
                 "",
-                f"{each.requirement}: {each.share:.3g} here is below the bound; if that holds, "
+                f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
                 f"{needed:,} samples show it four times in five. Give more records.",
             ]
     return "\n".join(lines)

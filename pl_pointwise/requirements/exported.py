@@ -1,11 +1,11 @@
-"""An exported model's folder ``certificate/``: what it certified by, and the model on new records.
+"""An exported model's folder ``certificate/``, which ``compare --require`` writes.
 
     certificate.json    the requirements with what they were certified by (answer.py)
     config.yaml         model, data and precision, without the run's files
     model.ckpt          the trained module
     samples.parquet     what the certification samples measured (samples.py)
 
-``compare --require`` writes it.
+And its model on new records, for ``monitor`` and ``check``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ def is_certified(folder: Path) -> bool:
 
 
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
-    """Returns the certificate, and the table of samples.py that it was made by.
-
-    Raises:
-        RequirementError: the folder has none.
-    """
+    """Returns the certificate, and the table of samples.py that it was made by."""
     if not is_certified(Path(folder)):
         raise RequirementError(
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
@@ -72,16 +68,12 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
 
 
 def measure_new_records(
-    folder: str | Path,
-    options: Sequence[str],
-    configs: Sequence[str] = (),
-    trained: bool = True,
+    folder: str | Path, options: Sequence[str], configs: Sequence[str] = (), trained: bool = True
 ) -> tuple[DataFrame, Bounds]:
-    """Returns the table of samples.py of new records, by a forward pass of the exported model.
+    """Returns the table of samples.py of new records, by a forward pass of the exported model, and
+    the bounds that its violations are measured by.
 
-    With it the bounds that its violations are measured by.
-
-    folder: an exported one, or of a run of ``compare --require``.
+    folder: see :func:`model_files`.
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
@@ -123,9 +115,8 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
 
 
 def model_files(folder: str | Path) -> Path:
-    """Returns where the configuration and the checkpoint of a model lie.
-
-    folder: an exported one, or of a run of ``compare --require``; else a RequirementError.
+    """Returns where the configuration and the checkpoint of a model lie: in the certificate of an
+    exported folder, or in the folder of a run of ``compare --require``.
     """
     for inside in (Path(folder) / CERTIFICATE, Path(folder)):
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
@@ -137,10 +128,8 @@ def model_files(folder: str | Path) -> Path:
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision of a configuration that nobody has vouched for.
-
-    Raises:
-        RequirementError: it names a class or function that this package does not ship.
+    """Returns model, data and precision of a configuration that nobody has vouched for, unless it
+    names a class or function that this package does not ship.
     """
     config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
     for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
@@ -153,10 +142,8 @@ def own_classes_only(path: Path) -> dict[str, Any]:
 
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns model, data and precision of a run's configuration, for other data.
-
-    Without the run's files, so that an export names no folder of the machine it was made on, but
-    that of a base model.
+    """Returns model, data and precision of a run's configuration, without the run's files: an
+    export names no folder of the machine it was made on, but that of a base model.
     """
     data = config.get("data")
     if isinstance(data, dict):

@@ -78,16 +78,8 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
-    parser.add_argument(
-        "--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}: a file of your own"
-    )
-    parser.add_argument(
-        "-c",
-        "--config",
-        action="append",
-        default=[],
-        help="in place of the folder's: one you trust",
-    )
+    parser.add_argument("--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}")
+    parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     checks = monitor(known.folder, options, known.config, known.state)
     print("\n".join(check.statement() for check in checks))
@@ -118,7 +110,6 @@ def monitor(
 def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
-    folder: an exported one.
     samples: the table of samples.py, of new records; ``split`` is not read.
     state: as of :func:`monitor`; written when every requirement was judged.
 

@@ -28,7 +28,7 @@ import numpy as np
 from pl_pointwise.configs import nearest
 from pl_pointwise.errors import DataError
 
-from .p_values import Losses, fewest_samples
+from .p_values import Losses
 
 FORM = re.compile(
     r"\s*(?P<name>[^:<>=]+?)((?P<colon>\s*:\s*|\s+)(?P<statistic>violated|q\d{1,2}(\.\d+)?))?"
@@ -209,21 +209,3 @@ class Known:
                 f"{text}: there is no category {category!r}.{nearest(category, known)} {which}"
             )
         return Subject(requirement, dataset, quantity, category)
-
-
-def check_sample_size(subject: Subject, n: int, confidence: float) -> None:
-    """
-    n: independent samples of the certification split that carry it.
-
-    Raises:
-        RequirementError: too few to certify the rate even if none is violated.
-    """
-    requirement = subject.requirement
-    needed = fewest_samples(requirement.at_most, confidence)
-    if n < needed:
-        of = f" of category {subject.category}" if subject.category is not None else ""
-        raise RequirementError(
-            f"{requirement.text!r}: certifying this at {100 * confidence:g} % takes at least "
-            f"{needed:,} independent samples, all of them satisfied, and the certification split "
-            f"has {n:,}{of}. Hold out more, require less, or lower --confidence."
-        )

@@ -134,22 +134,14 @@ def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
 
     A unit's samples count once: by the worst of them for a constraint, by their mean for a metric.
     """
-    units = values_of(samples, subject, split)["unit"].to_numpy()
-    losses = pd.Series(sample_losses(samples, subject, split), dtype=float)
-    by_unit = losses.groupby(units)  # In the order of hashes, which no loss can set.
+    found = values_of(samples, subject, split)
+    by_unit = found.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
     metric = subject.requirement.beyond is None
     return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
 
 
-def sample_losses(samples: DataFrame, subject: Subject, split: str) -> Losses:
-    """Returns (samples,) losses of a requirement on a split, dependent ones of a unit each."""
-    found = values_of(samples, subject, split)
-    before = found["before"].to_numpy() if "before" in found else None
-    return subject.requirement.losses(found["value"].to_numpy(), before)
-
-
 def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
-    """Returns the lines of the table that a requirement is about, of one split."""
+    """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset
     if dataset is None:
         dataset = next(name for name, of in SPLITS.items() if of == split)
@@ -157,7 +149,9 @@ def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
     chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
     if subject.category is not None:
         chosen &= samples["category"] == subject.category
-    return samples[chosen]
+    found = samples[chosen]
+    before = found["before"].to_numpy() if "before" in found else None
+    return found.assign(loss=subject.requirement.losses(found["value"].to_numpy(), before))
 
 
 def _of_quantity(samples: DataFrame, subject: Subject) -> pd.Series:
@@ -214,10 +208,8 @@ def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
 
 
 def write_samples(samples: DataFrame, path: Path) -> None:
-    """Writes the table as Parquet."""
     samples.to_parquet(path, index=False)
 
 
 def read_samples(path: Path) -> DataFrame:
-    """Reads what :func:`write_samples` wrote."""
     return pd.read_parquet(path)

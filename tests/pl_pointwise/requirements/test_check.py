@@ -83,7 +83,7 @@ def test_a_yes_is_wrong_at_most_as_often_as_is_said(
     lost: float, worse: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of three requirements at its bound, ties among the differences; 60 draws."""
-    monkeypatch.setattr("pl_pointwise.requirements.check.upper_bound", lambda *_: 1.0)  # Slow.
+    monkeypatch.setattr("pl_pointwise.requirements.answer.upper_bound", lambda *_: 1.0)  # Slow.
     texts = ["lost(refuse) <= 0.1", "refuse: violated <= 0.4", "mrr >= predecessor - 0.1"]
     requirements = [Requirement.parse(text) for text in texts]
     random = np.random.default_rng(0)

@@ -14,8 +14,6 @@ from pl_pointwise.requirements.requirement import (
     Known,
     Requirement,
     RequirementError,
-    Subject,
-    check_sample_size,
 )
 
 
@@ -169,18 +167,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[s
 def test_nothing_known_is_said_to_be_none() -> None:
     with pytest.raises(RequirementError, match=r"There are: none\."):
         subject("mrr@10 >= 0.3", Known(["relevance"]))
-
-
-def test_too_few_samples_are_refused_with_how_many_it_takes() -> None:
-    requirement = Requirement.parse("refuse/malware: violated <= 0.05")
-    of_category = Subject(requirement, None, "refuse", "malware")
-    check_sample_size(of_category, 59, 0.95)
-    with pytest.raises(RequirementError, match=r"at 95 % .* 59 .* has 58 of category malware"):
-        check_sample_size(of_category, 58, 0.95)
-    check_sample_size(of_category, 45, 0.9)
-    of_all = Subject(Requirement.parse("refuse: violated <= 0.01"), None, "refuse", None)
-    with pytest.raises(RequirementError, match=r"at least 299 .* has 0\. Hold out more"):
-        check_sample_size(of_all, 0, 0.95)
 
 
 def test_the_examples_in_the_docstrings_run() -> None:

@@ -75,9 +75,8 @@ def test_the_last_before_the_first_that_is_not_certified_is_chosen() -> None:
         ],
         [0.1],
     )
-    assert [each.candidate.name for each in found.sequence] == [
-        "first", "second", "third", "fourth",
-    ]  # fmt: skip
+    names = [found.tested[position].candidate.name for position in found.order]
+    assert names == ["first", "second", "third", "fourth"]
     assert found.chosen is not None
     assert found.chosen.candidate.name == "second"
     by_name = {each.candidate.name: each for each in found.tested}
@@ -118,20 +117,17 @@ def test_the_order_knows_nothing_of_the_certification_split() -> None:
     for _ in range(50):
         counts = generator.integers(0, 12, size=(3, 6)).tolist()
         objectives = generator.normal(size=6).tolist()
-        sequences = [
-            [
-                each.candidate.name
-                for each in select(
-                    [
-                        candidate(str(number), objectives[number], counts[0][number], second)
-                        for number, second in enumerate(certification)
-                    ],
-                    [0.1],
-                ).sequence
-            ]
+        orders = [
+            select(
+                [
+                    candidate(str(number), objectives[number], counts[0][number], second)
+                    for number, second in enumerate(certification)
+                ],
+                [0.1],
+            ).order
             for certification in counts[1:]
         ]
-        assert sequences[0] == sequences[1]
+        assert orders[0] == orders[1]
 
 
 def test_the_kind_of_the_losses_knows_nothing_of_the_certification_split() -> None:
