@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,8 +13,7 @@ from pandas import DataFrame
 
 from pl_pointwise.errors import DataError
 
-from .distributions import violation_cdfs
-from .drawing import legend, metric_title, save, seeds_note
+from .distributions import save, violation_cdfs
 from .runs import Outcome
 from .styles import Style, styles_of
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
@@ -30,8 +28,7 @@ class UnknownMetricError(DataError):
     """A metric was named that no run has."""
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A metric to draw, and which end of it is better."""
 
     name: str
@@ -39,8 +36,7 @@ class Axis:
 
     @property
     def label(self) -> str:
-        better = "higher" if self.higher_is_better else "lower"
-        return f"{metric_title(self.name)}\n({better} is better)"
+        return f"{self.name}\n({'higher' if self.higher_is_better else 'lower'} is better)"
 
 
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
@@ -63,8 +59,7 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns what the Pareto plot shows if nothing is asked for, both held-out if anything is:
-    the objective, and CVaR95 of the first constraint, "" where there is none.
+    """Returns the objective, and CVaR95 of the first constraint, "" where there is none.
 
     objective: the metric that says the objective of every method, without its stage.
     """
@@ -134,9 +129,8 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], p
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
     panel.grid(alpha=0.3)
-    note = f"{seeds_note(groups.size())} Frontier: no method is better in both."
-    legend(figure, [panel], [FRONTIER, *means.index], 3, note)
-    save(figure, path)
+    note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
+    save(figure, [panel], [FRONTIER, *means.index], 3, note, path)
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:

@@ -71,7 +71,7 @@ def test_what_decides_comes_first() -> None:
         ["b", "failed: Error: no", "", ""],
     ]
     assert found[-1].title == "All metrics"
-    assert "mrr@10" in found[-1].cells
+    assert "test/mrr@10" in found[-1].cells
 
 
 def test_the_share_of_samples_comes_before_that_of_values() -> None:
