@@ -252,11 +252,10 @@ def _replaceable(output: Path) -> Path:
 def _measured(
     run: Run, before: DataFrame | None, requirements: Sequence[Requirement]
 ) -> MeasuredModel:
-    result = run.result() or {}
-    if SELECTION not in result["objective"]:
-        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
     samples = read_samples(run.folder / SAMPLES)
-    objective = result["objective"] | samples.attrs.get("objective", {})  # Of certification.
+    objective = samples.attrs["objective"]
+    if SELECTION not in objective:
+        raise RequirementError(f"{run.title}: there is no objective on the selection split.")
     if before is not None:
         samples = beside(samples, before, requirements)
     return MeasuredModel(run.title, samples, objective)

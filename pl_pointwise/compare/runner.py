@@ -44,7 +44,6 @@ from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
     CERTIFICATION,
-    SELECTION,
     SPLITS,
     bounds_of,
     samples_of,
@@ -59,6 +58,9 @@ log = logging.getLogger(__name__)
 
 OPEN = ("val", "train")
 """Stages whose results are for all to see; of others the test of a requirement has samples."""
+
+PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
+"""That the metrics depend on."""
 
 CPU = torch.device("cpu")
 
@@ -110,7 +112,8 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
     Returns: what ``result.json`` then holds, unless it cannot be written, or another process is at
         work on the run.
     """
-    result: dict[str, Any] = {"digest": run.digest, "versions": versions()}
+    versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    result: dict[str, Any] = {"digest": run.digest, "versions": versions}
     try:
         with alone_in(run.folder):
             try:
@@ -181,21 +184,56 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
-    """Evaluates, writes the violations, and returns metrics and certificates."""
-    module, certificates = cli.model, dict[str, Any]()
-    metrics, objective = evaluate(cli, run)
+    """Evaluates, writes what was measured, and returns metrics and certificates.
+
+    Of a run to be certified the certification split's stay in files for the test alone.
+    """
+    trainer: Any = cli.trainer
+    module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
+    logged: dict[str, Any] = {}
+    if run.certified:
+        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
+        trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        trainer.validate(module, data, **read)
+        logged |= trainer.callback_metrics
+        trainer.loggers, trainer.callbacks, module.notes.confidential = [], [], True
+    trainer.test(module, data, **read)
+    logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
+    metrics = {
+        name: value
+        for name, value in logged.items()
+        if name.partition("/")[0] in OPEN or not run.certified
+    }
+    objective = {
+        split: logged[name]
+        for stage, split in SPLITS.items()
+        if (name := f"{stage}/{module.shared_objective}") in logged
+    }
+    certificates: dict[str, Any] = {}
     if not run.certified:  # Else the certificate is of the model that is chosen.
         held_out = module.evaluated.get("test", {})
         certificates = {name: _certificate(found) for name, found in held_out.items()}
-    if cli.trainer.is_global_zero:
+    shown = [s for s in module.evaluated if s in OPEN or not run.certified]
+    if trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
             for name, values in by_constraint.items()
-            if not run.certified or stage in OPEN
+            if stage in shown
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        _keep_what_certifies(cli, run, objective)
+        samples = samples_of(module, datasets_of(data))
+        if run.certified:
+            samples.attrs["objective"] = objective
+            write_samples(samples, run.folder / SAMPLES)
+            tested = {
+                stage: {name: asdict(found) for name, found in by_constraint.items()}
+                for stage, by_constraint in module.evaluated.items()
+                if stage not in shown
+            }
+            torch.save(tested, run.folder / TESTED)
+        else:
+            remember_use(SHOWN, samples[samples["split"] == CERTIFICATION]["unit"], run.folder)
     # λ's share of the pull and its overshoot, of the last epoch.
     shares = {
         f"dual/{name}/{key}": value
@@ -212,53 +250,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "certificates": certificates,
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
-        "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
-        "truncation": getattr(cli.datamodule, "truncation", {}),
     }
-
-
-def _keep_what_certifies(cli: PointwiseCLI, run: Run, objective: dict[str, float]) -> None:
-    """Writes what a requirement is judged by; of another run, that its test data were shown."""
-    samples = samples_of(cli.model, datasets_of(cli.datamodule))
-    if not run.certified:
-        tested = samples[samples["split"] == CERTIFICATION]
-        remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
-        return
-    samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
-    write_samples(samples, run.folder / SAMPLES)
-    violations = {
-        stage: {name: asdict(found) for name, found in by_constraint.items()}
-        for stage, by_constraint in cli.model.evaluated.items()
-        if stage not in OPEN
-    }
-    torch.save(violations, run.folder / TESTED)
-
-
-def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, float]]:
-    """Tests, and validates before where there is a selection split; then of the run's file.
-
-    Returns: what was logged, without the certification split's if there is one; the objective that
-    all methods share, by split.
-    """
-    found: dict[str, float] = {}
-    read: dict[str, Any] = {"verbose": False}
-    if run.certified:
-        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
-        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        cli.trainer.validate(cli.model, cli.datamodule, **read)
-        found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
-        cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
-        cli.model.notes.confidential = True
-    cli.trainer.test(cli.model, cli.datamodule, **read)
-    found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
-    objective = {
-        split: found[name]
-        for stage, split in SPLITS.items()
-        if (name := f"{stage}/{cli.model.shared_objective}") in found
-    }
-    if run.certified:
-        found = {n: v for n, v in found.items() if n.partition("/")[0] in OPEN}
-    return found, objective
 
 
 def datasets_of(data: Any) -> dict[str, Any]:
@@ -273,11 +265,11 @@ def open_folder(run: Run) -> None:
 
 
 def write_result(run: Run, result: dict[str, Any]) -> None:
-    """Writes the result completely or not at all, whenever the process dies."""
     _write_whole(run.folder / "result.json", json.dumps(result, indent=1))
 
 
 def _write_whole(path: Path, text: str) -> None:
+    """Completely or not at all, whenever the process dies."""
     part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
     part.write_text(text)
     part.replace(path)
@@ -350,12 +342,6 @@ def peak_memory() -> int | None:
     if not status.is_file():
         return None
     return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of what the metrics depend on."""
-    packages = ("pl-pointwise", "torch", "lightning", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def quieten() -> None:

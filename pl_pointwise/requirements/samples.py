@@ -64,7 +64,7 @@ def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFram
                 parts.append(lines(dataset, rows, "constraint", name, found.index, values))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
                 parts.append(lines(dataset, rows, "metric", name, metric.index, metric.value))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split"])
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
 
 
 def lines(
