@@ -55,8 +55,7 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .levers import advice
-from .loggers import on_first_rank
-from .runner import Built, alone_in, datasets_of
+from .runner import Built, alone_in, datasets_of, on_first_rank
 from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use

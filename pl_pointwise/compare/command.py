@@ -27,11 +27,10 @@ from pl_pointwise.requirements.exported import START
 
 from .certification import answer_requirements, check_requirements
 from .checks import check_methods
-from .loggers import on_first_rank
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .processes import execute_in_processes
-from .runner import Built, alone_in, execute, quieten
+from .runner import Built, alone_in, execute, on_first_rank, quieten
 from .runs import Comparison, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 

@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
@@ -50,7 +52,6 @@ from pl_pointwise.requirements.samples import (
     write_samples,
 )
 
-from .loggers import end_runs, name_runs, on_first_rank
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
 from .uses import SHOWN, remember_use
 
@@ -78,6 +79,11 @@ class Built(NamedTuple):
 
 class BusyError(DataError):
     """Another process is at work in a folder."""
+
+
+def on_first_rank() -> bool:
+    """Whether this process is rank 0, also before there is a trainer."""
+    return not getattr(rank_zero_only, "rank", 0)
 
 
 @contextmanager
@@ -124,7 +130,9 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
     except (BusyError, OSError) as error:
         result.setdefault("error", reason(run, error))
     finally:
-        end_runs()
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and getattr(wandb, "run", None) is not None:
+            wandb.finish()  # It would go on in the same run with the next.
         gc.collect()
     return result
 
@@ -140,7 +148,10 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
         restore_random_state(built.state, CPU)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
-    name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
+    # With the module's own, as TensorBoard shows the first set alone.
+    of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
+    for logger in cli.trainer.loggers if on_first_rank() else ():
+        logger.log_hyperparams({**of_module, "method": run.method, "seed": run.seed})
     result |= _fit(cli, checkpoint, own_process)
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)

@@ -209,17 +209,13 @@ class MethodsError(DataError):
     """
 
     def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
-        methods = len(names)
         alike: dict[str, list[str]] = {}
         for method in filter(problems.__contains__, names):
             alike.setdefault(problems[method], []).append(method)
-        lines = [f"nothing was run; {len(problems)} of {methods} methods cannot run:"]
-        for problem, whose in alike.items():
-            shown = ", ".join(whose[:3]) + (f" and {len(whose) - 3} more" * (len(whose) > 3))
-            lines.append(f"  {shown}: {problem}")
-        if len(alike) == 1:
-            who = "" if len(problems) == methods else f"{shown}: "
-            lines = [f"{who}{problem} Nothing was run."]
+        lines = [f"nothing was run; {len(problems)} of {len(names)} methods cannot run:"]
+        lines += [f"  {', '.join(whose)}: {problem}" for problem, whose in alike.items()]
+        if len(alike) == 1 and len(problems) == len(names):
+            lines = [f"{problem} Nothing was run." for problem in alike]
         super().__init__("\n".join(lines))
 
 
@@ -243,9 +239,12 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
             )
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
-        swept[path] = split_values(values)
-        if not all(swept[path]):
-            raise DataError(f"--set {setting}: a value is missing.")
+        try:
+            swept[path] = split_values(values)
+        except yaml.YAMLError:
+            swept[path] = []
+        if not swept[path]:
+            raise DataError(f"--set {setting}: a value is missing, or no YAML.")
     last = [path.rpartition(".")[2] for path in swept]
     names = [
         short if last.count(short) == 1 else path for path, short in zip(swept, last, strict=True)
@@ -260,20 +259,10 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Returns the values between commas; commas within brackets, braces or quotes separate none.
+    """Returns the values between commas, as they are written; YAML's brackets and quotes hold.
 
-    >>> split_values("0.1, [a, b], 'x,y'")
-    ['0.1', '[a, b]', "'x,y'"]
+    >>> split_values("0.1, [a, [b]], 'x,y'")
+    ['0.1', '[a, [b]]', "'x,y'"]
     """
-    values, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        depth += (character in "[{") - (character in "]}") if not quote else 0
-        if character == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += character
-    return [value.strip() for value in values]
+    nodes = yaml.compose(f"[{text}]").value
+    return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes]

@@ -1,22 +1,18 @@
 """``pl-pointwise tolerances``: which ε which share of the samples meets, before any training.
 
-A model as it is runs once over the data. Of every data set and constraint, by category where the
-data have categories, a table says how many samples meet the configured ε and which ε 50 to 99 % of
-them meet. Two more say how many certification samples a requirement takes, and how many there are.
+A model as it is runs once over the data, but for the certification split: an ε that was chosen by a
+model's values on that split could not be certified on it any more. The output folder then holds
 
-The model never sees the certification split here, its samples are only counted: an ε that was
-chosen by a model's values on that split could not be certified on it any more.
-
-The output folder then holds
-
-    tolerances.md       the tables
-    tolerances.csv      the first of them, a line per data set, constraint and category, all digits
+    tolerances.md       a table per constraint: how many samples of every data set and category meet
+                        the configured ε, and which ε 50 to 99 % of them meet; and one of how many
+                        certification samples a requirement takes
+    tolerances.csv      the first of them, all digits
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,6 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from pl_pointwise.certificates import violation_bound
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.compare.command import fraction
@@ -35,7 +30,6 @@ from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
 
-from .beforehand import samples_to_come
 from .p_values import fewest_samples, samples_needed
 from .samples import lines
 
@@ -67,11 +61,8 @@ def main(args: Sequence[str]) -> None:
         return
     constraints = cli.model.evaluation_constraints
     shares = met_shares(samples, constraints)
-    tables = [
-        *(tolerance_table(name, bounds, shares) for name, bounds in constraints.items()),
-        sample_table(known.confidence),
-        certification_table(cli, samples, known.confidence),
-    ]
+    tables = [tolerance_table(name, bounds, shares) for name, bounds in constraints.items()]
+    tables.append(sample_table(known.confidence))
     text = "\n".join([*(table.markdown() for table in tables if len(table.cells)), *notes])
     print(f"\n{text}")
     known.output.mkdir(parents=True, exist_ok=True)
@@ -124,6 +115,11 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
                     f"have a violation of {name} that is NaN (index {undefined[:5]}). They count "
                     "as meeting no ε; find out why.\n"
                 )
+    if seen := [DATA_SETS.get(s, s) for s in module.evaluated if s not in ("train", "val")]:
+        notes.append(
+            f"The model has seen {' and '.join(seen)} above: an ε that is chosen by those lines "
+            "cannot be certified on the same samples.\n"
+        )
     if not parts:
         raise DataError(
             "There is nothing to read ε off: no training or selection sample carries "
@@ -150,24 +146,17 @@ def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes:
     return {"val": data._loader("val"), **others} if "val" in data.datasets else others
 
 
-# Tables -----------------------------------------------------------------------------------------
-
-
-def groups_of(samples: DataFrame) -> Iterator[tuple[str, str, str, DataFrame]]:
-    """Yields data set, constraint, category and samples: "" for all, then one per category."""
-    for (dataset, constraint), found in samples.groupby(["dataset", "quantity"], sort=False):
-        yield dataset, constraint, "", found
-        for category, of_category in found[found["category"] != ""].groupby("category"):
-            yield dataset, constraint, str(category), of_category
-
-
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
     """Returns a line per group: the share that meets the bounds, and the ε that shares meet.
 
     An ε is an observed violation, not one between two: at least the share is at or below it.
     """
+    groups = []
+    for (dataset, name), found in samples.groupby(["dataset", "quantity"], sort=False):
+        by_category = found[found["category"] != ""].groupby("category")
+        groups += [(dataset, name, category, of) for category, of in [("", found), *by_category]]
     lines = []
-    for dataset, name, category, found in groups_of(samples):
+    for dataset, name, category, found in groups:
         worst = found["value"].fillna(np.inf).to_numpy(float)
         shifts = np.quantile(worst, SHARES, method="inverted_cdf")
         met = (tolerance(constraints[name], shift) for shift in shifts.tolist())
@@ -178,7 +167,6 @@ def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> Dat
                 "category": category,
                 "samples": len(found),
                 "units": found["unit"].nunique(),
-                "bounds": in_words(name, constraints[name])[0],
                 "met": float((worst <= 0).mean()),
                 **dict(zip((f"{100 * share:g}%" for share in SHARES), met, strict=True)),
             }
@@ -249,38 +237,3 @@ def sample_table(confidence: float) -> Table:
         "probability of 80 %."
     )
     return Table("Certification samples that a requirement takes", note, DataFrame(lines))
-
-
-def certification_table(cli: PointwiseCLI, seen: DataFrame, confidence: float) -> Table:
-    """Returns how many samples there are to certify with, a line per group.
-
-    Of the certification split, and of the data sets beside the splits.
-
-    seen: the samples that the model has seen.
-    """
-    data = cli.datamodule
-    note = f"The smallest rate at {100 * confidence:g} %, if none of them violates."
-    beside = seen[~seen["dataset"].isin(["train", "val"])]
-    if len(beside):
-        names = " and ".join(beside["dataset"].replace(DATA_SETS).unique())
-        note += (
-            f" The model has seen {names} above: an ε that is chosen by those lines cannot be "
-            "certified on the same samples."
-        )
-    groups = list(groups_of(beside))
-    if data.certification_is_separate:
-        samples = samples_to_come(cli.model, {"test": data._loader("test")}, data.datasets)
-        groups = [*groups_of(samples[samples["kind"] == "constraint"]), *groups]
-    cells = []
-    for dataset, name, category, found in groups:
-        units = found["unit"].nunique()
-        cells.append(
-            {
-                "data": "certification" if dataset == "test" else dataset,
-                "constraint": name,
-                "category": category or "all",
-                "independent samples": f"{units:,}",
-                "smallest rate": f"{100 * violation_bound(0, units, confidence):.3g} %",
-            }
-        )
-    return Table("Certification samples at hand", note, DataFrame(cells))

@@ -75,7 +75,7 @@ def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
         assert (folder / "violations/values/epoch_0001.parquet").is_file()
 
 
-def test_mlflow_has_name_tags_and_parameters(tmp_path: Path) -> None:
+def test_mlflow_has_the_parameters_of_every_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
@@ -86,9 +86,7 @@ def test_mlflow_has_name_tags_and_parameters(tmp_path: Path) -> None:
     runs = client.search_runs([experiment])
     found = {(run.data.params["method"], int(run.data.params["seed"])): run for run in runs}
     assert sorted(found) == sorted(EXPECTED)
-    for (method, seed), run in found.items():
-        assert run.info.run_name == f"{method} seed {seed}"
-        assert (run.data.tags["method"], run.data.tags["seed"]) == (method, str(seed))
+    for run in found.values():
         assert run.data.metrics["test/fit/cvar95"] is not None
         for key in ("violations/cdf", "dual/fit/multipliers"):
             names = [file.path for file in client.list_artifacts(run.info.run_id, key)]
@@ -101,7 +99,7 @@ from wandb.proto import wandb_internal_pb2
 
 # Blocks of 32 KiB after a head of 7 bytes, as LevelDB writes its log.
 data, place, parts = open(sys.argv[1], "rb").read(), 7, b""
-found = {"tags": [], "config": {}, "name": "", "keys": []}
+found = {"config": {}, "keys": []}
 while place + 7 <= len(data):
     if 32768 - place % 32768 < 7:
         place += 32768 - place % 32768
@@ -112,8 +110,6 @@ while place + 7 <= len(data):
     if kind in (2, 3):  # Goes on in the next block.
         continue
     record, parts = wandb_internal_pb2.Record.FromString(parts), b""
-    found["name"] = record.run.display_name or found["name"]
-    found["tags"] = list(record.run.tags) or found["tags"]
     for item in [*record.run.config.update, *record.config.update]:
         found["config"][item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     found["keys"] += [item.key or "/".join(item.nested_key) for item in record.history.item]
@@ -122,7 +118,7 @@ print(json.dumps(found))
 """Reads a run's file; in a process of its own, as W&B keeps threads."""
 
 
-def test_offline_wandb_has_a_run_each_with_name_and_tags(
+def test_offline_wandb_has_a_run_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
@@ -140,9 +136,7 @@ def test_offline_wandb_has_a_run_each_with_name_and_tags(
         run: dict[str, Any] = json.loads(read.stdout)
         runs[run["config"]["method"], run["config"]["seed"]] = run
     assert sorted(runs) == sorted(EXPECTED)
-    for (method, seed), run in runs.items():
-        assert run["name"] == f"{method} seed {seed}"
-        assert run["tags"] == [method, f"seed {seed}"]
+    for run in runs.values():
         media = ("violations/cdf/filenames", "dual/fit/multipliers/bins")  # Keys within a key.
         assert {*media, "test/fit/cvar95"} <= set(run["keys"])
         assert run["keys"].count(media[0]) == run["keys"].count(media[1]) == 2  # Each epoch.

@@ -90,18 +90,6 @@ def test_the_certification_split_is_counted_and_never_seen_by_the_model(measured
     found, folder = measured
     assert set(found.index.get_level_values("data")) == {"train", "val"}
     text = (folder / "tolerances.md").read_text()
-    lines = table(text, "Certification samples at hand")[1:]
-    # 60 rows, two of a unit in every four; 12 of them carry the first constraint alone.
-    assert [line[:4] for line in lines[:4]] == [
-        ["certification", "upper", "all", "30"],
-        ["certification", "upper", "even", "15"],
-        ["certification", "upper", "odd", "15"],
-        ["certification", "lower", "all", "30"],
-    ]
-    for *_, n, rate in lines:
-        assert float(rate.removesuffix(" %")) == pytest.approx(
-            100 * (1 - 0.05 ** (1 / int(n))), 1e-2
-        )
     assert "cannot be certified" not in text
 
 
@@ -125,8 +113,6 @@ def test_without_a_certification_split_of_its_own_that_is_said(tmp_path) -> None
     assert set(found.index.get_level_values("data")) == {"train", "test"}
     text = (tmp_path / "tolerances.md").read_text()
     assert "The model has seen held-out above" in text
-    lines = table(text, "Certification samples at hand")[1:]
-    assert [line[3] for line in lines] == ["30", "24", "24", "24"]
 
 
 def test_nan_violations_are_named_and_meet_nothing(tmp_path) -> None:
@@ -146,15 +132,12 @@ def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> No
     text = (tmp_path / "tolerances.md").read_text()
     assert list(found.loc["more"].index) == [("upper", "")]
     assert found.loc["more", "upper", ""]["samples"] == 10
-    certified = table(text, "Certification samples at hand")
-    assert ["more", "upper", "all", "10"] in [line[:4] for line in certified]
     assert "The model has seen more above" in text
 
 
 def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val, test]")
     assert set(found.index.get_level_values("data")) == {"train"}
-    assert "at hand" not in (tmp_path / "tolerances.md").read_text()
 
 
 def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
@@ -162,7 +145,6 @@ def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
     assert set(found.index.get_level_values("data")) == {"train"}
     text = (tmp_path / "tolerances.md").read_text()
     assert text.endswith("selection: there is no selection file\n")
-    assert "| certification | upper | all | 60 |" in text
 
 
 def test_nothing_but_a_certification_split_is_an_error(tmp_path, capsys) -> None:
