@@ -81,31 +81,19 @@ def check_requirements(
     built: of :func:`~.checks.check_methods`; emptied where a model is configured for its devices,
         as here it has been for one process.
     measure: the predecessor.
-
-    Raises:
-        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check_splits`; no loader
-            of a split; certification samples that were used for another choice; a folder ``model``
-            that no answer has written; or a predecessor that is measured otherwise.
     """
     requirements = _requirements(comparison)
     _replaceable(comparison.output)
     found = [each.cli for each in built.values()]
     cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)
-    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
-    source = data or cli.model
-    for stage in ("val", "test"):
-        if not is_overridden(f"{stage}_dataloader", source):
-            raise RequirementError(
-                f"{type(source).__name__} has no {stage}_dataloader(). Hold out two parts of the "
-                "data: validation data to choose by and test data to certify with."
-            )
     if is_overridden("configure_model", cli.model):
         built.clear()
+    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
     trainer = Trainer(**TO_SET_UP_DATA)
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
     datasets = datasets_of(data)
-    samples = samples_to_come(cli.model, held_out_loaders(source), datasets)
+    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model), datasets)
     trained = units_of(datasets["train"]) if "train" in datasets else None
     units = [hash_of(unit) for unit in trained or ()]
     check_splits(samples, units, requirements, comparison.confidence)
@@ -154,7 +142,6 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
         known_from(samples).subject(requirement)
     if on_first_rank():
         samples.attrs["of"] = of
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_samples(samples, path)
     del cli
     gc.collect()  # The next model is loaded.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,15 @@ def advice(answer: Answer, comparison: Comparison, run: Run) -> list[str]:
         if files:
             place = 0 if needed <= WORTHWHILE * finding.n else len(levers)
             levers.insert(place, ("More certification samples", {}, {}))
-    lines = [
-        f"{n}. {what}: `{command(comparison, files, settings, require)}`"
-        for n, (what, settings, require) in enumerate(levers, start=1)
-    ]
     new = "new ones" if files else "new ones, which no option of the data names"
     return [
         f"Seen: {finding.share:.3g} of {finding.n:,} samples, {rate:.3g} may be. That {note}",
         f"These certification samples are used: every command needs {new}.",
         "",
-        *lines,
+        *(
+            f"{n}. {what}: `{command(comparison, files, settings, require)}`"
+            for n, (what, settings, require) in enumerate(levers, start=1)
+        ),
         "",
         "This is read off the certification split: it is no certificate.",
     ]
@@ -63,8 +62,8 @@ Lever = tuple[str, Mapping[str, str], Mapping[str, str]]
 
 def _levers(answer: Answer, subject: Subject, run: Run, config: Mapping[str, Any]) -> list[Lever]:
     """What may help but data: by whether the training data meet the constraint."""
-    required, result = subject.requirement, run.result() or {}
-    trained, epochs = share_in_training(result["metrics"], subject.quantity), epochs_of(config)
+    required, result, name = subject.requirement, run.result() or {}, subject.quantity
+    trained, epochs = share_in_training(result["metrics"], name), epochs_of(config)
     if required.beyond is None or trained is None:
         return []
     seen, levers = f"{100 * trained:.3g} % of the training data violate", list[Lever]()
@@ -75,17 +74,16 @@ def _levers(answer: Answer, subject: Subject, run: Run, config: Mapping[str, Any
             levers.append((f"{seen} too. Longer training", longer, {}))
     else:
         gap = f"Only {seen}: it is the gap to new inputs."
-        bounds = result["bounds"][subject.quantity]
-        settings = stricter(config, subject.quantity, bounds, (beyond or 0) - required.beyond)
-        if settings:
+        by = (beyond or 0) - required.beyond
+        if settings := stricter(config, name, result["bounds"][name], by):
             levers.append((f"{gap} A stricter bound in training", settings, {}))
         if epochs is not None and epochs > 1:
             fewer = {"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"}
             levers.append((f"{gap} Fewer epochs", fewer, {}))
     if beyond is not None and required.beside is None:
         text = f"{'/'.join(required.parts)}: q{100 * (1 - required.at_most):g} <= {beyond:g}"
-        what = "A tolerance that this model would have met"
-        levers.append((what, {}, {required.text: text}))
+        met = "A tolerance that this model would have met"
+        levers.append((met, {}, {required.text: text}))
     return levers
 
 
@@ -133,8 +131,7 @@ def stricter(
     name = next((n for n in (f"{constraint}_tolerance", "tolerance") if n in given), None)
     if by <= 0 or name is None or len(bounds) != 1 or "equals" in bounds:
         return {}
-    [(side, judged)], own = bounds.items(), given[name]
-    pinned = {}
+    [(side, judged)], own, pinned = bounds.items(), given[name], dict[str, str]()
     if "evaluation_tolerance" in given:
         pinned = {f"{path}evaluation_tolerance": str(judged)}
     elif "evaluation" in given:
@@ -149,7 +146,7 @@ def stricter(
 
 def command(
     comparison: Comparison,
-    files: Iterable[str],
+    files: Sequence[str],
     settings: Mapping[str, str],
     require: Mapping[str, str],
 ) -> str:
@@ -157,8 +154,12 @@ def command(
 
     settings: values by path, in place of those that it sweeps. require: new by old.
     """
-    taken = {_option(path) for path in settings}
-    kept = [each for each in comparison.settings if _option(each.partition("=")[0]) not in taken]
+
+    def option(setting: str) -> str:
+        return setting.partition("=")[0].rpartition(".")[2]
+
+    taken = {option(path) for path in settings}
+    kept = [each for each in comparison.settings if option(each) not in taken]
     words = [f"--data.init_args.{name}=NEW_{name}.jsonl" for name in files]
     return replace(
         comparison,
@@ -167,7 +168,3 @@ def command(
         overrides=[*comparison.overrides, *words],
         requirements=[require.get(each, each) for each in comparison.requirements],
     ).command()
-
-
-def _option(path: str) -> str:
-    return path.rpartition(".")[2]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
@@ -56,14 +55,12 @@ def held_out_loaders(source: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for stage in ("val", "test"):
-        if is_overridden(f"{stage}_dataloader", source):
-            loaders = getattr(source, f"{stage}_dataloader")()
-            names = stages_of(stage, loaders)
-            if isinstance(loaders, Mapping):
-                loaders = list(loaders.values())
-            elif not isinstance(loaders, (list, tuple)):
-                loaders = [loaders]
-            found |= dict(zip(names, loaders, strict=False))
+        loaders = getattr(source, f"{stage}_dataloader")()
+        names = stages_of(stage, loaders)
+        if isinstance(loaders, Mapping):
+            loaders = list(loaders.values())
+        several = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+        found |= dict(zip(names, several, strict=False))
     return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
 
 
