@@ -42,11 +42,11 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
     SELECTION,
     Bounds,
     beside,
     bounds_of,
+    certification_units,
     hash_of,
     known_from,
     read_samples,
@@ -97,7 +97,7 @@ def check_requirements(
     trained = units_of(datasets["train"]) if "train" in datasets else None
     units = [hash_of(unit) for unit in trained or ()]
     check_splits(samples, units, requirements, comparison.confidence)
-    check_unused(_use(comparison), _certification_units(samples), comparison.output)
+    check_unused(_use(comparison), certification_units(samples), comparison.output)
     if comparison.against != START:
         if not any(each.beside for each in requirements):
             raise RequirementError(
@@ -119,10 +119,7 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
 
     It is measured once: the output folder keeps the table.
 
-    bounds: that the new models are judged by.
-
-    Raises:
-        RequirementError: it is judged by others, or lacks what is required beside it.
+    bounds: that the new models are judged by, and it has to be.
     """
     paired = [each for each in _requirements(comparison) if each.beside]
     if not paired:
@@ -176,10 +173,6 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
 
     Returns: None while a run has failed or was not run: the certification split is opened once,
         for all of them.
-
-    Raises:
-        RequirementError: runs that were not judged alike, or certification samples that were used
-            for another choice.
     """
     runs, output, first = comparison.runs, comparison.output, on_first_rank()
     open_runs = [run.title for run in runs if not run.finished]
@@ -196,7 +189,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     requirements = _requirements(comparison)
     measured = [_measured(run, before, requirements) for run in runs]
     _require_same_samples(measured)
-    use, units = _use(comparison), _certification_units(measured[0].samples)
+    use, units = _use(comparison), certification_units(measured[0].samples)
     check_unused(use, units, output)
     model = _replaceable(output)
     found = choose_model(measured, requirements, comparison.confidence, _name_of_old(comparison))
@@ -221,11 +214,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
 
 
 def _replaceable(output: Path) -> Path:
-    """Returns the folder of the chosen model, where nothing is or the model of an earlier answer.
-
-    Raises:
-        RequirementError: something else is there.
-    """
+    """Returns the folder of the chosen model: empty, or of an earlier answer."""
     model = output / "model"
     if model.exists() and not is_certified(model):
         raise RequirementError(
@@ -266,10 +255,6 @@ def _use(comparison: Comparison) -> dict[str, Any]:
         "confidence": comparison.confidence,
         "runs": sorted(run.digest for run in comparison.runs),
     }
-
-
-def _certification_units(samples: DataFrame) -> set[str]:
-    return set(samples[samples["split"] == CERTIFICATION]["unit"])
 
 
 def _write(found: Answer, output: Path) -> None:

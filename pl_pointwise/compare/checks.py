@@ -32,10 +32,6 @@ def check_methods(comparison: Comparison, options: Sequence[str] = ()) -> dict[P
 
     options: of the command around it, to suggest.
     Returns: by its folder the first run to come as it was built, so that it is not built again.
-
-    Raises:
-        MethodsError: there is something wrong.
-        RequirementError: methods are to be judged by different bounds.
     """
     quieten()
     runs, problems, names = comparison.planned
@@ -65,11 +61,7 @@ def check_methods(comparison: Comparison, options: Sequence[str] = ()) -> dict[P
 
 
 def _check_data(cli: PointwiseCLI) -> None:
-    """
-    Raises:
-        FileNotFoundError: an option ``…_file`` of the data module names a file that is not there.
-        ValueError: there is no ``test_dataloader``.
-    """
+    """That files are there, of the data module's options ``…_file``, and test data."""
     data = cli.config.get("data")
     arguments = data.get("init_args") if data is not None else None
     for name, value in (vars(arguments) if arguments is not None else {}).items():

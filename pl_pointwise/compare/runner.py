@@ -1,12 +1,10 @@
-"""One run of what is planned, in this process; processes.py has several at once.
-
-A run is a fit, then one full pass over held-out and training data with ``test``, all judged by the
-same evaluation tolerance. Its folder then holds
+"""One run in this process: a fit, then one full pass over held-out and training data. Its folder
+then holds
 
     result.json     metrics, times, memory, certificates, versions; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
-    log.txt         what was printed, of a run in a process of its own
+    log.txt         what was printed, of a run in a process of its own (processes.py)
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
 measures then goes into ``samples.parquet`` and, but for the training data, nowhere else: to no
@@ -15,7 +13,6 @@ logger, callback or file of answers. What is measured is the model of ``model.ck
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import logging
@@ -45,9 +42,9 @@ from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
     SPLITS,
     bounds_of,
+    certification_units,
     samples_of,
     write_samples,
 )
@@ -109,14 +106,12 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def execute(run: Run, own_process: bool = False, built: Built | None = None) -> dict[str, Any]:
-    """Fits and tests one run; an error becomes the result instead of ending the others.
+    """Fits and tests one run; an error becomes the result, which ``result.json`` holds.
 
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
 
     own_process: nothing else ran in this process, so its peak memory is the run's.
     built: the run, if it has been built already.
-    Returns: what ``result.json`` then holds, unless it cannot be written, or another process is at
-        work on the run.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     result: dict[str, Any] = {"digest": run.digest, "versions": versions}
@@ -165,16 +160,13 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
 
 
 def reason(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs it: with the traceback where it is the run's."""
+    """Returns what a run failed by, and logs it with the traceback."""
     if isinstance(error, BusyError):
-        text = str(error)
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        text = f"{error.filename or run.folder}: {error.strerror}"
-    else:
-        log.exception(run.title)
-        return f"{type(error).__name__}: {error}"
-    log.error("%s: %s", run.title, text)
-    return text
+        return str(error)
+    log.exception(run.title)
+    if isinstance(error, OSError) and error.errno:
+        return f"{error.filename or run.folder}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[str, Any]:
@@ -244,7 +236,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             }
             torch.save(tested, run.folder / TESTED)
         else:
-            remember_use(SHOWN, samples[samples["split"] == CERTIFICATION]["unit"], run.folder)
+            remember_use(SHOWN, certification_units(samples), run.folder)
     # λ's share of the pull and its overshoot, of the last epoch.
     shares = {
         f"dual/{name}/{key}": value

@@ -19,16 +19,15 @@ from pl_pointwise.requirements import RequirementError
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT = "PL_POINTWISE_USES"
-"""The environment variable that names another folder of the user's."""
+FOLDER, ENVIRONMENT = "pl-pointwise/certification", "PL_POINTWISE_USES"
+"""The user's folder, and the environment variable that names another."""
 
 SHOWN: dict[str, Any] = {"requirements": []}
 """The use by a comparison without a requirement."""
 
 
 def users_folder() -> Path:
-    own = os.environ.get(ENVIRONMENT)
-    return Path(own) if own else Path.home() / ".local/share/pl-pointwise/certification"
+    return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".local/share" / FOLDER)
 
 
 def remember_use(

@@ -21,15 +21,13 @@ ASSUMPTIONS = (
 )
 
 
+FIGURES = ("n", "share", "p", "bound", "zero_one")
+"""Of a finding, in the certificate."""
+
+
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A trained model as the files of its run have it.
-
-    Attributes:
-        name: for people.
-        samples: its table (samples.py).
-        objective: smaller is better, by split.
-    """
+    """A trained model: its table of samples.py, and its objective by split, smaller is better."""
 
     name: str
     samples: DataFrame
@@ -127,9 +125,8 @@ class Answer:
         ]
 
     def nearest(self) -> int:
-        """Returns the position of the model with the smallest p-value on the certification split.
-
-        Ties: the smaller mean loss over its rate.
+        """Returns the position of the model with the smallest p-value on the certification split,
+        of equal ones with the smaller mean loss over its rate.
         """
 
         def key(position: int) -> tuple[float, float]:
@@ -202,11 +199,7 @@ class Answer:
                     "quantity": subject.quantity,
                     "category": subject.category,
                     "at_most": each.requirement.at_most,
-                    "n": each.n,
-                    "share": each.share,
-                    "p": each.p,
-                    "bound": each.bound,
-                    "zero_one": each.zero_one,
+                    **{name: getattr(each, name) for name in FIGURES},
                 }
                 for each, subject in zip(self.findings[at], self.subjects, strict=True)
             ],
@@ -224,10 +217,6 @@ def choose_model(
     """Returns which model meets all requirements, with its certificate.
 
     predecessor: what ``before`` in the models' tables is of, for the statement.
-
-    Raises:
-        RequirementError: about something that the models' tables do not have, or values that
-            cannot be judged.
     """
     known = known_from(models[0].samples)
     subjects = [known.subject(requirement) for requirement in requirements]

@@ -70,14 +70,10 @@ def check_splits(
     requirements: Sequence[Requirement],
     confidence: float,
 ) -> None:
-    """Refuses what cannot come to a certificate, before anything is trained.
+    """Refuses splits that overlap or are missing, what there is not, and too few samples.
 
     samples: what there will be, as :func:`samples_to_come` returns it.
     training_units: hashes of the units that are trained on.
-
-    Raises:
-        RequirementError: splits that overlap, no selection or certification split, something that
-            there is not, or too few samples.
     """
     units = {split: set(found["unit"]) for split, found in samples.groupby("split")}
     for split in (SELECTION, CERTIFICATION):

@@ -78,9 +78,6 @@ def check_models(
     options, configs: see :func:`~.exported.measure_new_records`.
     require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
         constraint.
-
-    Raises:
-        RequirementError: what cannot be measured or required.
     """
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
@@ -103,9 +100,6 @@ def check(
     A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
 
     samples: of :func:`~.samples.beside`; ``split`` is not read.
-
-    Raises:
-        RequirementError: a requirement about nothing that there is.
     """
     samples = samples.assign(split=CERTIFICATION)
     known = known_from(samples)

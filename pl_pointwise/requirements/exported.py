@@ -78,10 +78,6 @@ def measure_new_records(
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
     trained: False for the model that it was trained from.
-
-    Raises:
-        RequirementError: no model in the folder, a class or function in its configuration that
-            this package does not ship, or no option for the data.
     """
     inside = model_files(folder)
     if not any(option.startswith("--data") for option in options):

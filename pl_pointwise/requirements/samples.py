@@ -108,6 +108,10 @@ def _drawn(unit: str) -> str:
     return SELECTION if drawn < FOR_SELECTION else CERTIFICATION
 
 
+def certification_units(samples: DataFrame) -> set[str]:
+    return set(samples[samples["split"] == CERTIFICATION]["unit"])
+
+
 def known_from(samples: DataFrame) -> Known:
     """Returns what the table has to require something of."""
     of_constraints = samples[samples["kind"] == "constraint"]
@@ -193,12 +197,7 @@ def bounds_of(module: PointwiseModule) -> dict[str, dict[str, float]]:
 
 
 def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
-    """
-    bounds: by which each model's violations are measured, by its name.
-
-    Raises:
-        RequirementError: two of them are measured by different bounds.
-    """
+    """bounds: by which each model's violations are measured, by its name."""
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:
             raise RequirementError(
