@@ -91,11 +91,8 @@ def test_the_frontier_is_what_nothing_beats(points, up, right) -> None:
     expected = [i for i, p in enumerate(points) if not any(beats(q, p) for q in points)]
     assert frontier(points, axes) == expected
     assert expected
-
-
-def test_a_point_that_is_no_number_is_neither_on_the_frontier_nor_beats_one() -> None:
-    points = [(math.nan, 0.0), (1.0, 1.0), (0.0, math.inf)]
-    assert frontier(points, (Axis("x"), Axis("y"))) == [1]
+    undefined = (math.nan, 9.0)  # Neither on the frontier nor beating anything.
+    assert frontier([*points, undefined], axes) == expected
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -27,7 +27,6 @@ from pl_pointwise.requirements.requirement import (
         ("refuse/malware: violated <= 0.1", ("refuse", "malware"), 0.1, 0.0, False),
         ("mcq/reference/tool_call: q90 <= 0", ("mcq", "reference", "tool_call"), 0.1, 0.0, False),
         ("over_refusal <= 0.05", ("over_refusal",), 0.05, None, False),
-        ("over_refusal/over_refusal <= 0.05", ("over_refusal",) * 2, 0.05, None, False),
         ("mrr@10 >= 0.3", ("mrr@10",), 0.7, None, True),
         # Names that end as a statistic does, or are one.
         ("length_q90 <= 0.1", ("length_q90",), 0.1, None, False),
@@ -49,10 +48,8 @@ def test_every_form_is_read(
     "text",
     [
         "relevance",
-        "relevance: violated <= 5 %",
         "relevance violated <= 0.05",
         "relevance: q100 <= 0.5",
-        "<= 0.05",
     ],
 )
 def test_what_cannot_be_read_is_refused_with_all_forms(text: str) -> None:

@@ -135,11 +135,6 @@ def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> No
     assert "The model has seen more above" in text
 
 
-def test_with_training_data_alone_there_is_nothing_to_certify_by(tmp_path) -> None:
-    found = run(tmp_path, "--data.without", "[val, test]")
-    assert set(found.index.get_level_values("data")) == {"train"}
-
-
 def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
     found = run(tmp_path, "--data.without", "[val]")
     assert set(found.index.get_level_values("data")) == {"train"}
