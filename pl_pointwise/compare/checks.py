@@ -19,9 +19,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
 from pl_pointwise.configs import meant_file
+from pl_pointwise.random_state import random_state
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
-from .runner import Built, quieten
+from .runner import CPU, Built, quieten
 from .runs import Comparison, MethodsError
 
 
@@ -51,7 +52,7 @@ def check_methods(comparison: Comparison, options: Sequence[str] = ()) -> dict[P
                 raise
             problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
         else:
-            built[run.folder] = Built.of(cli)
+            built[run.folder] = Built(cli, random_state(CPU))
             bounds[run.title] = bounds_of(cli.model)
     if problems:
         raise MethodsError(problems, names)
@@ -67,7 +68,8 @@ def _check_data(cli: PointwiseCLI) -> None:
     for name, value in (vars(arguments) if arguments is not None else {}).items():
         if name.endswith(("_file", "_files")):
             for path in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(path, (str, os.PathLike)) and not _is_there(str(path)):
+                local = isinstance(path, (str, os.PathLike)) and "://" not in str(path)
+                if local and not os.path.exists(os.path.expanduser(path)):
                     raise FileNotFoundError(
                         f"data.{name}: there is no file {path}.{meant_file(str(path))}"
                     )
@@ -77,7 +79,3 @@ def _check_data(cli: PointwiseCLI) -> None:
             f"{type(source).__name__} has no test_dataloader(), and every method is measured by "
             "`test`. Define it; without held-out data it returns the training data's."
         )
-
-
-def _is_there(path: str) -> bool:
-    return "://" in path or os.path.exists(os.path.expanduser(path))

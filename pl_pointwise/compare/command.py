@@ -154,13 +154,10 @@ def compare(
     pdf: bool = False,
     built: dict[Path, Built] | None = None,
 ) -> list[str]:
-    """Runs what has not been run, then writes tables and plots.
+    """Runs what has not been run, then writes tables and plots; returns what failed.
 
     jobs: this many runs at once, in processes of their own; None runs them here, one by one.
-    axes, pdf: see :func:`~.plots.draw`.
     built: by their folder runs that are built already; taken out.
-
-    Returns: the names of the runs that failed; the table says why.
     """
     quieten()
     with alone_in(comparison.output):
@@ -194,11 +191,7 @@ def _run(comparison: Comparison, jobs: int | None, built: dict[Path, Built]) -> 
 def write_results(
     outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
 ) -> None:
-    """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
-
-    Raises:
-        UnknownMetricError: ``axes`` names a metric that no run has; the rest is written.
-    """
+    """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
     output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     write_summary(outcomes, output / "summary.csv")

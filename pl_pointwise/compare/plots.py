@@ -42,11 +42,7 @@ class Axis(NamedTuple):
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
     """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better.
 
-    metrics: those that there are.
     higher_is_better: what the metrics say of themselves, by name without the data set.
-
-    Raises:
-        UnknownMetricError: no run has that metric.
     """
     metric, _, better = name.partition(":")
     if metric not in metrics or better not in ("", "max", "min"):
@@ -71,12 +67,7 @@ def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
     """Draws every plot there is something for, and removes earlier ones.
 
-    done: the runs that did not fail.
-    axes: of the Pareto plot; None takes :func:`default_axes`.
-    pdf: as PDF too.
-
-    Raises:
-        UnknownMetricError: in ``axes``; the other plot is there by then.
+    done: the runs that did not fail. axes: of the Pareto plot; None takes :func:`default_axes`.
     """
     for name in PLOTS:
         for ending in (".png", ".pdf"):

@@ -39,7 +39,7 @@ from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.random_state import random_state, restore_random_state
+from pl_pointwise.random_state import restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
     SPLITS,
@@ -69,10 +69,6 @@ class Built(NamedTuple):
     cli: PointwiseCLI
     state: dict[str, Any]
 
-    @classmethod
-    def of(cls, cli: PointwiseCLI) -> Built:
-        return cls(cli, random_state(CPU))
-
 
 class BusyError(DataError):
     """Another process is at work in a folder."""
@@ -85,11 +81,7 @@ def on_first_rank() -> bool:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time within a folder, made if need be; its other ranks come with the first.
-
-    Raises:
-        BusyError: another one is.
-    """
+    """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
         yield
         return

@@ -80,20 +80,13 @@ Outcome = tuple[Run, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The arguments of one comparison.
+    """The arguments of one comparison, as the command takes them.
 
     Args:
-        configs: the base, then overlays; names or paths.
-        output: the folder for runs and results.
-        methods: the methods file, name or path; None for one method, the configuration as it is.
-        seeds: of every method.
+        methods: None for one method, the configuration as it is.
         settings: ``path=value,value,…`` each; several give the product of their values.
         overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
             train a method that says ``trainer: {max_epochs: 0}``.
-        requirements: what the chosen model has to meet, as texts (requirements/requirement.py).
-        confidence: of its certificate.
-        against: the predecessor that requirements are beside: "start", the first run's model before
-            training, or a folder.
     """
 
     configs: Sequence[str]
@@ -125,14 +118,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, in the methods file's order.
-
-        Raises:
-            MethodsError: what is wrong with methods by themselves; what their configurations say
-                is checked in checks.py.
-            FileNotFoundError: a configuration or a methods file that does not exist.
-            DataError: a setting that cannot be read.
-        """
+        """Every run, in the methods file's order; what is wrong with methods is a MethodsError."""
         runs, problems, names = self.planned
         if problems:
             raise MethodsError(problems, names)
@@ -203,7 +189,7 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
 
 
 class MethodsError(DataError):
-    """What is wrong with methods of a comparison, so that nothing was run.
+    """What is wrong with methods, so that nothing was run.
 
     problems: by method. names: of all methods, in their order.
     """
@@ -221,9 +207,6 @@ class MethodsError(DataError):
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns every combination of the settings' values, as a label and the options that set them.
-
-    Raises:
-        DataError: a setting that is not ``path=value,…``, or one path twice.
 
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])

@@ -60,11 +60,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:
-    """
-    Raises:
-        RequirementError: units were used before, and not for this very choice, whose repetition
-            gives the same answer.
-    """
+    """Refuses units that were used before, but for this very choice: it gives the same answer."""
     now = set(units)
     folders = (output / "certification", users_folder())
     paths = [path for folder in folders for path in sorted(folder.glob("*.json"))]

@@ -38,10 +38,7 @@ START = "start"
 def write_certificate(
     folder: Path, certificate: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Path:
-    """Writes what is text into an exported folder; returns where the other files go.
-
-    config: of the run.
-    """
+    """Writes what is text into an exported folder; returns where the other files go."""
     inside = folder / CERTIFICATE
     inside.mkdir(parents=True)
     dated = {**certificate, "date": date.today().isoformat()}

@@ -99,9 +99,6 @@ def monitor(
 
     folder, options, configs: see :func:`~.exported.measure_new_records`.
     state: of the calls so far; None is in the folder.
-
-    Raises:
-        RequirementError: what cannot be measured, or no new record that a requirement is about.
     """
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)

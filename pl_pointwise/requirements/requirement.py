@@ -73,9 +73,6 @@ class Requirement:
     def parse(cls, text: str) -> Requirement:
         """Reads a requirement; the module's docstring shows all forms.
 
-        Raises:
-            RequirementError: no requirement, or one that no sample can meet or fail.
-
         >>> found = Requirement.parse("relevance: q90 <= 0.5")
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
@@ -119,9 +116,6 @@ class Requirement:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
 
         NaN counts 1, of either. before: the same of the predecessor.
-
-        Raises:
-            RequirementError: a metric's value that is not in [0, 1], or no predecessor.
         """
         if self.beside is None:
             return self._losses(values)
@@ -175,11 +169,7 @@ class Known:
     categories: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def subject(self, requirement: Requirement) -> Subject:
-        """Returns what the requirement is about.
-
-        Raises:
-            RequirementError: there is no such constraint, metric, data set or category.
-        """
+        """Returns what the requirement is about, if there is that."""
         parts, text = list(requirement.parts), repr(requirement.text)
         dataset = parts.pop(0) if parts[0] in self.datasets else None
         names = self.datasets[dataset] if dataset is not None else self.constraints

@@ -168,8 +168,7 @@ def beside(
 ) -> DataFrame:
     """Returns the table with the predecessor's values of the same samples as ``before``.
 
-    Raises:
-        RequirementError: a quantity that is required beside it was not measured on all of them.
+    Those of quantities that are required beside it have to be there.
     """
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
