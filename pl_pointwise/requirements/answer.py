@@ -13,7 +13,7 @@ from pandas import DataFrame
 from .p_values import p_value, upper_bound
 from .requirement import Requirement, Subject
 from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
-from .selection import Candidate, Selection, select, zero_one
+from .selection import Candidate, Selection, select
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
@@ -21,7 +21,7 @@ ASSUMPTIONS = (
 )
 
 
-FIGURES = ("n", "share", "p", "bound", "zero_one")
+FIGURES = ("n", "share", "p", "bound")
 """Of a finding, in the certificate."""
 
 
@@ -49,14 +49,12 @@ class Finding:
     p: float
     bound: float
     """Upper bound on the mean loss of inputs like these."""
-    zero_one: bool
-    """Whether losses are 0 and 1."""
 
     @classmethod
     def of(
         cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
     ) -> Finding:
-        """sure, sure_of_bound: the confidence of the p-value, and that of the bound."""
+        """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
         losses = losses_of(samples, subject, CERTIFICATION)
         of_samples = values_of(samples, subject, CERTIFICATION)["loss"]
         return cls(
@@ -67,7 +65,6 @@ class Finding:
             float(of_samples.mean()) if len(of_samples) else 1.0,
             p_value(losses, subject.requirement.at_most, sure, zero_one),
             upper_bound(losses, sure_of_bound, zero_one),
-            zero_one,
         )
 
     def text(self) -> str:
@@ -113,13 +110,12 @@ class Answer:
     @cached_property
     def findings(self) -> list[list[Finding]]:
         """By model and requirement, on the certification split."""
-        kinds = zero_one([tested.candidate for tested in self.selection.tested])
         # Over all models and requirements at once, so that every bound may be read.
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
                 Finding.of(model.samples, subject, kind, self.confidence, each)
-                for subject, kind in zip(self.subjects, kinds, strict=True)
+                for subject, kind in zip(self.subjects, self.selection.zero_one, strict=True)
             ]
             for model in self.models
         ]

