@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import platform
 import sys
 import time
@@ -50,7 +49,7 @@ from pl_pointwise.requirements.samples import (
 )
 
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
-from .uses import SHOWN, remember_use
+from .uses import SHOWN, remember_use, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -194,11 +193,10 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         trainer.loggers, trainer.callbacks, module.notes.confidential = [], [], True
     trainer.test(module, data, **read)
     logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
-    metrics = {
-        name: value
-        for name, value in logged.items()
-        if name.partition("/")[0] in OPEN or not run.certified
-    }
+
+    def shown(name: str) -> bool:
+        return not run.certified or name.partition("/")[0] in OPEN
+
     objective = {
         split: logged[name]
         for stage, split in SPLITS.items()
@@ -208,13 +206,12 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     if not run.certified:  # Else the certificate is of the model that is chosen.
         held_out = module.evaluated.get("test", {})
         certificates = {name: _certificate(found) for name, found in held_out.items()}
-    shown = [s for s in module.evaluated if s in OPEN or not run.certified]
     if trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
             for name, values in by_constraint.items()
-            if stage in shown
+            if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
         samples = samples_of(module, datasets_of(data))
@@ -224,7 +221,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             tested = {
                 stage: {name: asdict(found) for name, found in by_constraint.items()}
                 for stage, by_constraint in module.evaluated.items()
-                if stage not in shown
+                if not shown(stage)
             }
             torch.save(tested, run.folder / TESTED)
         else:
@@ -236,7 +233,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         for key, value in figures.items()
     }
     return {
-        "metrics": metrics | shares,
+        "metrics": {name: value for name, value in logged.items() if shown(name)} | shares,
         "higher_is_better": {
             name: metric.higher_is_better
             for name, metric in module.evaluation_metrics().items()
@@ -260,14 +257,7 @@ def open_folder(run: Run) -> None:
 
 
 def write_result(run: Run, result: dict[str, Any]) -> None:
-    _write_whole(run.folder / "result.json", json.dumps(result, indent=1))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Completely or not at all, whenever the process dies."""
-    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
-    part.write_text(text)
-    part.replace(path)
+    write_whole(run.folder / "result.json", json.dumps(result, indent=1))
 
 
 def _marker(run: Run) -> Path:
@@ -281,7 +271,7 @@ def _checkpoint(run: Run) -> Path | None:
     """
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
-        _write_whole(marker, json.dumps({"digest": run.digest}))
+        write_whole(marker, json.dumps({"digest": run.digest}))
         return None
     since = marker.stat().st_mtime_ns
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}

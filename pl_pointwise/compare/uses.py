@@ -43,20 +43,19 @@ def remember_use(
     name = hashlib.sha256(json.dumps([use, known], sort_keys=True).encode()).hexdigest()[:16]
     text = json.dumps({"use": use, "by": str(by.absolute()), "units": known})
     if output is not None:
-        _write_new(output / "certification" / f"{name}.json", text)
+        write_whole(output / "certification" / f"{name}.json", text)
     try:
-        _write_new(users_folder() / f"{name}.json", text)
+        write_whole(users_folder() / f"{name}.json", text)
     except OSError as error:
         log.warning("Not on record for comparisons in other folders: %s", error)
 
 
-def _write_new(path: Path, text: str) -> None:
-    """The same use twice is on record once."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text)
-        part.replace(path)
+def write_whole(path: Path, text: str) -> None:
+    """Completely or not at all, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
+    part.write_text(text)
+    part.replace(path)
 
 
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:

@@ -186,14 +186,14 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     said = capsys.readouterr().err
     assert f"error: {tmp_path / 'file'}: File exists" in said
     assert "Traceback" not in said
-    write = runner._write_whole
+    write = runner.write_whole
 
     def full(path: Path, text: str) -> None:
         if "full" in path.parts:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(runner, "_write_whole", full)
+    monkeypatch.setattr(runner, "write_whole", full)
     with pytest.raises(SystemExit, match=r"1 run failed: full \(seed 0\)"):
         main(["compare", *common, "--output", str(tmp_path / "out")])
     found = lines(tmp_path / "out")
