@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -70,10 +71,14 @@ def test_the_forms_that_the_refusal_shows_can_be_read() -> None:
         ("relevance: violated <= -0.05", "-0.05 is no share"),
         ("relevance: q0 <= 0.5", "0 is no share"),
         ("mrr@10 >= 0", "0 is no share"),
+        ("lost(a) <= 1.5", "1.5 is no share"),
+        ("lost(refuse) >= 0.1", "lost(…) <= …"),
+        ("gained(refuse) <= 0.1", "gained(…) >= …"),
+        ("mrr >= predecessor + 0.1", "an improvement of every draw"),
     ],
 )
 def test_what_no_sample_can_certify_is_refused(text: str, message: str) -> None:
-    with pytest.raises(RequirementError, match=message) as error:
+    with pytest.raises(RequirementError, match=re.escape(message)) as error:
         Requirement.parse(text)
     assert repr(text) in str(error.value)
 
@@ -90,16 +95,9 @@ def test_losses_are_what_is_counted() -> None:
     assert Requirement.parse("m <= 0.1").losses(np.array([True, False])).dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    ("text", "values", "message"),
-    [
-        ("m <= 0.1", [math.nan, 2.0], "between 2 and 2"),
-        ("m >= 0.1", [-0.5, 1.0], "between -0.5 and 1"),
-    ],
-)
-def test_values_without_a_loss_are_refused(text: str, values: list[float], message: str) -> None:
-    with pytest.raises(RequirementError, match=message):
-        Requirement.parse(text).losses(np.array(values))
+def test_values_without_a_loss_are_refused() -> None:
+    with pytest.raises(RequirementError, match=r"between -0\.5 and 1"):
+        Requirement.parse("m >= 0.1").losses(np.array([-0.5, 1.0, math.nan]))
 
 
 KNOWN = Known(
@@ -157,8 +155,3 @@ def test_an_unknown_name_is_refused_with_the_known_ones(text: str, named: list[s
     with pytest.raises(RequirementError) as error:
         subject(text)
     assert not [part for part in [repr(text), *named] if part not in str(error.value)]
-
-
-def test_nothing_known_is_said_to_be_none() -> None:
-    with pytest.raises(RequirementError, match=r"There are: none\."):
-        subject("mrr@10 >= 0.3", Known(["relevance"]))
