@@ -190,7 +190,8 @@ def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
         f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by: "
         "between methods with other losses it compares nothing."
     )
-    return Table("All metrics", note, _by_method(done[[*names]], done))
+    shown = [name for name in names if not name.startswith("dual/")]
+    return Table("All metrics", note, _by_method(done[shown], done))
 
 
 def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
