@@ -233,7 +233,7 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     [(0.0, 5.0, 2.5), (6.0, 17.0, 8.5), (60.0, 125.0, 30.0), (1e6, 300.0, 30.0)],
 )
 def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, step: float) -> None:
-    """Λ = 3 and r = .5; a third is violated. A satisfied sample without a multiplier has no part."""
+    """Λ = 3 and r = .5; a third is violated. Satisfied without a multiplier has no part."""
     units, declared = GradientUnits(), {"fit": Pointwise()}
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.tensor([[0.5], [-0.5], [-9.0]])
