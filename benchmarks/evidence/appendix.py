@@ -125,9 +125,8 @@ OTHERS = {
     ),
     "two_sided": (
         "Two-sided requirements on a language model",
-        "By an earlier script, which trained the upper two layers alone; by the shipped recipe it "
-        "is `python -m benchmarks.forgetting`. Median (range) over the seeds. Settings with one "
-        "run were tried on a sixth seed, by which the baselines' weights were chosen.",
+        "`python benchmarks/two_sided.py`: median (range) over the seeds. Settings with one run "
+        "were tried on a sixth seed, by which the baselines' weights were chosen.",
         lambda: grouped(
             "two_sided.csv",
             ("method",),
