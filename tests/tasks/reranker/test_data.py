@@ -506,9 +506,9 @@ def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_pat
 
 
 def test_file_without_records_or_without_a_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_records(str(tmp_path / "none.jsonl"), parse)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_records(str(tmp_path), parse)
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match="no usable record"):
