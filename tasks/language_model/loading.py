@@ -140,41 +140,6 @@ def load_tokenizer(
     return tokenizer
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> None:
-    """Refuse a tokenizer that cannot render a conversation that ends.
-
-    Args:
-        tools: also ask that the chat template show the tools it is given.
-
-    Raises:
-        ValueError: no end token, no chat template, or a template that ignores tools.
-    """
-    name = tokenizer.name_or_path or type(tokenizer).__name__
-    if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"The tokenizer {name} has no end token, so no response would ever end. Set its "
-            "eos_token to the token that closes an answer in the model's format."
-        )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"The tokenizer {name} has no chat template. Take the instruction-tuned model's, or "
-            "set tokenizer.chat_template."
-        )
-    probe = "probe_of_tool_support"
-    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
-    function = {"name": probe, "description": "A test.", "parameters": parameters}
-    if tools and probe not in tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}],
-        tools=[{"type": "function", "function": function}],
-        add_generation_prompt=True,
-        tokenize=False,
-    ):
-        raise ValueError(
-            f"The chat template of {name} ignores the tools it is given, so the model would never "
-            "see them. Use a model trained to call tools, or a template that renders them."
-        )
-
-
 def _four_bits() -> BitsAndBytesConfig:
     if find_spec("bitsandbytes") is None:
         raise ImportError(
