@@ -20,7 +20,7 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 
-from .messages import Answer, parse_answer, parse_messages, parse_tools
+from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
 
 
 @dataclass(frozen=True)
@@ -268,12 +268,6 @@ def response_of(role: str, value: Any, where: str, name: str) -> Response:
     if is_turns(value):
         value = value[-1]
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
-
-
-def is_turns(value: Any) -> bool:
-    """Whether a list is one of messages rather than of tool calls or texts."""
-    turns = value if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
 
 
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:
