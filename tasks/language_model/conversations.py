@@ -9,16 +9,14 @@ so that the prompt's tokens are a prefix of the whole's, the response is what th
 have to generate, and a token that begins a sequence stands where the template puts it, once.
 
 What a template writes in front of every answer (its *scaffold*: an empty thought as
-``<think></think>``, a channel's name) belongs to the prompt, in training and in generation: it is
-found on two answers that have nothing in common. Where a generation prompt begins a thought
-and the template leaves thoughts out of what was said, as DeepSeek's, the scaffold ends it. In a
-conversation with tools the scaffold is what answers and tool calls have in common, so that the
-choice between them stays in the response. An answer that brings a thought of its own is not behind
-an empty one: its prompt ends where the assistant begins, and the thought is part of the response.
+``<think></think>``, a channel's name) belongs to the prompt: it is found on two answers that have
+nothing in common. Where a generation prompt begins a thought and the template leaves thoughts out
+of what was said, as DeepSeek's, the scaffold ends it. With tools the scaffold is what answers and
+tool calls have in common, so that the choice between them stays in the response. The prompt of an
+answer with a thought of its own ends where the assistant begins.
 
-An answer is a text, a list of tool calls, [{"name": …, "arguments": {…}}], or a turn of several of
-text, calls and thought (messages.py). Calls are handed to the template as ``tool_calls``. A
-template without a form for them gets one text in their place, ``<TOOLCALL>[…]</TOOLCALL>``.
+Answers are those of messages.py. A template without a form for tool calls gets one text in their
+place, ``<TOOLCALL>[…]</TOOLCALL>``.
 """
 
 from __future__ import annotations
@@ -66,10 +64,6 @@ class ConversationEncoder:
         calls_by_template: whether the template has a form for tool calls.
         closing: what ends an assistant's turn, the end token included.
         scaffold: what the template writes in front of every answer that is a text.
-
-    Raises:
-        ValueError: no end token, no chat template, one that ignores tools, or one that does not
-            continue its own generation prompt.
     """
 
     def __init__(
@@ -84,8 +78,8 @@ class ConversationEncoder:
         name, end = tokenizer.name_or_path or type(tokenizer).__name__, tokenizer.eos_token
         if not isinstance(end, str):
             raise ValueError(
-                f"The tokenizer {name} has no end token, so no response would ever end. Set its "
-                "eos_token to the token that closes an answer in the model's format."
+                f"The tokenizer {name} has no end token, so no response would end. Set its "
+                "eos_token to the one that closes an answer."
             )
         if not tokenizer.chat_template:
             raise ValueError(
@@ -100,15 +94,11 @@ class ConversationEncoder:
         self._probe_calls()
         if tools and _TOOL["name"] not in self._render([_ASK], [_TOOL], "probe"):
             raise ValueError(
-                f"The chat template of {name} ignores the tools it is given, so the model would "
-                "never see them. Use a model trained to call tools, or a template that shows them."
+                f"The chat template of {name} ignores the tools it is given. Use a model trained "
+                "to call tools, or a template that shows them."
             )
         if tools and not self.calls_by_template:
-            log.warning(
-                "The chat template of %s has no form for tool calls: they are written as "
-                "<TOOLCALL>[…]</TOOLCALL>, in training and in evaluation alike.",
-                name,
-            )
+            log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
     def _probe_texts(self, end: str) -> None:
         """Finds how the template writes a text: scaffold, and what closes the turn."""
@@ -162,10 +152,7 @@ class ConversationEncoder:
         where: str,
         answers: Sequence[Answer] = (),
     ) -> str:
-        """The text up to where the answer begins, the scaffold included.
-
-        answers: those it is the prompt of, which decide about the scaffold: calls and texts share
-            theirs, and there is none in front of an answer with a thought.
+        """The text up to where the answer begins, the scaffold of its ``answers`` included.
 
         Raises:
             DataError: the template refuses the conversation.
@@ -190,8 +177,7 @@ class ConversationEncoder:
         """The text of an answer behind its prompt, with what ends the turn.
 
         Raises:
-            DataError: the template refuses the answer, loses a part of it, or does not begin with
-                the prompt.
+            DataError: the template refuses the answer, or loses a part of it or of the prompt.
         """
         parts = self._parts(answer)
         if parts.text and parts.calls and not self._writes_both:
@@ -206,8 +192,9 @@ class ConversationEncoder:
             thought = " (It has a thought: enable_thinking=false leaves no room for one.)"
             raise DataError(
                 f"{where}: with the answer, the chat template renders the conversation before it "
-                "differently, so the prompt is no prefix of the whole. Change the template, or "
-                "take out the record." + thought * bool(parts.reasoning)
+                "differently. Change the template, or take out the record."
+                + thought
+                * bool(parts.reasoning)
             )
         if parts.reasoning and parts.reasoning.strip() not in text:
             raise DataError(
@@ -228,8 +215,7 @@ class ConversationEncoder:
     def _behind(self, prompt: str, whole: str, reasoning: str = "") -> str | None:
         """What the whole has behind the prompt, None if it does not begin with it.
 
-        Where the template leaves a thought that the prompt begins out of the whole, as if it did
-        not, with the thought.
+        A thought that the prompt begins may be left out of the whole; it is put back.
         """
         if whole.startswith(prompt):
             return whole[len(prompt) :]
@@ -350,8 +336,7 @@ class ConversationEncoder:
     ) -> list[tuple[list[int], list[list[int]]]]:
         """Token ids of each prompt and of each of its responses.
 
-        The response's ids are what the whole text has behind the prompt's; where a tokenizer joins
-        the two at the seam, those of the response alone, as after generation.
+        What the whole has behind the prompt's; where a tokenizer joins the two, those alone.
         """
         whole = [p + text for p, texts in zip(prompts, responses, strict=True) for text in texts]
         encoded = self._ids([*prompts, *whole])
