@@ -292,11 +292,6 @@ def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
                 weight.normal_(0, 0.2)
 
 
-def record_of(roles: Sequence[str]) -> Record:
-    """A record whose responses have these roles."""
-    return Record([], [], tuple(Response(role, "") for role in roles), "x")
-
-
 def random_batch(
     prompt_lengths: Sequence[int],
     response_lengths: Sequence[Sequence[int]],
