@@ -35,10 +35,7 @@ class EncodedResponses:
     Args:
         records: in the order of the data set.
         encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their oldest turns; see truncation.py.
-        max_length: the most tokens of a prompt, so shortened, and a response together.
-        too_long: what to do with a prompt that is too long without those turns too: "error", "skip"
-            it, or "cut" the beginnings of its texts. Tools and system turns are never cut.
+        max_prompt_length, max_length, too_long: see :class:`~.data.Preparation`.
         name: of the data set, for messages.
         skip_invalid: leave out a record that cannot be rendered, or a response of which does not
             fit, and say how many. None is False where the user has no choice.
@@ -48,9 +45,6 @@ class EncodedResponses:
         truncation: how many prompts lost turns or the beginning of a text, "cut", and how many
             records were left out as their prompts are too long, "skipped".
         characters: of every response, one after the other, without what ends the turn.
-
-    Raises:
-        DataError: such a record, or none at all.
     """
 
     def __init__(
@@ -100,18 +94,14 @@ class EncodedResponses:
     def _encoded(
         self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
     ) -> Iterator[tuple[Record, list[str], list[int], list[list[int]]]]:
-        """(record, responses, prompt's ids, responses' ids) of those that can be used.
-
-        skipped: takes the messages of the others.
-        """
+        """(record, responses, prompt's ids, responses' ids); ``skipped`` takes why others go."""
         rendered = []
         for record in records:
             try:
                 rendered.append((record, *render(record, encoder)))
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
-        texts, answers = [prompt for _, prompt, _ in rendered], [each for *_, each in rendered]
-        encoded = encoder.encode(texts, answers)
+        encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
                 if len(ids) > self._limits[0]:
