@@ -21,10 +21,6 @@ from .records import Record
 from .truncation import TooLong, fit_prompt
 
 
-class TooLongError(DataError):
-    """A prompt that is too long, where no option lets it be left out."""
-
-
 class EncodedResponses:
     """Prompts and responses as token ids, in flat arrays.
 
@@ -103,11 +99,13 @@ class EncodedResponses:
                 skipped.append(refused(error, self._skip_invalid))
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
+            messages: Sequence[Message] = record.messages
+            if len(ids) > self._limits[0]:
+                messages = self._shortened(record, len(ids), encoder)
+                if not messages:
+                    continue
             try:
-                if len(ids) > self._limits[0]:
-                    messages = self._shortened(record, len(ids), encoder)
-                    if messages is None:
-                        continue
+                if messages is not record.messages:
                     prompt, responses = render(record, encoder, messages)
                     ((ids, tokens),) = encoder.encode([prompt], [responses])
                     self.truncation["cut"] += 1
@@ -118,8 +116,6 @@ class EncodedResponses:
                         f"prompt of {len(ids):,} in max_length={self._limits[1]:,}, and responses "
                         "are never cut. Raise max_length, lower max_prompt_length, or take it out."
                     )
-            except TooLongError:
-                raise
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
             else:
@@ -127,20 +123,20 @@ class EncodedResponses:
 
     def _shortened(
         self, record: Record, length: int, encoder: ConversationEncoder
-    ) -> list[Message] | None:
-        """The record's conversation, such that its prompt fits; None if it is to be left out."""
+    ) -> Sequence[Message]:
+        """The record's conversation, such that its prompt fits; empty if it is to be left out."""
         limit, cut = self._limits[0], self._too_long == "cut"
         messages = fit_prompt(encoder, record, limit, cut=cut)
         if messages is None:
             if self._too_long == "error" or (cut and not self._skip_invalid):
-                raise TooLongError(
+                raise DataError(
                     f"{record.where}: the prompt has {length:,} tokens. Even without what may be "
                     f"cut it does not fit in max_prompt_length={limit:,}. Raise it, or set "
                     "preparation.too_long: skip leaves such records out, cut takes away the "
                     "beginnings of their texts, never of tools and system turns."
                 )
             self.truncation["skipped"] += 1
-        return messages
+        return messages or []
 
     def __len__(self) -> int:
         return len(self.records)
