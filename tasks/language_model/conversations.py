@@ -44,7 +44,7 @@ DATE = datetime(2024, 7, 26)
 
 _PROBES = ("probe of an answer", "Another one")
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
-_TOOL = {
+_TOOL: dict[str, Any] = {
     "name": "probe_of_tool_support",
     "description": "A test.",
     "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
