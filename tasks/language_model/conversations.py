@@ -185,16 +185,15 @@ class ConversationEncoder:
                 f"{where}: the chat template writes either a text or tool calls, and the answer "
                 "has both. Leave one of them out, or change the template."
             )
-        known = sum(len(message.get("tool_calls") or ()) for message in messages)
-        whole = self._render(messages, tools, where, self._turn(parts, known))
+        whole = self._render([*messages, _said(parts)], tools, where, answered=True)
         text = self._behind(prompt, whole, parts.reasoning)
         if text is None:
-            thought = " (It has a thought: enable_thinking=false leaves no room for one.)"
+            thought = (
+                "enable_thinking=false leaves no room for a thought" if parts.reasoning else ""
+            )
             raise DataError(
                 f"{where}: with the answer, the chat template renders the conversation before it "
-                "differently. Change the template, or take out the record."
-                + thought
-                * bool(parts.reasoning)
+                f"differently. Change the template, or take out the record. {thought}"
             )
         if parts.reasoning and parts.reasoning.strip() not in text:
             raise DataError(
@@ -230,7 +229,8 @@ class ConversationEncoder:
         """What the template puts behind its generation prompt for an answer; "" if it cannot."""
         try:
             prompt = self._render([_ASK], [], "probe")
-            return self._behind(prompt, self._render([_ASK], [], "probe", self._turn(parts))) or ""
+            whole = self._render([_ASK, _said(parts)], [], "probe", answered=True)
+            return self._behind(prompt, whole) or ""
         except DataError:
             return ""
 
@@ -244,68 +244,59 @@ class ConversationEncoder:
             parts = Parts(text, parts.calls, thought)
         return parts
 
-    def _turn(self, parts: Parts, known: int = 0) -> dict[str, Any]:
-        """The assistant's turn as the template reads it, behind ``known`` calls."""
-        turn: dict[str, Any] = {"role": "assistant", "content": parts.text}
-        if parts.reasoning:  # under the names that templates have for it
-            turn |= {"reasoning_content": parts.reasoning, "thinking": parts.reasoning}
-        if not parts.calls:
-            return turn
-        if not self.calls_by_template:
-            text = "\n".join(filter(None, [parts.text, calls_as_text(parts.calls)]))
-            return turn | {"content": text}
-        turn["tool_calls"] = []
-        for place, call in enumerate(parts.calls, start=known):
-            arguments = call["arguments"]
-            if self._arguments_as_text:
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            function = {**call, "arguments": arguments}
-            listed = {"type": "function", "id": _identifier(place), "function": function}
-            turn["tool_calls"].append(listed)
-        return turn
-
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
         turns: list[dict[str, Any]] = []
         waiting: list[dict[str, Any]] = []  # calls without a result yet
         known = 0
         for message in messages:
+            turn = dict(message)
             if message["role"] == "tool":  # the result of the call it names, or else of the first
                 given = message.get("tool_call_id")
                 call = next((each for each in waiting if given in (None, each["given"])), None)
                 if call is not None:
                     waiting.remove(call)
-                    message = {"name": call["name"], **message, "tool_call_id": call["id"]}
-            calls = message.get("tool_calls") or []
-            thought = message.get("reasoning_content", "")
-            if not calls and not thought:
-                turns.append(dict(message))
-                continue
-            text = message["content"]
-            if text and calls and not self._writes_both:
-                rank_zero_warn(  # which Python shows once
-                    f"The chat template of {self.tokenizer.name_or_path} writes either a text or "
-                    "tool calls: in turns that have both, the text is left out."
-                )
-                text = ""
-            functions = [call["function"] for call in calls]
-            turns.append(self._turn(Parts(text, functions, thought), known))
-            waiting = [
-                {"given": call.get("id"), "id": _identifier(known + i), "name": function["name"]}
-                for i, (call, function) in enumerate(zip(calls, functions, strict=True))
-            ]
-            known += len(calls)
+                    name = call["function"]["name"]
+                    turn = {"name": name, **turn, "tool_call_id": call["id"]}
+            if thought := message.get("reasoning_content"):
+                turn["thinking"] = thought  # another name that templates have for it
+            if calls := turn.pop("tool_calls", None):
+                if turn["content"] and not self._writes_both:
+                    rank_zero_warn(  # which Python shows once
+                        f"The chat template of {self.tokenizer.name_or_path} writes either a text "
+                        "or tool calls: in turns that have both, the text is left out."
+                    )
+                    turn["content"] = ""
+                functions = [call["function"] for call in calls]
+                written = [self._call(each, place) for place, each in enumerate(functions, known)]
+                pairs = zip(calls, written, strict=True)
+                waiting = [{**new, "given": call.get("id")} for call, new in pairs]
+                known += len(calls)
+                if self.calls_by_template:
+                    turn["tool_calls"] = written
+                else:
+                    parts = [turn["content"], calls_as_text(functions)]
+                    turn["content"] = "\n".join(filter(None, parts))
+            turns.append(turn)
         return turns
+
+    def _call(self, function: Message, place: int) -> dict[str, Any]:
+        """A call as templates read it; nine letters and digits is all that Mistral's takes."""
+        arguments = function["arguments"]
+        if self._arguments_as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {**function, "arguments": arguments}
+        return {"type": "function", "id": f"call{place:05d}", "function": function}
 
     def _render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Message],
         where: str,
-        turn: Message | None = None,
+        answered: bool = False,
     ) -> str:
-        """The conversation up to where the assistant begins, or with its ``turn``."""
-        turns = [*self._turns(messages), *([] if turn is None else [dict(turn)])]
+        """The conversation, up to where the assistant begins unless it is ``answered``."""
+        turns = self._turns(messages)
         if self._loses_calls and any(len(each.get("tool_calls") or ()) > 1 for each in turns):
             raise DataError(
                 f"{where}: the chat template writes one tool call a turn, and there are several. "
@@ -317,7 +308,7 @@ class ConversationEncoder:
                 turns,
                 tools=listed,
                 chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed)),
-                add_generation_prompt=turn is None,
+                add_generation_prompt=not answered,
                 tokenize=False,
                 **self.template_arguments,
             )
@@ -381,9 +372,11 @@ def _common_prefix(first: str, second: str) -> str:
     return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
 
 
-def _identifier(place: int) -> str:
-    """Nine letters and digits: the only identifiers of calls that Mistral's template takes."""
-    return f"call{place:05d}"
+def _said(parts: Parts) -> Message:
+    """An answer as a message."""
+    calls = [{"function": call} for call in parts.calls]
+    given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
+    return {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}
 
 
 def _wrapped(tool: Message) -> dict[str, Any]:
