@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
@@ -102,7 +103,7 @@ def build_config(architecture: str, **overrides: Any) -> PreTrainedConfig:
         "bloom": (BloomConfig, {"n_layer": 2, "n_head": 4}),
         "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention", "conv"]}),
     }
-    kind, own = kinds[architecture]
+    kind, own = kinds[architecture] if architecture in kinds else (CONFIG_MAPPING[architecture], {})
     if kind is BloomConfig:
         sizes = {name: sizes[name] for name in ("vocab_size", "hidden_size")}
     return kind(**sizes | own | overrides)
