@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Batches:
-    """The sequences of a row of N tokens as padded batches for attention.
+    """The sequences of a row of N tokens as padded batches for attention, in a mask's place.
 
     Sequences of like length are together. Flattened, one behind the other, they are M places.
     """
@@ -77,6 +77,7 @@ class Batches:
     inside: tuple[Tensor | None, ...]  # (count, length) bool: is a token; None where all are
     source: Tensor  # (M,) places in the row; where there is no token, those of some token
     places: Tensor  # (N,) of the row's tokens among the M
+    masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
 
     @classmethod
     def of(cls, lengths: Tensor) -> Batches:
@@ -109,14 +110,6 @@ class Batches:
         """(count, length, heads, D) of each batch → (1, N, heads, D)."""
         flat = torch.cat([output.flatten(0, 1) for output in outputs])
         return flat.index_select(0, self.places)[None]
-
-
-@dataclass(frozen=True)
-class PackedMask:
-    """What the sequences of each batch may see, in place of the usual mask tensor."""
-
-    batches: Batches
-    masks: tuple[Tensor | None, ...]  # (count, 1, 1 or length, length); None is everything
 
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
@@ -202,7 +195,7 @@ def _packed_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Any:
-    """A mask for transformers' registry: a :class:`PackedMask` in a packing, else the original."""
+    """A mask for transformers' registry: :class:`Batches` in a packing, else the original."""
     packing = _packing.get()
     if packing is None:
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
@@ -218,7 +211,7 @@ def _packed_mask(
             # What is no token sees all tokens, as a softmax over nothing is NaN.
             mask = keys if mask is None else (mask | ~inside[:, None, :, None]) & keys
         masks.append(added(mask, dtype) if additive and mask is not None else mask)
-    return PackedMask(batches, tuple(masks))
+    return replace(batches, masks=tuple(masks))
 
 
 def _packed_attention(
@@ -226,27 +219,27 @@ def _packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | PackedMask | None,
+    attention_mask: Tensor | Batches | None,
     *args: Any,
     original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given a :class:`PackedMask`, batch by batch.
+    """Attention for transformers' registry: given :class:`Batches`, batch by batch.
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
     plain = attention_function(original, module)
-    if not isinstance(attention_mask, PackedMask):
+    if not isinstance(attention_mask, Batches):
         found: Any = plain(module, query, key, value, attention_mask, *args, **kwargs)
         return found
     same = kwargs.get("position_bias") is None and key.shape == query.shape
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
     if original == "sdpa" and same and (dropped or query.dtype == torch.bfloat16):
         plain = softmax_attention  # the same, and faster
-    batches = attention_mask.batches
-    parts = zip(*map(batches.apart, (query, key, value)), attention_mask.masks, strict=True)
+    apart = map(attention_mask.apart, (query, key, value))
+    parts = zip(*apart, attention_mask.masks, strict=True)
     outputs = [plain(module, *part, *args, **kwargs)[0] for part in parts]
-    return batches.together(outputs), None
+    return attention_mask.together(outputs), None
 
 
 def softmax_attention(
