@@ -120,7 +120,8 @@ class ConversationEncoder:
         """Finds how the template writes tool calls, if it does, and how text beside them."""
         self._call_scaffold, self._call_closing = self.scaffold, self.closing
         self.calls_by_template = self._writes_both = True
-        for self._arguments_as_text in (False, True):
+        for as_text in (False, True):
+            self._arguments_as_text = as_text
             written = self._continuation(Parts(calls=[_CALL]))
             if _CALL["name"] in written:
                 break
