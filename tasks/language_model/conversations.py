@@ -76,16 +76,11 @@ class ConversationEncoder:
         self.tokenizer = tokenizer
         self.template_arguments = dict(template_arguments or {})
         name, end = tokenizer.name_or_path or type(tokenizer).__name__, tokenizer.eos_token
-        if not isinstance(end, str):
-            raise ValueError(
-                f"The tokenizer {name} has no end token, so no response would end. Set its "
-                "eos_token to the one that closes an answer."
-            )
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"The tokenizer {name} has no chat template. Take the instruction-tuned model's, "
-                "or set chat_template."
-            )
+        for what, given in (("end token", end), ("chat template", tokenizer.chat_template)):
+            if not given:
+                remedy = "Take the instruction-tuned model's, or set it"
+                raise ValueError(f"The tokenizer {name} has no {what}. {remedy}.")
+        assert isinstance(end, str)
         added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
         self._special = sorted({end, *added}, key=len, reverse=True)
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
@@ -189,12 +184,10 @@ class ConversationEncoder:
         whole = self._render([*messages, _said(parts)], tools, where, answered=True)
         text = self._behind(prompt, whole, parts.reasoning)
         if text is None:
-            thought = (
-                "enable_thinking=false leaves no room for a thought" if parts.reasoning else ""
-            )
             raise DataError(
                 f"{where}: with the answer, the chat template renders the conversation before it "
-                f"differently. Change the template, or take out the record. {thought}"
+                "differently. Change the template, or take out the record; for a thought there is "
+                "no room with enable_thinking=false."
             )
         if parts.reasoning and parts.reasoning.strip() not in text:
             raise DataError(
