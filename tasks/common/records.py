@@ -148,9 +148,6 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
         )
 
 
-# Fields -------------------------------------------------------------------------------------------
-
-
 def json_object(row: Any, where: str) -> dict[str, Any]:
     """The row, if it is a JSON object."""
     if not isinstance(row, dict):
@@ -191,9 +188,6 @@ def kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
     names |= {int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), f"of type {type(value).__name__}")
-
-
-# Values -------------------------------------------------------------------------------------------
 
 
 def digest(*parts: Any) -> str:

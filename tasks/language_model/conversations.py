@@ -139,8 +139,6 @@ class ConversationEncoder:
         texts = [text for text in (self.closing, self._call_closing) if text]
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in self._ids(texts))})
 
-    # Texts ----------------------------------------------------------------------------------------
-
     def prompt(
         self,
         messages: Sequence[Message],
@@ -228,8 +226,6 @@ class ConversationEncoder:
         except DataError:
             return ""
 
-    # Turns ----------------------------------------------------------------------------------------
-
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is told apart if the template knows any."""
         parts = parts_of(answer)
@@ -296,12 +292,15 @@ class ConversationEncoder:
                 f"{where}: the chat template writes one tool call a turn, and there are several. "
                 "Give each a turn of its own, followed by its result, or take the record out."
             )
-        listed = [_wrapped(tool) for tool in tools] or None
+        listed = [
+            dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
+            for tool in tools
+        ]
         try:
             text = self.tokenizer.apply_chat_template(
                 turns,
-                tools=listed,
-                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed)),
+                tools=listed or None,
+                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
                 add_generation_prompt=not answered,
                 tokenize=False,
                 **self.template_arguments,
@@ -313,8 +312,6 @@ class ConversationEncoder:
             ) from error
         assert isinstance(text, str)
         return text
-
-    # Tokens ---------------------------------------------------------------------------------------
 
     def encode(
         self, prompts: Sequence[str], responses: Sequence[Sequence[str]]
@@ -371,10 +368,3 @@ def _said(parts: Parts) -> Message:
     calls = [{"function": call} for call in parts.calls]
     given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
     return {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}
-
-
-def _wrapped(tool: Message) -> dict[str, Any]:
-    """A tool in the form that chat templates read."""
-    if tool.get("type") == "function" and isinstance(tool.get("function"), Mapping):
-        return dict(tool)
-    return {"type": "function", "function": dict(tool)}
