@@ -185,27 +185,21 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
 
 def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
-    responses = [
-        response_of(
-            "reference" if flag(row, f"is_response_{place}_safe", where) else "avoid",
-            field(row, f"response_{place}", where),
-            where,
-            f"response_{place}",
-        )
-        for place in (0, 1)
-    ]
+    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
     return make_record(row, conversation(row, where), responses, where)
 
 
 def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
-    safe = flag(row, "is_safe", where)
-    response = response_of("reference" if safe else "avoid", row.get("response"), where, "response")
-    harms = row.get("category")
-    category = ""
-    if isinstance(harms, dict):
-        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
+    response = _judged(row, "response", "is_safe", where)
+    harms = row["category"] if isinstance(row.get("category"), dict) else {}
+    category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
     return make_record(row, conversation(row, where), [response], where, category)
+
+
+def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
+    role = "reference" if flag(row, safe, where) else "avoid"
+    return response_of(role, field(row, name, where), where, name)
 
 
 def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
