@@ -20,49 +20,31 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 
-from .messages import Answer, parse_answer, parse_messages, parse_tools
+from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
 
 
 @dataclass(frozen=True)
 class Response:
-    """One response to a conversation.
+    """One response to a conversation."""
 
-    Attributes:
-        role: what it is to the task, such as "prefer".
-        answer: a text or tool calls; None for one of the configured refusals.
-        tolerance: its own bound, ε or δ, or what its band is around; None takes the role's.
-        relative: whether that is δ, measured from the reference policy's s̄.
-        refusal: whether it is a refusal; every response of role "refuse" is.
-        behaviour: of When2Call what it does, "" if unknown.
-    """
-
-    role: str
-    answer: Answer | None
-    tolerance: float | None = None
-    relative: bool = False
+    role: str  # what it is to the task, such as "prefer"
+    answer: Answer | None  # None for one of the configured refusals
+    tolerance: float | None = None  # its own ε or δ, or what its band is around; None: the role's
+    relative: bool = False  # whether that is δ, measured from the reference policy's s̄
     refusal: bool = False
-    behaviour: str = ""
+    behaviour: str = ""  # of When2Call, "" if unknown
 
 
 @dataclass(frozen=True)
 class Record:
-    """One conversation and its responses.
+    """One conversation and its responses."""
 
-    Attributes:
-        messages: ending before the assistant's turn.
-        tools: descriptions, as objects.
-        responses: in the order of the file.
-        where: file and line, or source and record, for messages.
-        given_category: the record's own, "" if it has none.
-        objective: whether the record carries the objective; None where its roles decide.
-    """
-
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]]  # ending before the assistant's turn
     tools: list[dict[str, Any]]
     responses: tuple[Response, ...]
-    where: str
-    given_category: str = ""
-    objective: bool | None = None
+    where: str  # file and line, or source and record
+    given_category: str = ""  # the record's own
+    objective: bool | None = None  # whether it carries the objective; None where its roles decide
 
     @property
     def answers(self) -> list[Answer]:
@@ -121,19 +103,17 @@ def make_record(
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
-    objective = row.get("objective")
-    if objective is not None and not isinstance(objective, bool):
-        raise bad_field(where, "objective", f"is {kind(objective)}", "Give true or false")
+    objective = None if row.get("objective") is None else flag(row, "objective", where)
     own = row.get("category")
     category = category or (own if isinstance(own, str) else "")
-    tools = parse_tools(row.get("tools") or [], where)
+    tools = parse_tools(row.get("tools"), where)
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
 def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
-    given_names = [name for name in PROMPTS if name in row]
-    name = next((name for name in given_names if row[name]), (*given_names, "prompt")[0])
+    names = sorted((name for name in PROMPTS if name in row), key=lambda name: not row[name])
+    name = names[0] if names else "prompt"
     given = field(row, name, where)
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -147,19 +127,18 @@ def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
 def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
     """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
 
-    A prompt has the same refusal wherever it stands. own: a record's own refusal stays.
+    own: a record's own refusal stays.
     """
 
-    def replaced(response: Response) -> bool:
-        return response.answer is None or (response.refusal and not own)
+    def filled(response: Response, text: str) -> Response:
+        lacking = response.answer is None or (response.refusal and not own)
+        return replace(response, answer=text) if lacking else response
 
     found = []
     for record in records:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-        responses = [
-            replace(each, answer=text) if replaced(each) else each for each in record.responses
-        ]
-        found.append(replace(record, responses=tuple(responses)))
+        responses = tuple(filled(response, text) for response in record.responses)
+        found.append(replace(record, responses=responses))
     return found
 
 
@@ -168,37 +147,33 @@ def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = Tru
 
 def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
-    chosen, rejected = (field(row, name, where) for name in ("chosen", "rejected"))
+    given = [field(row, name, where) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
-    if not (isinstance(chosen, list) and len(chosen) > 1):
-        messages = conversation(row, where)
-    else:
-        messages = parse_messages(chosen, where, "chosen.")[:-1]
-        if isinstance(rejected, list) and parse_messages(rejected, where, "rejected.")[:-1] != (
+    if isinstance(given[0], list) and len(given[0]) > 1:
+        messages = parse_messages(given[0], where, "chosen.")[:-1]
+        if isinstance(given[1], list) and parse_messages(given[1], where, "rejected.")[:-1] != (
             messages
         ):
             problem = "follows another conversation than the chosen one"
             raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    responses = _opposed(
-        response_of("prefer", chosen, where, "chosen"),
-        response_of("avoid", rejected, where, "rejected"),
-        where,
-    )
-    return make_record(row, messages, responses, where)
+    else:
+        messages = conversation(row, where)
+    prefer = response_of("prefer", given[0], where, "chosen")
+    avoid = response_of("avoid", given[1], where, "rejected")
+    return make_record(row, messages, _opposed(prefer, avoid, where), where)
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
-    names = ("chosen_response", "rejected_response")
-    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
-    behaviours = [row.get(name) or "" for name in ("category", "rejected_category")]
-    prefer, avoid = (
-        Response(role, answer, behaviour=str(behaviour))
-        for role, answer, behaviour in zip(("prefer", "avoid"), answers, behaviours, strict=True)
-    )
-    responses = _opposed(prefer, avoid, where)
-    return make_record(row, conversation(row, where), responses, where)
+
+    def read(role: str, name: str, behaviour: str) -> Response:
+        answer = parse_answer(field(row, name, where), where, name, bare_calls=True)
+        return Response(role, answer, behaviour=str(row.get(behaviour) or ""))
+
+    prefer = read("prefer", "chosen_response", "category")
+    avoid = read("avoid", "rejected_response", "rejected_category")
+    return make_record(row, conversation(row, where), _opposed(prefer, avoid, where), where)
 
 
 def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
@@ -210,34 +185,25 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
 
 def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
-    responses = [
-        response_of(
-            "reference" if flag(row, f"is_response_{place}_safe", where) else "avoid",
-            field(row, f"response_{place}", where),
-            where,
-            f"response_{place}",
-        )
-        for place in (0, 1)
-    ]
+    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
     return make_record(row, conversation(row, where), responses, where)
 
 
 def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
-    safe = flag(row, "is_safe", where)
-    response = response_of("reference" if safe else "avoid", row.get("response"), where, "response")
-    harms = row.get("category")
-    category = ""
-    if isinstance(harms, dict):
-        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
+    response = _judged(row, "response", "is_safe", where)
+    harms = row["category"] if isinstance(row.get("category"), dict) else {}
+    category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
     return make_record(row, conversation(row, where), [response], where, category)
 
 
-def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
-    """Whether a row of XSTest is of its unsafe half, and its type; False and "" of other rows.
+def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
+    role = "reference" if flag(row, safe, where) else "avoid"
+    return response_of(role, field(row, name, where), where, name)
 
-    Where there is no "label", those of a type in ``contrast_…`` are unsafe.
-    """
+
+def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
+    """Whether a row of XSTest is of its unsafe half, by "label" or else its type, and the type."""
     label, own = row.get("label"), row.get("type")
     category = own if isinstance(own, str) else ""
     if not label:
@@ -248,10 +214,7 @@ def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
 
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
-    """{"instruction", "input", "output"}; the input may be empty or left out.
-
-    Or {"messages", "output"}, a conversation of several turns.
-    """
+    """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
     responses = [response_of(role, field(row, "output", where), where, "output")]
     if row.get("messages") is not None:
         return make_record(row, conversation(row, where), responses, where)
@@ -268,12 +231,6 @@ def response_of(role: str, value: Any, where: str, name: str) -> Response:
     if is_turns(value):
         value = value[-1]
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
-
-
-def is_turns(value: Any) -> bool:
-    """Whether a list is one of messages rather than of tool calls or texts."""
-    turns = value if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
 
 
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:

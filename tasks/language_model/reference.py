@@ -12,15 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
@@ -30,13 +28,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
-from pl_pointwise.random_state import replayed_random_state
-from pl_pointwise.step import pieces_of
-
-from .frozen import frozen_reference
-
-if TYPE_CHECKING:
-    from .module import LanguageModelModule
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
@@ -52,11 +43,6 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     problem = reference_problem(model)
     if problem:
         raise ValueError(problem)
-    frozen = frozen_reference(model)
-    if frozen is not None:
-        with evaluation_mode(model), torch.no_grad(), frozen.in_place(model):
-            yield
-        return
     assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -69,12 +55,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 def reference_problem(model: nn.Module) -> str | None:
     """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
-    if frozen_reference(model) is not None:
-        return None
     if not isinstance(model, PeftModel):
         return (
             "The reference policy is the model with its adapters off, and this model has no "
-            "adapters: load it with LoRA, or ask for no reference."
+            "adapters (policy.lora is null). Train adapters, or take an objective and constraints "
+            "without a reference, such as cross_entropy."
         )
     for name, weight in model.named_parameters():
         if weight.requires_grad and not belongs_to_adapter(model, name):
@@ -113,15 +98,7 @@ def head_is_adapted(model: nn.Module) -> bool:
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """A hash of the configuration and of every weight of the reference."""
-    if frozen_reference(model) is None:
-        return _fingerprint(model)
-    with adapters_off(model):
-        return _fingerprint(model)
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """Of the weights as they are; adapters do not enter it."""
+    """A hash of the configuration and of every weight; adapters do not enter it."""
     config = base_of(model).config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "use_cache"):
         config.pop(volatile, None)
@@ -233,41 +210,3 @@ def belongs_to_adapter(model: nn.Module, name: str) -> bool:
         return False
     prefix = getattr(model.base_model, "prefix", "lora_")
     return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
-
-
-def fill_cache(module: LanguageModelModule) -> None:
-    """Where all weights are trained: the cache in place of a second copy of them."""
-    frozen, scorer = frozen_reference(module.model), module.scorer
-    if frozen is None or scorer.cache is None:
-        return
-    with torch.no_grad(), replayed_random_state(module.device):
-        for batch in _batches_to_come(module, share=scorer.cache.folder is not None):
-            module(batch)
-            if scorer.method == "plain":
-                break  # It reads no cache.
-    module.train()
-    module.trainer.strategy.barrier()
-    if scorer.method == "plain":
-        return
-    frozen.release(module.model)
-    rank_zero_info("The reference cache holds every sample: the copy of the weights is dropped.")
-
-
-def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mapping[str, Any]]:
-    """All samples that this fit trains on, and then those it validates on, once each.
-
-    share: this rank's part of them, where all ranks read what one has kept.
-    """
-    trainer = module.trainer
-    rank, ranks = (module.global_rank, trainer.world_size) if share else (0, 1)
-    validation = trainer.val_dataloaders or []
-    if not isinstance(validation, list):
-        validation = [validation]
-    for loader in (trainer.train_dataloader, *validation):
-        module.train(loader is trainer.train_dataloader)
-        dataset = loader.dataset
-        size = module.training_settings.micro_batch_size or loader.batch_size or 1
-        for start in range(rank * size, len(dataset), ranks * size):
-            rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
-            batch = module._apply_batch_transfer_handler(loader.collate_fn(rows), module.device)
-            yield from pieces_of(batch)

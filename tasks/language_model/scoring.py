@@ -41,7 +41,6 @@ from pl_pointwise.tasks.common.agreement import (
 )
 
 from .batch import Pairs, collate_responses
-from .frozen import frozen_reference
 from .reference import (
     ReferenceCache,
     adapters_off,
@@ -164,12 +163,8 @@ class ResponseScorer:
         return False
 
     def _reference(self, pairs: Pairs) -> Pairs | None:
-        """The pairs, where the model is its own reference with the adapters off.
-
-        Frozen weights need no comparison of their own, and are not read before they are needed.
-        """
-        own = reference_problem(self.model) is None and frozen_reference(self.model) is None
-        return pairs if own else None
+        """The pairs, where the model is its own reference with the adapters off."""
+        return pairs if reference_problem(self.model) is None else None
 
     def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
@@ -197,23 +192,14 @@ class ResponseScorer:
         hidden = self._hidden(pairs)
         if reference is not None:
             reference = reference.to(hidden.dtype)
-        base = base_of(self.model)
-        head, reference_head = VocabularyHead(base), None
         mode: Callable[[], AbstractContextManager[Any]] = nullcontext
         if head_is_adapted(self.model):
             mode = partial(adapters_off, self.model)
-        frozen = frozen_reference(self.model)
-        if frozen is not None and reference is not None:
-            mode = partial(frozen.in_place, self.model, head_only=True)
-            with torch.no_grad(), mode():
-                reference_head = VocabularyHead(base)
-
         statistics = partial(
             chunked_token_statistics,
-            head,
+            VocabularyHead(base_of(self.model)),
             reference_mode=mode,
             chunk_elements=self.chunk_elements,
-            reference_head=reference_head,
         )
         if wanted is None or len(wanted.targets) == len(pairs.targets):
             return statistics(hidden, pairs.targets, reference)

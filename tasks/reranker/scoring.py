@@ -113,7 +113,7 @@ def _by_group(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         if pack:
-            with packed(Packing.of(lengths[rows], longest, device)):
+            with packed(model, Packing.of(lengths[rows], longest)):
                 logits = model(**arguments).logits
         else:
             logits = model(**arguments).logits
