@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import logging
 import os
 import signal
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -25,8 +23,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_pointwise.checkpoints import plain, plain_arguments
 from pl_pointwise.errors import TrainingError
-
-log = logging.getLogger(__name__)
 
 # Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
 NO_FILE = r'`?.fit\(ckpt_path=(None\)` was called without|"last"\) is set, but there is no last)'
@@ -72,20 +68,10 @@ class SaveOnTermination(OnExceptionCheckpoint):
         self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or trainer.fast_dev_run:
-            return
-        if self._path is None:
+        if stage == "fit" and self._path is None and not trainer.fast_dev_run:
             raise TrainingError(
                 f"SaveOnTermination continues runs of a PointwiseModule, and this is a "
                 f"{type(pl_module).__name__}. Use Lightning's OnExceptionCheckpoint with it."
-            )
-        own = Path(self._path)
-        others = sorted(own.parent.glob(f"{self.filename}-*{self.FILE_EXTENSION}"))
-        if others and not own.exists() and trainer.is_global_zero:
-            log.warning(
-                "%s is of a run with other settings or seed, which was terminated; this run "
-                "leaves it alone and does not continue from it.",
-                others[0],
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

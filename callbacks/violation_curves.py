@@ -24,14 +24,14 @@ from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
 
-from .last_violations import LastViolations
+from .hardest_samples import LastViolations
 from .outputs import RunFolder, log_picture
 
 with needs("compare", "ViolationCurves"):
     import pandas as pd
     from pandas import DataFrame
 
-    from pl_pointwise.compare.distributions import cdfs_by_epoch
+    from pl_pointwise.compare.plots import cdfs_by_epoch
 
 SHOWN = 6
 """Epochs in one picture: this one and some before it."""

@@ -1,8 +1,8 @@
-"""What held-out violations say about inputs not seen: bounds, a band and an interval.
+"""What held-out violations say about inputs not seen: bounds and an interval.
 
 Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
-violation and on a quantile, and the band around the CDF are exact: for any distribution and any
-number of samples they cover at least as often as they say. The bootstrap interval for the CVaR is
+violation and on a quantile are exact: for any distribution and any number of samples they cover at
+least as often as they say. The bootstrap interval for the CVaR is
 approximate, and with few samples in the tail it covers less (docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
@@ -73,18 +73,6 @@ def quantile_bound(
     return float(ordered[position]) if position < len(ordered) else math.inf
 
 
-def dkw_width(n: int, confidence: float = 0.95) -> float:
-    """Returns how far the CDF can be from the empirical one: √(ln(2/δ) / 2n), δ = 1 − confidence.
-
-    The two-sided Dvoretzky–Kiefer–Wolfowitz inequality with Massart's constant.
-
-    >>> round(dkw_width(1000), 4)
-    0.0429
-    """
-    _validate(n, confidence)
-    return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
-
-
 def cvar_interval(
     values: Tensor | ArrayLike,
     level: float = 0.95,
@@ -149,11 +137,10 @@ class Certificate:
     violated: int  # Samples with v > 0.
     share: float  # violated / n
     bound: float  # On P(a new input violates), from above; violation_bound.
-    dkw: float  # Half the width of the band around the CDF; dkw_width.
     cvar: float  # Of the n values, in the units of the violation.
     interval: tuple[float, float]  # Bootstrap, for the CVaR; cvar_interval.
     quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
-    confidence: float  # Of the bounds, of the band and, nominally, of the interval.
+    confidence: float  # Of the bounds and, nominally, of the interval.
     level: float  # Of the CVaR and of the quantile.
 
     def statement(self) -> str:
@@ -165,8 +152,6 @@ class Certificate:
             f"({100 * self.share:.3g} %). "
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
-            f"With {sure} confidence, the CDF of the violation lies within {self.dkw:.3g} of the "
-            "empirical one at every point (Dvoretzky–Kiefer–Wolfowitz). "
             f"{self._of_quantile(sure)} "
             f"The CVaR{100 * self.level:g} of the violation is {self.cvar:.3g}, with a {sure} "
             f"bootstrap interval from {low:.3g} to {high:.3g} (percentile method; approximate, "
@@ -220,7 +205,6 @@ def certify(
         violated=violated,
         share=float(share_violated(values)),
         bound=violation_bound(violated, len(values), confidence),
-        dkw=dkw_width(len(values), confidence),
         cvar=float(cvar(values, level)),
         interval=cvar_interval(values, level, confidence, resamples, seed),
         quantile=quantile_bound(values, level, confidence),

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import (
     ArgsType,
@@ -32,7 +32,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from . import cli_errors
 from .checkpoint_options import differences, hyperparameters
 from .cli_errors import ShortErrorParser, innermost, short_errors
-from .configs import OPTIONS, nearest, overview, with_config_parts
+from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
@@ -75,21 +75,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Keeps the lines of the list of configurations."""
 
 
-class SaveConfig(SaveConfigCallback):
-    """Also where the logger has no folder, as MLflow's with a database: in ``default_root_dir``."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.save_to_log_dir = trainer.log_dir is not None
-        super().setup(trainer, pl_module, stage)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.save_to_log_dir:
-            folder = Path(trainer.default_root_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / self.config_filename
-            self.parser.save(self.config, path, skip_none=False, overwrite=True)
-
-
 class PointwiseCLI(LightningCLI):
     """LightningCLI over the tasks, with packaged configurations by name (``--config reranker``).
 
@@ -120,7 +105,8 @@ class PointwiseCLI(LightningCLI):
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
             subclass_mode_model=True,
-            save_config_callback=SaveConfig,
+            # Not within another command, whose folder may be that of a run.
+            save_config_callback=SaveConfigCallback if run else None,
             parser_class=ShortErrorParser,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={
@@ -266,8 +252,7 @@ def main(args: Sequence[str] | None = None) -> None:
             importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
             return
         if first is not None and first not in known:
-            near = nearest(first, known)
-            cli_errors.end(program, f"there is no command {first!r}.{near} --help lists them.")
+            cli_errors.end(program, f"there is no command {first!r}: {', '.join(known)}.")
         PointwiseCLI(args)
 
 

@@ -25,7 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from .configs import missing_base
 from .errors import DataError, TrainingError
-from .extras import MissingPackageError, import_classes
+from .extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
@@ -81,7 +81,7 @@ class ShortErrorParser(LightningArgumentParser):
         elif isinstance(last, SyntaxError) or place_in_own_code(last):
             reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
         else:
-            reason = f"{shortened(reason).rstrip('.')}.{self._hint(key and key[1], reason)}"
+            reason = f"{shortened(reason).rstrip('.')}.{'' if key else self._hint(reason)}"
         if self.words is not None:
             reason += missing_base(self.words)
         refusal = Refusal(option, reason)
@@ -89,14 +89,9 @@ class ShortErrorParser(LightningArgumentParser):
             raise refusal from ex
         end(self.prog.replace(" [options]", ""), str(refusal))
 
-    def _hint(self, option: str | None, reason: str) -> str:
-        """Returns " Did you mean …?" with an option, or a class where the option takes one."""
+    def _hint(self, reason: str) -> str:
+        """Returns " Did you mean …?" with an option."""
         names, known = NAME.findall(reason), [*options_of(self), *self.other_options]
-        if option:
-            import_classes()
-            action = next((each for each in self._actions if each.dest == option), None)
-            known = class_names(getattr(action, "_typehint", None))
-            names.append(reason.split()[-1])
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in names:
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
@@ -127,15 +122,6 @@ def _with_fields(name: str, hint: Any) -> Iterator[str]:
         if isinstance(kind, type) and is_dataclass(kind):
             for field, inner in get_type_hints(kind).items():
                 yield from _with_fields(f"{name}.{field}", inner)
-
-
-def class_names(hint: Any) -> list[str]:
-    """Returns the short names of the classes that an annotation allows."""
-    found = [name for each in get_args(hint) for name in class_names(each)]
-    if isinstance(hint, type) and hint.__module__ != "builtins":
-        below: list[type] = hint.__subclasses__()
-        found += [hint.__name__, *(name for kind in below for name in class_names(kind))]
-    return found
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -18,7 +18,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.cli_errors import debugging, place_in_own_code, sentence
-from pl_pointwise.configs import meant_file
 from pl_pointwise.random_state import random_state
 from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
@@ -70,9 +69,7 @@ def _check_data(cli: PointwiseCLI) -> None:
             for path in value if isinstance(value, (list, tuple)) else [value]:
                 local = isinstance(path, (str, os.PathLike)) and "://" not in str(path)
                 if local and not os.path.exists(os.path.expanduser(path)):
-                    raise FileNotFoundError(
-                        f"data.{name}: there is no file {path}.{meant_file(str(path))}"
-                    )
+                    raise FileNotFoundError(f"data.{name}: there is no file {path}.")
     source: Any = cli.datamodule or cli.model
     if not is_overridden("test_dataloader", source):
         raise ValueError(

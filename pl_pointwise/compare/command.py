@@ -140,8 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--jobs",
         type=_at_least_one,
-        help="this many runs at once, each in a process of its own, whose memory is measured too; "
-        "without: one after the other in this process",
+        help="this many runs at once, each in a process of its own; without: one after the other "
+        "in this process",
     )
     how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
     return parser
@@ -222,7 +222,7 @@ def _run_one(run: Run) -> None:
     if run.finished:
         print(f"{run.title} (finished before)")
         return
-    result = execute(run, own_process=True)
+    result = execute(run)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
 

@@ -1,11 +1,10 @@
-"""A comparison's results as tables: metrics, the gap to training data, certificates, costs."""
+"""A comparison's results as tables: metrics, the gap to training data, multipliers."""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +27,6 @@ OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
 
 OBJECTIVE = "objective"
-
-COSTS = {
-    "seconds per epoch": ("epoch_seconds", 1),
-    "host memory, GiB": ("host_bytes", 2**30),
-    "GPU memory, GiB": ("gpu_bytes", 2**30),
-}
-"""Costs of one run by title: the column that has it, and the column's value that is one unit."""
-
-CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,CDF ±,CVaR95".split(",")
 
 
 @dataclass(frozen=True)
@@ -74,15 +64,12 @@ def write_latex(tables: Sequence[Table], path: Path) -> None:
 
 
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Returns for every run method, seed, costs, every metric, and the error if it failed."""
+    """Returns for every run method, seed, time, every metric, and the error if it failed."""
     lines = []
     for run, result in outcomes:
-        costs = {name: result.get(name) for name in ("fit_seconds", "host_bytes", "gpu_bytes")}
-        seconds = result.get("epoch_seconds")
-        costs["epoch_seconds"] = statistics.fmean(seconds) if seconds else None
-        metrics = result.get("metrics", {})
+        line = {"method": run.method, "seed": run.seed, "fit_seconds": result.get("fit_seconds")}
         error = str(result.get("error", ""))
-        lines.append({"method": run.method, "seed": run.seed, **costs, **metrics, "error": error})
+        lines.append({**line, **result.get("metrics", {}), "error": error})
     return lines
 
 
@@ -123,8 +110,6 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
         results_table(runs, names, shared_objective(outcomes)),
         gap_table(done, names),
         multiplier_table(done, names),
-        certificate_table(outcomes),
-        cost_table(runs),
         metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
@@ -223,37 +208,6 @@ def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
         "share on samples that are satisfied already."
     )
     return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))
-
-
-def certificate_table(outcomes: Sequence[Outcome]) -> Table:
-    """Returns what every trained model's held-out violations certify, one line per model."""
-    lines = []
-    for run, result in outcomes:
-        for constraint, found in result.get("certificates", {}).items():
-            if "error" in found:
-                cells = ["", "", f"none: {found['error']}", "", ""]
-            else:
-                shown = [f"{found[name]:.3g}" for name in ("share", "bound", "dkw", "cvar")]
-                low, high = found["interval"]
-                cells = [str(found["n"]), *shown[:3], f"{shown[3]} ({low:.3g} to {high:.3g})"]
-            lines.append([run.method, str(run.seed), constraint, *cells])
-    note = (
-        "Of each trained model's worst violation of every held-out sample, at 95 % confidence "
-        "(docs/metrics.md). They hold one at a time, for samples that chose neither model nor "
-        "hyper-parameters: picking the best line here breaks that."
-    )
-    return Table("Certificates", note, DataFrame(lines, columns=CERTIFICATE_COLUMNS))
-
-
-def cost_table(runs: DataFrame) -> Table:
-    """Returns seconds per training epoch and peak memory, of what was measured."""
-    note = (
-        f"{_seeds(runs).capitalize()}. Epochs without validation; memory at the peak of the fit, "
-        "the host's with `--jobs` alone."
-    )
-    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
-    measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
-    return Table("Time and memory", note, _by_method(measured, runs, True).replace("–", ""))
 
 
 def mean_and_std(values: Series) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.cli import SaveConfigCallback
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
@@ -98,10 +97,6 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
     """
     read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
     trainer: Any = cli.trainer
-    # A run's config.yaml stays.
-    trainer.callbacks = [
-        each for each in trainer.callbacks if not isinstance(each, SaveConfigCallback)
-    ]
     if selection:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
         trainer.validate(cli.model, cli.datamodule, **read)

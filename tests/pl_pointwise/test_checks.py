@@ -315,7 +315,7 @@ def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"schedule": "cosin"}, "one of .*cosine"),
         ({"warmup_ratio": 10}, "at least 0 and at most 1"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"learning_rate": "1e-4"}, "must be a number"),
@@ -334,7 +334,7 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
         ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
         ({"micro_batch_size": 2.5}, "whole number"),
         ({"micro_batch_size": 0}, "at least 1"),
-        ({"order": "dual-first"}, "Did you mean 'dual_first'"),
+        ({"order": "dual-first"}, "one of .*dual_first"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
     ],
 )

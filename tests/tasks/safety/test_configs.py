@@ -6,7 +6,6 @@ Only the model, the data and the length of the run are replaced; every other key
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -85,11 +84,7 @@ def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> N
     assert len(changed) > 1
 
 
-@pytest.mark.parametrize(
-    ("violated", "said"),
-    [(1.0, "max_epochs=2 "), (0.0, r"tolerance=-1\S+ --set \S+evaluation.refuse_tolerance=-0.5 ")],
-)
-def test_the_advice_of_a_no_is_runnable(violated, said, tiny, tmp_path, monkeypatch) -> None:
+def test_the_advice_of_a_no_is_runnable(tiny, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     kinds = {"benign": benign_rows(60)[14:], "unsafe": unsafe_rows(60)[8:]}
     files = {}
@@ -101,10 +96,10 @@ def test_the_advice_of_a_no_is_runnable(violated, said, tiny, tmp_path, monkeypa
     options |= {"model.init_args.refuse_tolerance": "-20"}
     asked = ["--config", "safety", "--config", "safety/pointwise", *tiny, *words(options)]
     asked += ["--require", "refuse: violated <= 0.2"]
-    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated))
+    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated=1.0))
     assert "--data.init_args.unsafe_test_file=NEW_unsafe_test_file.jsonl" in found
     assert "--data.init_args.benign_test_file=NEW_benign_test_file.jsonl" in found
-    assert re.search(said, found)
+    assert "max_epochs=2 " in found
 
 
 def test_the_papers_table_has_the_papers_settings(tiny) -> None:
