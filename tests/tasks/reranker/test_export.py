@@ -26,7 +26,7 @@ from transformers import (
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.export import chat_template, export_cross_encoder
+from pl_pointwise.tasks.reranker.export import chat_template
 from pl_pointwise.tasks.reranker.module import RerankerModule
 
 TEMPLATE = "Query: {query}\nSentence: {passage}"
@@ -274,10 +274,10 @@ def test_a_template_that_the_tokenizer_reads_differently_is_refused(
     )
     PreTrainedTokenizerFast(
         tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
-    ).save_pretrained(tmp_path / "tokenizer")
+    ).save_pretrained(name)
     module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
     with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):
-        export_cross_encoder(module, tmp_path / "export", str(tmp_path / "tokenizer"))
+        module.export(tmp_path / "export")
     assert not (tmp_path / "export").exists()
 
 
