@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -49,18 +50,16 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
-    problem = reference_problem(model)
-    if problem:
+    if problem := reference_problem(model):
         raise ValueError(problem)
     frozen = frozen_reference(model)
-    if frozen is not None:
-        with evaluation_mode(model), torch.no_grad(), frozen.in_place(model):
-            yield
-        return
-    assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
-        with evaluation_mode(model), torch.no_grad(), model.disable_adapter():
+        with (
+            evaluation_mode(model),
+            torch.no_grad(),
+            frozen.in_place(model) if frozen else model.disable_adapter(),  # type: ignore[operator]
+        ):
             yield
     finally:
         for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
@@ -92,13 +91,11 @@ def caching_problem(model: nn.Module) -> str | None:
     outside the repeated layers may be adapted: not head, embeddings (often tied to the head), nor
     final norm.
     """
-    problem = reference_problem(model)
-    if problem:
+    if problem := reference_problem(model):
         return problem
     for name, module in model.named_modules():
-        adapted = isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
         in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
-        if adapted and not in_a_layer:
+        if _adapted(module) and not in_a_layer:
             return (
                 f"The reference's hidden states are not kept: {name} is adapted, and they are "
                 "only valid where head, embeddings and final norm stay as they are."
@@ -106,33 +103,40 @@ def caching_problem(model: nn.Module) -> str | None:
     return None
 
 
-def head_is_adapted(model: nn.Module) -> bool:
-    """Whether the vocabulary layer itself differs between policy and reference."""
+def reference_head(model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
+    """A context in which the vocabulary layer is the reference's; None where it always is."""
+    if frozen := frozen_reference(model):
+        return partial(frozen.in_place, model, head_only=True)
     head = base_of(model).get_output_embeddings()
-    return isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+    return partial(adapters_off, model) if _adapted(head) else None
+
+
+def _adapted(module: object) -> bool:
+    return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+
+
+def belongs_to_adapter(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
+    if not isinstance(model, PeftModel):
+        return False
+    prefix = getattr(model.base_model, "prefix", "lora_")
+    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """A hash of the configuration and of every weight of the reference."""
-    if frozen_reference(model) is None:
-        return _fingerprint(model)
-    with adapters_off(model):
-        return _fingerprint(model)
-
-
-def _fingerprint(model: nn.Module) -> str:
-    """Of the weights as they are; adapters do not enter it."""
+    """A hash of the configuration and of every weight of the reference, without adapters."""
     config = base_of(model).config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "use_cache"):
         config.pop(volatile, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weight in base_of(model).named_parameters():
-        if belongs_to_adapter(model, name):
-            continue
-        name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        for piece in weight.detach().reshape(-1).view(torch.uint8).split(2**26):
-            digest.update(piece.cpu().numpy())
+    with adapters_off(model) if frozen_reference(model) else nullcontext():
+        for name, weight in base_of(model).named_parameters():
+            if belongs_to_adapter(model, name):
+                continue
+            name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            for piece in weight.detach().reshape(-1).view(torch.uint8).split(2**26):
+                digest.update(piece.cpu().numpy())
     return digest.hexdigest()[:32]
 
 
@@ -155,8 +159,7 @@ class ReferenceCache:
         folder: str | Path | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        problem = caching_problem(model)
-        if problem:
+        if problem := caching_problem(model):
             raise ValueError(problem)
         self.dtype = dtype
         self.hits = self.misses = self.bytes = 0
@@ -178,11 +181,14 @@ class ReferenceCache:
 
     def get(self, key: str) -> Tensor | None:
         """(T, H) on the CPU, or None if it was not kept yet."""
-        hidden = self._memory.get(key) if self.folder is None else _read(self._path(key))
-        if hidden is None:
-            self.misses += 1
-        else:
-            self.hits += 1
+        hidden = self._memory.get(key)
+        if self.folder is not None:
+            try:
+                hidden = load_file(self._path(self.folder, key))["hidden"]
+            except (FileNotFoundError, SafetensorError):  # or cut short by a power failure
+                hidden = None
+        self.hits += hidden is not None
+        self.misses += hidden is None
         return hidden
 
     def put(self, key: str, hidden: Tensor) -> None:
@@ -191,7 +197,7 @@ class ReferenceCache:
         if self.folder is None:
             self._memory[key] = kept
         else:
-            path = self._path(key)
+            path = self._path(self.folder, key)
             path.parent.mkdir(exist_ok=True)
             unfinished = path.with_suffix(f".{uuid4().hex}")  # renamed when whole: others may read
             save_file({"hidden": kept}, unfinished)
@@ -205,34 +211,17 @@ class ReferenceCache:
         """
         counts = torch.tensor([self.hits, self.misses, self.bytes], dtype=torch.float64)
         if trainer.world_size > 1:
-            every: list[Tensor | None] = [None] * trainer.world_size
+            every: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(every, counts)
-            counts = torch.stack([each for each in every if each is not None]).sum(0)
+            counts = torch.stack(every).sum(0)
         hits, misses, size = counts.tolist()
         self.hits = self.misses = 0
-        found = {"reference_cache/bytes": size}
-        if hits + misses:
-            found["reference_cache/hit_rate"] = hits / (hits + misses)
-        return found
+        rate = {"reference_cache/hit_rate": hits / (hits + misses)} if hits + misses else {}
+        return {"reference_cache/bytes": size, **rate}
 
-    def _path(self, key: str) -> Path:
-        assert self.folder is not None
-        return self.folder / key[:2] / f"{key}.safetensors"
-
-
-def _read(path: Path) -> Tensor | None:
-    try:
-        return load_file(path)["hidden"]
-    except (FileNotFoundError, SafetensorError):  # not there, or cut short by a power failure
-        return None
-
-
-def belongs_to_adapter(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
-    if not isinstance(model, PeftModel):
-        return False
-    prefix = getattr(model.base_model, "prefix", "lora_")
-    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        return folder / key[:2] / f"{key}.safetensors"
 
 
 def fill_cache(module: LanguageModelModule) -> None:
@@ -247,10 +236,9 @@ def fill_cache(module: LanguageModelModule) -> None:
                 break  # It reads no cache.
     module.train()
     module.trainer.strategy.barrier()
-    if scorer.method == "plain":
-        return
-    frozen.release(module.model)
-    rank_zero_info("The reference cache holds every sample: the copy of the weights is dropped.")
+    if scorer.method != "plain":
+        frozen.release(module.model)
+        rank_zero_info("The reference cache holds every sample: the weights' copy is dropped.")
 
 
 def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mapping[str, Any]]:
@@ -261,9 +249,10 @@ def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mappi
     trainer = module.trainer
     rank, ranks = (module.global_rank, trainer.world_size) if share else (0, 1)
     validation = trainer.val_dataloaders or []
-    if not isinstance(validation, list):
-        validation = [validation]
-    for loader in (trainer.train_dataloader, *validation):
+    for loader in (
+        trainer.train_dataloader,
+        *(validation if isinstance(validation, list) else [validation]),
+    ):
         module.train(loader is trainer.train_dataloader)
         dataset = loader.dataset
         size = module.training_settings.micro_batch_size or loader.batch_size or 1

@@ -1,27 +1,20 @@
 """Log-likelihoods of responses and their divergence from the reference policy.
 
-Given a batch of prompts and several responses to each (batch.py),
-:class:`ResponseScorer`
-computes, teacher-forced and in float32, each response's log-likelihood and the divergence
-KL(π_θ ‖ π_ref) at its positions, differentiable in the policy. It knows three scoring
-methods, which differ in cost and in nothing else:
+Given a batch of prompts and several responses to each (batch.py), :class:`ResponseScorer` computes,
+teacher-forced and in float32, each response's log-likelihood and KL(π_θ ‖ π_ref) at its positions,
+differentiable in the policy. Three scoring methods differ in cost and in nothing else:
 
     plain          a whole sequence for each pair, all its logits; any model
     chunked        a whole sequence for each pair, logits only where a response is predicted and
                    in chunks (vocabulary.py); any model with a separate vocabulary layer
     shared_prompt  as chunked, the prompt once for all its responses (shared_prompt.py)
-
-and takes the last that agrees with the plain one on a narrow clone of the model (agreement.py) and
-on a sample of the first batch it sees.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -42,13 +35,7 @@ from pl_pointwise.tasks.common.agreement import (
 
 from .batch import Pairs, collate_responses
 from .frozen import frozen_reference
-from .reference import (
-    ReferenceCache,
-    adapters_off,
-    base_of,
-    head_is_adapted,
-    reference_problem,
-)
+from .reference import ReferenceCache, adapters_off, base_of, reference_head, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -127,7 +114,11 @@ class ResponseScorer:
         pairs = Pairs.of(batch)
         if self.method == "auto":
             self.method = self.choose_method(batch)
-        return self._statistics(pairs, _wanted(pairs, reference))
+        wanted: Pairs | None = None if reference is False else pairs
+        if isinstance(reference, Tensor):
+            flags = reference.tolist()
+            wanted = pairs.only({place for place in pairs.places if flags[place[0]][place[1]]})
+        return self._statistics(pairs, wanted if wanted and wanted.places else None)
 
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
@@ -136,22 +127,27 @@ class ResponseScorer:
         of the batch's longest sample, in evaluation mode and in the precision in use.
         """
         pairs = _longest_sample(Pairs.of(batch))
+        # Frozen weights need no comparison of their own, and are not read before they are needed.
+        own = reference_problem(self.model) is None and frozen_reference(self.model) is None
+        wanted = pairs if own else None
         with evaluation_mode(self.model), torch.no_grad():
             singly = [pairs.only({place}) for place in pairs.places]
-            tokens = joined([self._plain(pair, self._reference(pair)) for pair in singly])
-            plain = _summed(pairs, self._reference(pairs), *tokens)
+            tokens = joined([self._plain(pair, pair if own else None) for pair in singly])
+            plain = _summed(pairs, wanted, *tokens)
             methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-            agreeing = (each for each in methods if self._agrees(each, pairs, plain))
+            agreeing = (each for each in methods if self._agrees(each, pairs, wanted, plain))
             chosen: ScoringMethod = next(agreeing, "plain")
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
 
-    def _agrees(self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics) -> bool:
+    def _agrees(
+        self, method: ScoringMethod, pairs: Pairs, wanted: Pairs | None, plain: ResponseStatistics
+    ) -> bool:
         """Whether a method gives what the plain one gave."""
         base = base_of(self.model)
         try:
             trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-            found = trial._statistics(pairs, self._reference(pairs))
+            found = trial._statistics(pairs, wanted)
             problem = value_problem(found, plain, rounding(self.model))
             problem = problem or clone_problem(base, method)
         except Exception as error:  # whatever a model may raise that was not built for this
@@ -163,70 +159,55 @@ class ResponseScorer:
         log.warning('The scoring method "%s" is not used: %s.', method, problem)
         return False
 
-    def _reference(self, pairs: Pairs) -> Pairs | None:
-        """The pairs, where the model is its own reference with the adapters off.
-
-        Frozen weights need no comparison of their own, and are not read before they are needed.
-        """
-        own = reference_problem(self.model) is None and frozen_reference(self.model) is None
-        return pairs if own else None
-
     def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
         return _summed(pairs, wanted, *way(pairs, wanted))
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
-        ids, mask, predicting = pairs.sequences()
-        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        logits = logits.flatten(0, 1)[predicting]
-        if wanted is None:
-            return token_statistics(logits, pairs.targets)
-        with adapters_off(self.model):
-            ids, mask, predicting = wanted.sequences()
-            reference = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            reference = reference.flatten(0, 1)[predicting]
-        log_likelihood, _, _ = token_statistics(logits, pairs.targets)
-        chosen = wanted.within(pairs)
-        _, kl, reference_ll = token_statistics(logits[chosen], wanted.targets, reference)
+
+        def logits_of(pairs: Pairs) -> Tensor:
+            ids, mask, predicting = pairs.sequences()
+            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            found: Tensor = logits.flatten(0, 1)[predicting]
+            return found
+
+        logits = logits_of(pairs)
+        log_likelihood, kl, reference_ll = token_statistics(logits, pairs.targets)
+        if wanted is not None:
+            with adapters_off(self.model):
+                reference = logits_of(wanted)
+            chosen = logits[wanted.within(pairs)]
+            _, kl, reference_ll = token_statistics(chosen, wanted.targets, reference)
         return log_likelihood, kl, reference_ll
 
     def _chunked(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
-        if reference is not None:
-            reference = reference.to(hidden.dtype)
-        base = base_of(self.model)
-        head, reference_head = VocabularyHead(base), None
-        mode: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if head_is_adapted(self.model):
-            mode = partial(adapters_off, self.model)
-        frozen = frozen_reference(self.model)
-        if frozen is not None and reference is not None:
-            mode = partial(frozen.in_place, self.model, head_only=True)
+        head = VocabularyHead(base_of(self.model))
+        options: dict[str, Any] = {"chunk_elements": self.chunk_elements}
+        mode = reference_head(self.model)
+        if mode is not None and reference is not None:
             with torch.no_grad(), mode():
-                reference_head = VocabularyHead(base)
-
-        statistics = partial(
-            chunked_token_statistics,
-            head,
-            reference_mode=mode,
-            chunk_elements=self.chunk_elements,
-            reference_head=reference_head,
-        )
-        if wanted is None or len(wanted.targets) == len(pairs.targets):
-            return statistics(hidden, pairs.targets, reference)
+                own = VocabularyHead(base_of(self.model))
+            options |= {"reference_mode": mode, "reference_head": own}
+        if wanted is None or reference is None:
+            return chunked_token_statistics(head, hidden, pairs.targets, None, **options)
+        reference = reference.to(hidden.dtype)
+        if len(wanted.targets) == len(pairs.targets):
+            return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
         asked, left = wanted.within(pairs), others.within(pairs)
-        some, kl, reference_ll = statistics(
-            hidden.index_select(0, asked), wanted.targets, reference
+        some, kl, reference_ll = chunked_token_statistics(
+            head, hidden.index_select(0, asked), wanted.targets, reference, **options
         )
-        rest, _, _ = statistics(hidden.index_select(0, left), others.targets, None)
-        log_likelihood = some.new_zeros(len(hidden))
-        log_likelihood = log_likelihood.index_copy(0, asked, some).index_copy(0, left, rest)
-        return log_likelihood, kl, reference_ll
+        rest, *_ = chunked_token_statistics(
+            head, hidden.index_select(0, left), others.targets, None, **options
+        )
+        log_likelihood = some.new_zeros(len(hidden)).index_copy(0, asked, some)
+        return log_likelihood.index_copy(0, left, rest), kl, reference_ll
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -235,8 +216,9 @@ class ResponseScorer:
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
-        device = pairs.prompt_ids.device
-        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths).to(device)
+        layout = Layout.of(
+            pairs.prompt_lengths, pairs.response_lengths, *pairs.widths, pairs.prompt_ids.device
+        )
         ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
@@ -253,7 +235,6 @@ class ResponseScorer:
         if self.cache is None:
             with adapters_off(self.model):
                 return self._hidden(wanted)
-        device = wanted.prompt_ids.device
         prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
         keys = {
             (row, column): ReferenceCache.key(
@@ -271,8 +252,8 @@ class ResponseScorer:
             for place, piece in zip(missing.places, hidden.split(sizes), strict=True):
                 self.cache.put(keys[place], piece)
                 kept[place] = piece.to(self.cache.dtype)  # so that every epoch reads the same
-        pieces = [piece for place in wanted.places if (piece := kept[place]) is not None]
-        return torch.cat([piece.to(device, non_blocking=True) for piece in pieces])
+        device, pieces = wanted.prompt_ids.device, (kept[place] for place in wanted.places)
+        return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
 
 
 def _longest_sample(pairs: Pairs) -> Pairs:
@@ -333,15 +314,6 @@ def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
         (plain, expected), (fast, gradients) = found
         problem = value_problem(fast, plain, rounding(clone))
         return problem or gradient_problem(gradients, expected)
-
-
-def _wanted(pairs: Pairs, reference: bool | Tensor) -> Pairs | None:
-    """The pairs whose reference is asked for, None if there is none."""
-    if isinstance(reference, Tensor):
-        flags = reference.tolist()
-        wanted = pairs.only({(row, column) for row, column in pairs.places if flags[row][column]})
-        return wanted if wanted.places else None
-    return pairs if reference else None
 
 
 def _summed(
