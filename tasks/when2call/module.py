@@ -33,13 +33,13 @@ from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.objectives import (
+from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.preference_losses import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
     preference_loss,
 )
-from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 

@@ -17,8 +17,11 @@ from transformers import (
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
-from pl_pointwise.tasks.language_model.generation import Generation, generate_ids
-from pl_pointwise.tasks.language_model.positions import learnt_positions
+from pl_pointwise.tasks.language_model.generation import (
+    Generation,
+    generate_ids,
+    learnt_positions,
+)
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import preference_row, write_rows
 
