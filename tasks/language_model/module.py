@@ -12,7 +12,7 @@ The reference π_ref is the same model without its adapters. A task is a table o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ from .encoded import EncodedResponses
 from .export import export_policy
 from .frozen import keep_reference
 from .generation import Answers, Generation, generate_answers
-from .loading import Dtype, load_language_model, load_tokenizer
+from .loading import load_language_model, load_tokenizer
 from .policy import Policy
 from .records import Record
 from .reference import ReferenceCache, belongs_to_adapter, caching_problem, fill_cache
@@ -56,10 +56,7 @@ class LanguageModelModule(PointwiseModule):
         training: how it is trained.
 
     Attributes:
-        policy: as it was given.
         lora, generation: the policy's, or the task's where it has "default".
-        model_name, revision, chat_template, template_arguments: the policy's, which the data module
-            takes over.
         answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
@@ -127,17 +124,24 @@ class LanguageModelModule(PointwiseModule):
     def _load_policy(self, policy: Policy) -> None:
         self.policy = policy
         self.lora = self.default_lora if policy.lora == "default" else policy.lora
-        self.generation = self.default_generation
-        if isinstance(policy.generation, Generation):
-            self.generation = policy.generation
+        own = policy.generation
+        self.generation = own if isinstance(own, Generation) else self.default_generation
+        # The data module takes these over.
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
+        dtype = policy.dtype
+        if self.lora is None and dtype in ("bfloat16", "float16"):
+            rank_zero_warn(
+                f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is "
+                'lost in rounding. Leave dtype "auto" for float32 weights, and set '
+                "trainer.precision to bf16-mixed for the speed."
+            )
         load = partial(
             _loaded,
             policy.model_name,
             seed=torch.initial_seed(),
-            dtype=_trainable_dtype(policy.dtype) if self.lora is None else policy.dtype,
+            dtype="float32" if self.lora is None and dtype == "auto" else dtype,
             attention=policy.attention,
             quantize_4bit=policy.quantize_4bit,
             revision=policy.revision,
@@ -148,18 +152,13 @@ class LanguageModelModule(PointwiseModule):
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
-        self._encoder: ConversationEncoder | None = None
         self.register_state_dict_post_hook(_drop_frozen_base)
 
     # The terms ------------------------------------------------------------------------------------
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
-        return self.score(batch, self.referred(batch))
-
-    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
-        """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
-        return self.scorer(batch, reference)
+        return self.scorer(batch, self.referred(batch))
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
@@ -174,10 +173,9 @@ class LanguageModelModule(PointwiseModule):
         of a requirement that is measured from it, and those whose own bound is relative to it.
         """
         needed = not self.training or self.trained_on in self.need_reference
-        relative: Tensor = batch["relative"]
         asked = {r.role for n in self.constraints if (r := self.requirements[n]).needs_reference}
-        required = self.of_roles(batch, sorted(asked))
-        return (self.compared(batch) & needed) | required | relative
+        found = self.of_roles(batch, sorted(asked)) | batch["relative"]
+        return found | self.compared(batch) if needed else found
 
     def compared(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses whose KL to the reference is minimised or reported, (B, R) bool."""
@@ -323,10 +321,7 @@ class LanguageModelModule(PointwiseModule):
         """Writes more of the answers of all ranks, by data set; called on every rank."""
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
-        """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
-
-        Below the trainer's default_root_dir, an object an answer; none of a confidential model.
-        """
+        """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
         finish_answers(self, metrics)
 
     def predict_step(
@@ -338,20 +333,16 @@ class LanguageModelModule(PointwiseModule):
 
     # Answers and export ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def encoder(self) -> ConversationEncoder:
         """The model's own tokenizer and chat template."""
-        if self._encoder is None:
-            tokenizer = load_tokenizer(
-                self.model_name,
-                revision=self.revision,
-                chat_template=self.chat_template,
-                default_template=self.default_template,
-            )
-            self._encoder = ConversationEncoder(
-                tokenizer, template_arguments=self.template_arguments
-            )
-        return self._encoder
+        tokenizer = load_tokenizer(
+            self.model_name,
+            revision=self.revision,
+            chat_template=self.chat_template,
+            default_template=self.default_template,
+        )
+        return ConversationEncoder(tokenizer, template_arguments=self.template_arguments)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -368,7 +359,9 @@ class LanguageModelModule(PointwiseModule):
             reference: let the reference answer, the model with its adapters off.
         """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        prompts = [ids[:length] for ids, length in padded]
+        return self._answers([ids[:length] for ids, length in padded], reference=reference)
+
+    def _answers(self, prompts: Sequence[Sequence[int]], reference: bool = False) -> Answers:
         return generate_answers(
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
@@ -379,19 +372,18 @@ class LanguageModelModule(PointwiseModule):
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools.
         """
+        tools = [each.get("tools") or [] for each in prompts]
         texts = [
-            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
-            for each in prompts
+            self.encoder.prompt(each["messages"], own, "a prompt to answer")
+            for each, own in zip(prompts, tools, strict=True)
         ]
-        ids = [prompt for prompt, _ in self.encoder.encode(texts, [[] for _ in texts])]
-        answers = generate_answers(self.model, self.encoder, ids, self.generation)
-        found = []
-        for each, text, cut in zip(prompts, answers.texts, answers.cut, strict=True):
-            row = {"answer": text, "refused": is_refusal(text), "cut": cut}
-            if each.get("tools"):
-                row["valid_call"] = is_valid_call(text, each["tools"])
-            found.append(row)
-        return found
+        encoded = self.encoder.encode(texts, [[] for _ in texts])
+        answers = self._answers([prompt for prompt, _ in encoded])
+        return [
+            {"answer": text, "refused": is_refusal(text), "cut": cut}
+            | ({"valid_call": is_valid_call(text, own)} if own else {})
+            for own, text, cut in zip(tools, answers.texts, answers.cut, strict=True)
+        ]
 
     def export(self, path: str | Path) -> Path:
         """Save model, tokenizer and model card as a folder.
@@ -418,21 +410,18 @@ class LanguageModelModule(PointwiseModule):
         problems = [f"missing {name}" for name in missing]
         problems += [f"unexpected {name}" for name in keys.unexpected_keys]
         if strict and problems:
+            more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
             raise RuntimeError(
                 f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
-                f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
-                "the model and the lora settings it was trained with."
+                f"{more}. Load it with the model and the lora settings it was trained with."
             )
         return keys
 
     def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
+        of_adapters = [n for n in self.model.state_dict() if belongs_to_adapter(self.model, n)]
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
-        return trained | {
-            f"model.{name}"
-            for name in self.model.state_dict()
-            if belongs_to_adapter(self.model, name)
-        }
+        return trained | {f"model.{name}" for name in of_adapters}
 
 
 def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
@@ -440,17 +429,6 @@ def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return load_language_model(name, **options)
-
-
-def _trainable_dtype(dtype: Dtype) -> Dtype:
-    """That of weights which are trained themselves."""
-    if dtype in ("bfloat16", "float16"):
-        rank_zero_warn(
-            f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is lost "
-            'in rounding. Leave dtype "auto" for float32 weights, and set trainer.precision to '
-            "bf16-mixed for the speed."
-        )
-    return "float32" if dtype == "auto" else dtype
 
 
 def _drop_frozen_base(

@@ -90,19 +90,13 @@ class Requirement:
             raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)
-        upper = self.bound == "at_most"
         if tolerance > 0 and self.value is mean_log_likelihood:
             raise ValueError(
-                f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0, "
-                + (
-                    "so it would hold of every response. Give a negative number"
-                    if upper
-                    else f"so no response could reach it. Give −{tolerance:g}: the tokens then "
-                    f"have a probability of e^−{tolerance:g} = {math.exp(-tolerance):.2f} each, in "
-                    "the geometric mean"
-                )
-                + "; or null, where the option takes it, for no such constraint."
+                f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0. "
+                "Give a negative number; or null, where the option takes it, for no such "
+                "constraint."
             )
+        upper = self.bound == "at_most"
         return Constraint(at_most=tolerance) if upper else Constraint(at_least=tolerance)
 
     def columns(self, batch: Mapping[str, Any]) -> Tensor:

@@ -207,7 +207,7 @@ class When2CallModule(LanguageModelModule):
         predictions: dict[int, dict[str, Any]] = {}
         rows = dict(real_samples(batch))
         if candidates.any():
-            by_category = self._scores(self.score(batch, False), batch, self.evaluation.choose_by)
+            by_category = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
             chosen, scores = chosen_category(by_category).tolist(), by_category.tolist()
             for row in rows:
                 if candidates[row]:
