@@ -1,16 +1,14 @@
 """Whether a fast way to compute something agrees with the plain one.
 
-A fast way relies on what a model does inside: on its architecture, and not on its weights. So both
-are compared, values and gradients, on a narrow clone: the same class and settings with few layers,
-heads and words, short windows, and random weights in float32. Rounding to bfloat16 would move a
-result as far as a sequence that is shifted by one position. The model itself is looked at besides,
-values alone, in its own precision.
+A fast way relies on a model's architecture, not on its weights. So both are compared, values and
+gradients, on a narrow clone: the same class and settings with few layers, heads and words, short
+windows, and random weights in float32. Rounding to bfloat16 would move a result as far as a shift
+by one position. The model itself is looked at besides, values alone, in its own precision.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -31,14 +29,7 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 
 def narrow_clone(model: PreTrainedModel) -> PreTrainedModel:
-    """A small model of the same class and settings, on the same device, in evaluation mode.
-
-    The weights are random and as large as keeps what passes through them: in a model that was just
-    made positions would hardly matter.
-
-    Raises:
-        Exception: whatever a class raises whose sizes do not go together so.
-    """
+    """A small model of the same class and settings, on the same device, in evaluation mode."""
     current = model.config._attn_implementation or ""
     attention = "eager" if current.endswith("eager") else "sdpa"
     clone: PreTrainedModel = type(model)._from_config(
@@ -77,7 +68,7 @@ def narrow_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def draw_weights(model: nn.Module) -> None:
-    """Draws all matrices anew, each number of a variance of 1 / columns, from a seed of its own."""
+    """Draws all matrices from a seed of their own, so large that positions matter."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -110,18 +101,13 @@ def rounding(model: nn.Module) -> float:
     """How far two correct ways may differ, relative to 1 + |value|, in the precision in use."""
     weights = list(model.parameters())
     device = weights[0].device.type
-    # Weights in fewer than 16 bits may be multiplied in any precision.
-    low = any(not each.dtype.is_floating_point or each.dtype.itemsize < 4 for each in weights)
-    if low or torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) or any(each.dtype.itemsize < 4 for each in weights):
         return 0.1
     return 1e-4 if device == "cpu" else 1e-3
 
 
 def disagreement(name: str, fast: Tensor, plain: Tensor, bound: float) -> str | None:
-    """What to say if ``fast`` differs from ``plain`` by more than the bound, else None.
-
-    Compared where ``plain`` is finite, relative to 1 + |plain|. name: of the values.
-    """
+    """What to say if values differ by more than the bound where ``plain`` is finite, else None."""
     finite = plain.isfinite()
     error = ((fast - plain).abs() / (1 + plain.abs()))[finite]
     if (error <= bound).all():  # So that NaN does not pass.
@@ -137,9 +123,7 @@ def gradient_problem(fast: Sequence[Tensor], plain: Sequence[Tensor]) -> str | N
 
     Norms below a thousandth of the largest count as that: what is left of them is rounding.
     """
-    largest = max((float(each.norm()) for each in plain), default=0.0)
-    if not math.isfinite(largest) or largest == 0:
-        return None  # Nothing to compare with.
+    largest = max(float(each.norm()) for each in plain)
     for value, expected in zip(fast, plain, strict=True):
         error = float((value - expected).norm()) / max(float(expected.norm()), 1e-3 * largest)
         if not error <= GRADIENT_BOUND:

@@ -1,9 +1,4 @@
-"""Attention of our own under transformers' registries, around the one a model was loaded with.
-
-transformers looks up attention and mask functions by the name of the implementation. A
-:class:`Replacement` registers a pair of functions for each implementation it can stand in for, and
-switches models to them and back.
-"""
+"""Attention of our own under transformers' registries, around the one a model was loaded with."""
 
 from __future__ import annotations
 
@@ -25,18 +20,17 @@ _ORIGINAL_MASKS: dict[str, Callable[..., Any]] = {"sdpa": sdpa_mask, "eager": ea
 class Replacement:
     """Attention and mask functions that stand in for "sdpa" and "eager", under one name.
 
+    transformers looks both up by the name of the implementation.
+
     Args:
         name: prefix of the registered names.
-        attention: an attention function of transformers' registry with a keyword ``original``, the
-            name of the implementation it stands in for.
-        mask: a mask function of transformers' registry with the keywords ``original``, the mask
-            function it stands in for, and ``additive``, whether masks are added to the logits
-            (else they are bool, true where a key may be seen).
+        attention: an attention function with a keyword ``original``, the implementation's name.
+        mask: a mask function with the keywords ``original``, the mask function it stands in for,
+            and ``additive``, whether masks are added to the logits (else bool, true for visible).
     """
 
     def __init__(self, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
-        # transformers checks by substring: "sdpa" in the name keeps its check that the model
-        # supports it.
+        # transformers checks by substring that the model supports "sdpa".
         self.names = {original: f"{name}_{original}" for original in _ORIGINAL_MASKS}
         for original, own in self.names.items():
             AttentionInterface.register(own, partial(attention, original=original))
@@ -44,11 +38,7 @@ class Replacement:
             AttentionMaskInterface.register(own, masks)
 
     def install(self, model: PreTrainedModel) -> None:
-        """Switch the model over.
-
-        Raises:
-            UnsupportedError: the attention implementation has no counterpart here.
-        """
+        """Switch the model over; UnsupportedError: its attention has no counterpart here."""
         current = model.config._attn_implementation
         if current in self.names.values():
             return

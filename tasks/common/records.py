@@ -41,72 +41,34 @@ def check_source(source: str, labelled: object, predicted: object, needed: str) 
 def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
 
-    Empty lines are passed over. A raw row is what :func:`decode` takes.
+    JSON lines are bytes still, empty ones are passed over; all values of a CSV file are texts.
 
     Raises:
         DataError: no such file, or not a readable one.
     """
+    ending = Path(path).suffix.lower()
     try:
-        if not Path(path).is_file():
-            raise DataError(f"{path}: no such file. Check the path.")
-        ending = Path(path).suffix.lower()
-        if ending == ".parquet":
-            yield from _parquet_rows(path)
+        whole = Path(path).read_bytes() if ending == ".json" else b""
+        if whole.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            yield from numbered(_decoded(whole, path), path)
+        elif ending == ".parquet":
+            batches = pyarrow.parquet.ParquetFile(path).iter_batches(CHUNK)
+            yield from numbered((row for batch in batches for row in batch.to_pylist()), path)
         elif ending == ".csv":
-            yield from _csv_rows(path)
-        elif ending == ".json":
-            yield from _json_rows(path)
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                yield from numbered(csv.DictReader(file), path)
         else:
-            yield from _json_lines(path)
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror or error})"
-        raise DataError(f"{path}: {problem}. Check the path and who may read it.") from error
-
-
-def _json_lines(path: str) -> Iterator[tuple[str, Any]]:
-    """(where, raw row) of every line that is not empty."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield f"{path}, line {number}", line
-
-
-def _parquet_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """(where, raw row) of every row of a Parquet file."""
-    try:
-        number = 0
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(CHUNK):
-            for scalar in batch.to_struct_array():
-                number += 1
-                yield f"{path}, record {number}", scalar
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:  # of a column's name
-        problem = f"not a readable Parquet file ({error})"
-        raise DataError(f"{path}: {problem}. Write it again.") from error
-
-
-def _csv_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """(where, row) of every row of a CSV file with a header; all values are texts."""
-    number = 0
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            for row in csv.DictReader(file):
-                number += 1
-                yield f"{path}, record {number}", row
-    except (csv.Error, UnicodeDecodeError) as error:
-        problem = f"not readable as CSV after record {number} ({error})"
-        raise DataError(f"{path}: {problem}. Save it as CSV in UTF-8.") from error
-
-
-def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """(where, raw row) of a JSON list, or of JSON lines in a file that is called .json."""
-    raw = Path(path).read_bytes()
-    if not raw.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
-        yield from _json_lines(path)
-        return
-    rows = decode(raw.removeprefix(b"\xef\xbb\xbf"), path)
-    yield from numbered(rows, path)
+            with open(path, "rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield f"{path}, line {number}", line
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}). Check the path, who may read it, and that the file "
+            "is what its ending says, text in UTF-8."
+        ) from error
 
 
 def hub_split(path: str, config: str | None, split: str, otherwise: str = "files") -> Any:
@@ -134,22 +96,13 @@ def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
     return ((f"{source}, record {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def decode(raw: Any, where: str) -> Any:
-    """A row from a JSON line or an Arrow scalar; any other is one already."""
+def _decoded(raw: Any, where: str) -> Any:
+    """A row from the bytes of a JSON line; any other is one already."""
     try:
-        if not isinstance(raw, bytes):
-            return raw.as_py() if isinstance(raw, pyarrow.Scalar) else raw
-        return json.loads(raw.decode("utf-8"))
-    except (ValueError, pyarrow.ArrowException) as error:
-        problem = f"not a readable record ({error})"
+        return json.loads(raw.decode("utf-8-sig")) if isinstance(raw, bytes) else raw
+    except ValueError as error:
         remedy = "Give one complete JSON object a line, in UTF-8"
-        raise DataError(f"{where}: {problem}. {remedy}.") from error
-
-
-def shown(value: Any) -> str:
-    """``value`` for a message, at most some sixty characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
+        raise DataError(f"{where}: not a readable record ({error}). {remedy}.") from error
 
 
 def records_of(
@@ -161,11 +114,10 @@ def records_of(
     """The records of (where, raw row) pairs.
 
     Args:
-        rows: see :func:`rows_of`; rows that are already dicts also do.
+        rows: see :func:`rows_of`.
         source: their name, for messages.
         parse: makes a record of a row and where it stands.
-        skip_invalid: leave out what is not a record and say how many, instead of stopping there.
-            None is False where the user has no choice.
+        skip_invalid: see :func:`refused`.
 
     Raises:
         DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
@@ -173,17 +125,23 @@ def records_of(
     records, skipped = [], []
     for where, raw in rows:
         try:
-            records.append(parse(decode(raw, where), where))
+            records.append(parse(_decoded(raw, where), where))
         except DataError as error:
-            if skip_invalid is False:
-                raise DataError(f"{error} {CHOICE}") from error.__cause__
-            if not skip_invalid:
-                raise
-            skipped.append(str(error))
+            skipped.append(refused(error, skip_invalid))
     report_skipped(source, skipped, len(records))
     if not records:
         raise DataError(f"{source}: no usable record. Give at least one.")
     return records
+
+
+def refused(error: DataError, skip_invalid: bool | None) -> str:
+    """The message of a record to leave out; raises it where that is not wanted.
+
+    skip_invalid: None is False where the user has no choice.
+    """
+    if skip_invalid:
+        return str(error)
+    raise error if skip_invalid is None else DataError(f"{error} {CHOICE}")
 
 
 def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
@@ -195,11 +153,20 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
         )
 
 
+# Fields -------------------------------------------------------------------------------------------
+
+
+def json_object(row: Any, where: str) -> dict[str, Any]:
+    """The row, if it is a JSON object."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object.")
+    return row
+
+
 def field(row: dict[str, Any], name: str, where: str, prefix: str = "") -> Any:
     """``row[name]``; ``prefix`` names the row within its record, for the message."""
     if name not in row:
         found = ", ".join(map(shown, list(row)[:12])) or "nothing"
-        found += ", …" if len(row) > 12 else ""
         raise DataError(f'{where}: field "{prefix}{name}" is missing (found: {found}). Add it.')
     return row[name]
 
@@ -218,11 +185,20 @@ def bad_field(where: str, name: str, problem: str, remedy: str) -> DataError:
     return DataError(f'{where}: field "{name}" {problem}. {remedy}.')
 
 
+def shown(value: Any) -> str:
+    """``value`` for a message, at most some sixty characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
+
+
 def kind(value: Any) -> str:
     """The type of a value, in JSON's words."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
     names |= {int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), f"of type {type(value).__name__}")
+
+
+# Values -------------------------------------------------------------------------------------------
 
 
 def digest(*parts: Any) -> str:
@@ -248,13 +224,4 @@ def largest(values: Sequence[float], count: int | None) -> list[int]:
 
     None takes all.
     """
-    if count is None or count >= len(values):
-        return list(range(len(values)))
     return sorted(sorted(range(len(values)), key=lambda position: -values[position])[:count])
-
-
-def json_object(row: Any, where: str) -> dict[str, Any]:
-    """The row, if it is a JSON object."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: the record is {kind(row)}. Give one JSON object.")
-    return row

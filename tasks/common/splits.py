@@ -20,7 +20,7 @@ from .records import digest
 
 
 class Splittable(Protocol):
-    """A record with what it is about, what stands for all that are alike, and its kind."""
+    """A record with its place, its prompt, what stands for all that are alike, and its kind."""
 
     @property
     def where(self) -> str: ...
@@ -39,17 +39,11 @@ R = TypeVar("R", bound=Splittable)
 
 
 def check_fractions(val: float, test: float) -> None:
-    """
-    Raises:
-        DataError: a fraction out of its range, or nothing left to train on.
-    """
-    for name, fraction in (("val_fraction", val), ("test_fraction", test)):
-        if not 0 <= fraction < 1:
-            raise DataError(f"{name}={fraction}: give a number from 0 to below 1.")
-    if val + test >= 1:
+    """Raises :class:`DataError`: a fraction out of its range, or nothing left to train on."""
+    if val < 0 or test < 0 or val + test >= 1:
         raise DataError(
-            f"val_fraction={val}, test_fraction={test}: together they leave nothing to train on. "
-            "Give numbers whose sum is below 1."
+            f"val_fraction={val}, test_fraction={test}: give numbers from 0 on whose sum is below "
+            "1, or they leave nothing to train on."
         )
 
 
@@ -68,55 +62,39 @@ def hold_out(
     Args:
         groups: of each record, (N,).
         shares: of the records, for each part to hold out; 0 for none. Together below 1.
-        seed: of the order.
         categories: of each record, (N,); a group has that of its first record. None: all are alike.
     """
-    sizes = Counter(groups)
-    category: dict[str, str] = {}
+    sizes, category = Counter(groups), dict[str, str]()
     for group, kind in zip(groups, categories or [""] * len(groups), strict=True):
         category.setdefault(group, kind)
     orders: dict[str, list[str]] = {kind: [] for kind in sorted(set(category.values()))}
     for group in sorted(sizes, key=lambda group: digest(seed, group)):
         orders[category[group]].append(group)
     part_of: dict[str, int] = {}
+
+    def left() -> list[list[str]]:
+        return [[each for each in order if each not in part_of] for order in orders.values()]
+
     for part, share in enumerate(shares, start=1):
         missing = 0.0
-        for order in orders.values():
-            left = [group for group in order if group not in part_of]
+        for order, there in zip(orders.values(), left(), strict=True):
             target = share * sum(sizes[group] for group in order)
-            more = min([missing, *(sizes[group] for group in left)])
+            more = min([missing, *(sizes[group] for group in there)])
             # Without the rounding 0.9 + 0.1 is not enough for a group of one. Not where there is
             # nothing to add: what is held out without categories stays what it was.
-            taken = _within(left, sizes, round(target + more, 9) if more else target)
-            missing += target - sum(sizes[group] for group in taken)
-            part_of |= dict.fromkeys(taken, part)
+            most = round(target + more, 9) if more else target
+            size = taken = 0
+            for group in there:
+                if size + sizes[group] <= most and taken + 1 < len(there):
+                    part_of[group] = part
+                    size, taken = size + sizes[group], taken + 1
+            missing += target - size
         if share > 0 and part not in part_of.values():
-            part_of |= dict.fromkeys(_smallest(orders.values(), sizes, part_of), part)
+            several = [group for order in left() if len(order) > 1 for group in order]
+            rest = several or [group for order in left() for group in order]
+            if len(rest) > 1:
+                part_of[min(rest, key=lambda group: sizes[group])] = part
     return [part_of.get(group, 0) for group in groups]
-
-
-def _within(groups: Sequence[str], sizes: Mapping[str, int], most: float) -> list[str]:
-    """The groups in their order, without those that push the sum above ``most``; never all."""
-    taken: list[str] = []
-    size = 0
-    for group in groups:
-        if size + sizes[group] <= most and len(taken) + 1 < len(groups):
-            taken.append(group)
-            size += sizes[group]
-    return taken
-
-
-def _smallest(
-    orders: Iterable[Sequence[str]], sizes: Mapping[str, int], known: Mapping[str, int]
-) -> list[str]:
-    """The smallest group that is in no part yet; none where it is the only one.
-
-    Of a category with several, where there is one.
-    """
-    left = [[group for group in order if group not in known] for order in orders]
-    several = [group for order in left if len(order) > 1 for group in order]
-    found = several or [group for order in left for group in order]
-    return [min(found, key=lambda group: sizes[group])] if len(found) > 1 else []
 
 
 def split_by_group(
@@ -129,20 +107,17 @@ def split_by_group(
 ) -> dict[str, list[R]]:
     """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out().
 
-    group_name: what a group is, for the message.
-
     Raises:
-        DataError: too few groups for so many parts.
+        DataError: too few groups (``group_name``) for so many parts.
     """
     names = [name for name, share in shares.items() if share > 0]
     parts = hold_out(groups, [shares[name] for name in names], seed, categories)
     for part, name in enumerate(names, start=1):
         if part not in parts:
-            count = len(set(groups))
-            which = f"one {group_name}" if count == 1 else f"{count} groups ({group_name})"
             raise DataError(
-                f"{records[0].where}: all records are of {which}, so there is none to hold out for "
-                f"{name}. Set a file of held-out records, or {name}_fraction to 0."
+                f"{records[0].where}: the records are of {len(set(groups))} groups ({group_name}), "
+                f"so there is none to hold out for {name}. Set a file of held-out records, or "
+                f"{name}_fraction to 0."
             )
     return {
         name: [record for record, own in zip(records, parts, strict=True) if own == part]
@@ -157,14 +132,13 @@ def with_held_out(
     files: Mapping[str, str | None],
     name: tuple[str, str] = ("prompt", "prompts"),
 ) -> dict[str, list[R]]:
-    """All splits: those that were read, and those that are held out of the training records.
+    """All splits: those that were read, and those held out of the training records by prompt.
 
-    By prompt, each category by itself. Says which prompts stand in two of them.
+    Each category by itself. Warns of prompts that stand in two of them.
 
     Args:
         read: the records of each split that has some of its own.
         shares: of the training records, for each split to hold out.
-        seed: of the choice.
         files: that of each split, for messages.
         name: what a prompt is called, and several.
     """
@@ -199,14 +173,9 @@ def side_of_held_out(
 
 
 def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[int]:
-    """Of each record its rank in its stratum, such that the first n have each category's share.
+    """Of each record (N,) its rank in its stratum, so that the first n have each category's share.
 
-    Of what a stratum has in one category only, the rank is the position. So a file that is sorted
-    by category can be cut after any number of records.
-
-    Args:
-        strata: of each record, (N,).
-        categories: of each record, (N,).
+    So a file that is sorted by category can be cut after any number of records.
     """
     cells = list(zip(strata, categories, strict=True))
     sizes, seen = Counter(cells), Counter[tuple[Any, str]]()
@@ -230,9 +199,7 @@ def warn_of_shared(
     """
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
-        known = set(units[first])
-        shared = sum(text in known for text in units[second])
-        if shared:
+        if shared := sum(map(set(units[first]).__contains__, units[second])):
             rank_zero_warn(
                 f"{sources[second]}: {shared:,} of {len(units[second]):,} {name} are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."

@@ -5,23 +5,23 @@ With s̄(y) the mean log-likelihood of a response's tokens under the policy π,
     minimise   KL(π ‖ π_ref) a token, or −s̄, the mean over a sample's responses of the objective
     subject to s̄(y) ≥ ε, or s̄(y) ≤ ε, for every response y that a constraint is about
 
-The reference π_ref is the same model without its adapters. A task is a table of requirements
-(roles.py), and perhaps a loss, metrics and rates of generated answers (answering.py) of its own.
+The reference π_ref is the same model without its adapters, so there is none where all weights are
+trained. A task is a table of requirements (roles.py), and perhaps a loss, metrics and rates of
+generated answers (answering.py) of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from peft import PeftModel
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
@@ -33,12 +33,11 @@ from .calls import is_valid_call
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .export import export_policy
-from .frozen import keep_reference
 from .generation import Answers, Generation, generate_answers
 from .loading import load_language_model, load_tokenizer
 from .policy import Policy
 from .records import Record
-from .reference import ReferenceCache, belongs_to_adapter, caching_problem, fill_cache
+from .reference import ReferenceCache, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
 from .roles import Requirement, divergence, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
@@ -137,18 +136,18 @@ class LanguageModelModule(PointwiseModule):
                 'lost in rounding. Leave dtype "auto" for float32 weights, and set '
                 "trainer.precision to bf16-mixed for the speed."
             )
-        load = partial(
-            _loaded,
-            policy.model_name,
-            seed=torch.initial_seed(),
-            dtype="float32" if self.lora is None and dtype == "auto" else dtype,
-            attention=policy.attention,
-            quantize_4bit=policy.quantize_4bit,
-            revision=policy.revision,
-        )
-        model = load(lora=self.lora, gradient_checkpointing=policy.gradient_checkpointing)
-        if isinstance(model, PreTrainedModel):
-            keep_reference(model, load)
+        with torch.random.fork_rng(devices=[]):
+            # What the model's files lack depends on the seed alone, not on what was drawn before.
+            torch.default_generator.manual_seed(torch.initial_seed())
+            model = load_language_model(
+                policy.model_name,
+                lora=self.lora,
+                dtype="float32" if self.lora is None and dtype == "auto" else dtype,
+                attention=policy.attention,
+                quantize_4bit=policy.quantize_4bit,
+                gradient_checkpointing=policy.gradient_checkpointing,
+                revision=policy.revision,
+            )
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
@@ -169,10 +168,11 @@ class LanguageModelModule(PointwiseModule):
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses that need the reference, (B, R) bool.
 
-        In evaluation those of the objective do, as every method's KL is reported; and always those
-        of a requirement that is measured from it, and those whose own bound is relative to it.
+        In evaluation those of the objective do, as the KL of adapters is always reported; and
+        always those of a requirement measured from it, and those with a bound relative to it.
         """
-        needed = not self.training or self.trained_on in self.need_reference
+        reported = self.lora is not None and not self.training
+        needed = reported or self.trained_on in self.need_reference
         asked = {r.role for n in self.constraints if (r := self.requirements[n]).needs_reference}
         found = self.of_roles(batch, sorted(asked)) | batch["relative"]
         return found | self.compared(batch) if needed else found
@@ -263,7 +263,6 @@ class LanguageModelModule(PointwiseModule):
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:
-        fill_cache(self)
         samples = getattr(getattr(self.trainer.train_dataloader, "dataset", None), "rows", None)
         if isinstance(samples, EncodedResponses):
             self.check_training_records(samples.records)
@@ -276,7 +275,7 @@ class LanguageModelModule(PointwiseModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """The KL of every method, and rates of the generated answers."""
+        """The KL of adapters, and rates of the generated answers."""
         return {"kl": MeanMetric(), **{name: r.metric() for name, r in rates_of(self).items()}}
 
     def update_evaluation_metrics(
@@ -292,7 +291,7 @@ class LanguageModelModule(PointwiseModule):
         real: bool (B,), False for samples that only fill the batch.
         """
         carries = self.compared(batch).any(1).to(real.device) & real
-        if carries.any():
+        if outputs.kl is not None and carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
         answer_batch(self, metrics, batch, stage)
 
@@ -422,13 +421,6 @@ class LanguageModelModule(PointwiseModule):
         of_adapters = [n for n in self.model.state_dict() if belongs_to_adapter(self.model, n)]
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         return trained | {f"model.{name}" for name in of_adapters}
-
-
-def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
-    """The model; what its files lack depends on the seed alone, not on what was drawn before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return load_language_model(name, **options)
 
 
 def _drop_frozen_base(

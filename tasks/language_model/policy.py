@@ -25,7 +25,7 @@ class Policy:
             {enable_thinking: false}.
         lora: the adapters; "default" takes the task's. Given in part, the options left out are
             those of :class:`~.adapters.Lora`, not the task's. None, or "none", trains all
-            weights, and the reference is a second copy of them, see :mod:`~.frozen`.
+            weights; then there is no reference.
         dtype: of the base's weights; "auto" is that of the files, and without adapters float32.
         attention: attention implementation; None leaves the choice to transformers.
         quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
@@ -35,8 +35,7 @@ class Policy:
             "plain".
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size a token), each rank its
-            own; a folder keeps them on disk, for all ranks and for later runs. Without adapters it
-            is filled before the first step, and the copy of the weights dropped.
+            own; a folder keeps them on disk, for all ranks and for later runs.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
         merge_on_export: export the whole model, with its adapters merged into it. It is exported

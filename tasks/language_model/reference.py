@@ -12,16 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
@@ -31,13 +29,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
-from pl_pointwise.random_state import replayed_random_state
-from pl_pointwise.step import pieces_of
-
-from .frozen import frozen_reference
-
-if TYPE_CHECKING:
-    from .module import LanguageModelModule
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
@@ -52,14 +43,10 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
     if problem := reference_problem(model):
         raise ValueError(problem)
-    frozen = frozen_reference(model)
+    assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
-        with (
-            evaluation_mode(model),
-            torch.no_grad(),
-            frozen.in_place(model) if frozen else model.disable_adapter(),  # type: ignore[operator]
-        ):
+        with evaluation_mode(model), torch.no_grad(), model.disable_adapter():
             yield
     finally:
         for weight, requires_grad in trainable:  # PEFT turns every adapter's gradient on again
@@ -68,12 +55,11 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 def reference_problem(model: nn.Module) -> str | None:
     """Why the model with its adapters off is not a fixed reference policy, or None if it is."""
-    if frozen_reference(model) is not None:
-        return None
     if not isinstance(model, PeftModel):
         return (
             "The reference policy is the model with its adapters off, and this model has no "
-            "adapters: load it with LoRA, or ask for no reference."
+            "adapters (policy.lora is null). Train adapters, or take an objective and constraints "
+            "without a reference, such as cross_entropy."
         )
     for name, weight in model.named_parameters():
         if weight.requires_grad and not belongs_to_adapter(model, name):
@@ -103,12 +89,9 @@ def caching_problem(model: nn.Module) -> str | None:
     return None
 
 
-def reference_head(model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """A context in which the vocabulary layer is the reference's; None where it always is."""
-    if frozen := frozen_reference(model):
-        return partial(frozen.in_place, model, head_only=True)
-    head = base_of(model).get_output_embeddings()
-    return partial(adapters_off, model) if _adapted(head) else None
+def head_is_adapted(model: nn.Module) -> bool:
+    """Whether the vocabulary layer itself differs between policy and reference."""
+    return _adapted(base_of(model).get_output_embeddings())
 
 
 def _adapted(module: object) -> bool:
@@ -129,14 +112,13 @@ def base_fingerprint(model: nn.Module) -> str:
     for volatile in ("_name_or_path", "transformers_version", "use_cache"):
         config.pop(volatile, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    with adapters_off(model) if frozen_reference(model) else nullcontext():
-        for name, weight in base_of(model).named_parameters():
-            if belongs_to_adapter(model, name):
-                continue
-            name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-            for piece in weight.detach().reshape(-1).view(torch.uint8).split(2**26):
-                digest.update(piece.cpu().numpy())
+    for name, weight in base_of(model).named_parameters():
+        if belongs_to_adapter(model, name):
+            continue
+        name = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        for piece in weight.detach().reshape(-1).view(torch.uint8).split(2**26):
+            digest.update(piece.cpu().numpy())
     return digest.hexdigest()[:32]
 
 
@@ -222,41 +204,3 @@ class ReferenceCache:
     @staticmethod
     def _path(folder: Path, key: str) -> Path:
         return folder / key[:2] / f"{key}.safetensors"
-
-
-def fill_cache(module: LanguageModelModule) -> None:
-    """Where all weights are trained: the cache in place of a second copy of them."""
-    frozen, scorer = frozen_reference(module.model), module.scorer
-    if frozen is None or scorer.cache is None:
-        return
-    with torch.no_grad(), replayed_random_state(module.device):
-        for batch in _batches_to_come(module, share=scorer.cache.folder is not None):
-            module(batch)
-            if scorer.method == "plain":
-                break  # It reads no cache.
-    module.train()
-    module.trainer.strategy.barrier()
-    if scorer.method != "plain":
-        frozen.release(module.model)
-        rank_zero_info("The reference cache holds every sample: the weights' copy is dropped.")
-
-
-def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mapping[str, Any]]:
-    """All samples that this fit trains on, and then those it validates on, once each.
-
-    share: this rank's part of them, where all ranks read what one has kept.
-    """
-    trainer = module.trainer
-    rank, ranks = (module.global_rank, trainer.world_size) if share else (0, 1)
-    validation = trainer.val_dataloaders or []
-    for loader in (
-        trainer.train_dataloader,
-        *(validation if isinstance(validation, list) else [validation]),
-    ):
-        module.train(loader is trainer.train_dataloader)
-        dataset = loader.dataset
-        size = module.training_settings.micro_batch_size or loader.batch_size or 1
-        for start in range(rank * size, len(dataset), ranks * size):
-            rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
-            batch = module._apply_batch_transfer_handler(loader.collate_fn(rows), module.device)
-            yield from pieces_of(batch)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -34,8 +35,7 @@ from pl_pointwise.tasks.common.agreement import (
 )
 
 from .batch import Pairs, collate_responses
-from .frozen import frozen_reference
-from .reference import ReferenceCache, adapters_off, base_of, reference_head, reference_problem
+from .reference import ReferenceCache, adapters_off, base_of, head_is_adapted, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -127,8 +127,7 @@ class ResponseScorer:
         of the batch's longest sample, in evaluation mode and in the precision in use.
         """
         pairs = _longest_sample(Pairs.of(batch))
-        # Frozen weights need no comparison of their own, and are not read before they are needed.
-        own = reference_problem(self.model) is None and frozen_reference(self.model) is None
+        own = reference_problem(self.model) is None
         wanted = pairs if own else None
         with evaluation_mode(self.model), torch.no_grad():
             singly = [pairs.only({place}) for place in pairs.places]
@@ -187,11 +186,8 @@ class ResponseScorer:
         hidden = self._hidden(pairs)
         head = VocabularyHead(base_of(self.model))
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements}
-        mode = reference_head(self.model)
-        if mode is not None and reference is not None:
-            with torch.no_grad(), mode():
-                own = VocabularyHead(base_of(self.model))
-            options |= {"reference_mode": mode, "reference_head": own}
+        if head_is_adapted(self.model):
+            options["reference_mode"] = partial(adapters_off, self.model)
         if wanted is None or reference is None:
             return chunked_token_statistics(head, hidden, pairs.targets, None, **options)
         reference = reference.to(hidden.dtype)

@@ -68,21 +68,19 @@ def chunked_token_statistics(
     reference_hidden: Tensor | None = None,
     reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     chunk_elements: int = CHUNK_ELEMENTS,
-    reference_head: VocabularyHead | None = None,
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
     Args:
         reference_mode: a context in which the head is the reference's, where the two differ.
         chunk_elements: the most logits to hold at a time.
-        reference_head: the head of the reference, where its weights are others.
     """
 
     def reference_logits(reference: Tensor | None) -> Tensor | None:
         if reference is None:
             return None
         with torch.no_grad(), reference_mode():
-            return (reference_head or head)(reference)
+            return head(reference)
 
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
         return token_statistics(head(hidden), targets, reference_logits(reference))
@@ -194,9 +192,6 @@ class VocabularyHead:
         self.plain = type(linear) is nn.Linear
         if self.plain:
             weight, self.bias = linear.weight, linear.bias
-            if not torch.is_grad_enabled():  # A frozen reference's: its values as they are now.
-                weight = weight.detach()
-                self.bias = None if self.bias is None else self.bias.detach()
             device, wide = weight.device.type, torch.promote_types(weight.dtype, torch.float32)
             # The dtype in which the model would multiply: autocast's, else the weight's own.
             autocast = torch.is_autocast_enabled(device)

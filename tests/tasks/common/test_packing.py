@@ -31,7 +31,6 @@ from pl_pointwise.tasks.common.packing import (
 )
 from pl_pointwise.tasks.language_model.loading import prepare_for_training
 
-CPU = torch.device("cpu")
 LENGTHS = [31, 4, 17, 4, 60, 1]
 WINDOW = 8  # far shorter than the longest
 SIZES: dict[str, Any] = {
@@ -80,7 +79,7 @@ def inputs_of(lengths: list[int]) -> dict[str, Tensor]:
 def packed_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     install(model)
     lengths = inputs["attention_mask"].sum(1)
-    with packed(Packing.of(lengths, inputs["input_ids"].shape[1], CPU)):
+    with packed(Packing.of(lengths, inputs["input_ids"].shape[1])):
         logits: Tensor = model(**inputs).logits
     return logits
 
@@ -228,7 +227,7 @@ def test_an_attention_that_takes_no_mask_is_refused() -> None:
 
 
 def test_the_row_holds_each_token_once_by_rising_length() -> None:
-    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4, CPU)
+    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4)
     assert layout.source.tolist() == [4, 12, 13, 0, 1, 2, 8, 9, 10]
     assert layout.positions.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2]
     padded = torch.arange(16.0).view(4, 4)
@@ -239,11 +238,11 @@ def test_the_row_holds_each_token_once_by_rising_length() -> None:
 
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40), gradients=st.booleans())
 def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int], gradients: bool) -> None:
-    layout = Packing.of(torch.tensor(lengths), max(lengths), CPU)
+    layout = Packing.of(torch.tensor(lengths), max(lengths))
     size = len(layout.source)
     assert size == sum(lengths)
     with torch.set_grad_enabled(gradients):
-        batches = Batches.of(layout.lengths, CPU)
+        batches = Batches.of(layout.lengths)
     row = torch.arange(2.0 * size * 3).view(1, 2, size, 3)  # (1, heads, N, D)
     pieces = batches.apart(row)
     assert [(len(piece), piece.shape[2]) for piece in pieces] == list(batches.shapes)

@@ -51,11 +51,7 @@ def test_what_is_held_out_is_what_it_has_always_been() -> None:
     held = {g for g, part in zip(groups, hold_out(groups, [0.25], 3), strict=True) if part}
     assert held == {"group 1", "group 8", "group 9"}
     both = hold_out(groups, [0.25, 0.25], 3)
-    assert {g for g, part in zip(groups, both, strict=True) if part == 1} == {
-        "group 1",
-        "group 8",
-        "group 9",
-    }
+    assert {g for g, part in zip(groups, both, strict=True) if part == 1} == held
 
 
 @given(
@@ -135,20 +131,11 @@ def test_too_few_groups_for_the_parts_are_refused_by_the_part() -> None:
     records = [record("a"), record("b")]
     with pytest.raises(DataError, match=r"a: .*2 groups \(query\).* for test.*test_fraction to 0"):
         split_by_group(records, ["a", "b"], {"val": 0.2, "test": 0.2}, 0, "query")
-    with pytest.raises(DataError, match=r"all records are of one query.*val_fraction to 0"):
-        split_by_group(records, ["a", "a"], {"val": 0.2}, 0, "query")
 
 
-@pytest.mark.parametrize(
-    ("val", "test", "message"),
-    [
-        (1.0, 0.0, "val_fraction=1.0: give a number"),
-        (0.1, -0.1, "test_fraction=-0.1: give a number"),
-        (0.5, 0.5, "leave nothing to train on"),
-    ],
-)
-def test_fractions_that_leave_nothing_are_refused(val: float, test: float, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize(("val", "test"), [(1.0, 0.0), (0.1, -0.1), (0.5, 0.5)])
+def test_fractions_that_leave_nothing_are_refused(val: float, test: float) -> None:
+    with pytest.raises(DataError, match=f"val_fraction={val}, test_fraction={test}: "):
         check_fractions(val, test)
 
 
