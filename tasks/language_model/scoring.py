@@ -26,12 +26,13 @@ from transformers import PreTrainedModel
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
-    disagreement,
+    Values,
+    clone_problem,
     draw_weights,
     exact_comparison,
-    gradient_problem,
     narrow_clone,
     rounding,
+    value_problem,
 )
 
 from .batch import Pairs, collate_responses
@@ -123,7 +124,7 @@ class ResponseScorer:
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        On a clone in values and gradients (:func:`clone_problem`), and in values for two responses
+        On a clone in values and gradients (agreement.py), and in values for two responses
         of the batch's longest sample, in evaluation mode and in the precision in use.
         """
         pairs = _longest_sample(Pairs.of(batch))
@@ -147,8 +148,8 @@ class ResponseScorer:
         try:
             trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
             found = trial._statistics(pairs, wanted)
-            problem = value_problem(found, plain, rounding(self.model))
-            problem = problem or clone_problem(base, method)
+            problem = value_problem(_values(found), _values(plain), rounding(self.model))
+            problem = problem or _clone_problem(base, method)
         except Exception as error:  # whatever a model may raise that was not built for this
             problem = f"{type(error).__name__}: {error}"
         if problem is None:
@@ -262,33 +263,25 @@ def _longest_sample(pairs: Pairs) -> Pairs:
     return pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
 
 
-def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
-    """What differs by more than the bound, or None: in the mean over the tokens of a response."""
-    names = {
-        "mean_log_likelihood": "log-likelihood",
-        "kl": "KL",
-        "reference_mean_log_likelihood": "log-likelihood of the reference",
+def _values(statistics: ResponseStatistics) -> Values:
+    """What is compared: means over the tokens of a response."""
+    found = {
+        "log-likelihood of a token": statistics.mean_log_likelihood,
+        "KL of a token": statistics.kl,
+        "log-likelihood of the reference": statistics.reference_mean_log_likelihood,
     }
-    pairs = ((said, getattr(fast, n), getattr(plain, n)) for n, said in names.items())
-    problems = (
-        disagreement(f"{said} of a token", found, expected, bound)
-        for said, found, expected in pairs
-        if expected is not None
-    )
-    return next(filter(None, problems), None)
+    return {name: values for name, values in found.items() if values is not None}
 
 
-def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
+def _clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
     """Why a method is not right for models like this one, or None.
 
     On a narrow clone with adapters that are not zero, whose KL would be 0 however it is computed.
     """
     with exact_comparison():
-        clone = get_peft_model(
-            narrow_clone(model), LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
-        ).eval()
+        config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+        clone = get_peft_model(narrow_clone(model), config).eval()
         draw_weights(clone)
-        weights = [weight for weight in clone.parameters() if weight.requires_grad]
         generator = torch.Generator().manual_seed(0)
 
         def ids(count: int) -> list[int]:
@@ -296,20 +289,12 @@ def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
 
         batch = collate_responses([ids(17), ids(9)], [[ids(4), ids(12)], [ids(11), ids(1), ids(6)]])
         pairs = Pairs.of({name: each.to(model.device) for name, each in batch.items()})
-        found = []
-        for way in ("plain", method):
-            scorer = ResponseScorer(clone, way, chunk_elements=5 * WORDS)
-            statistics = scorer._statistics(pairs, pairs)
-            assert statistics.kl is not None
-            each = statistics.log_likelihood + 30 * statistics.kl
-            loss = (each * torch.linspace(0.5, 1.5, each.numel()).to(each).view_as(each)).sum()
-            gradients = torch.autograd.grad(
-                loss, weights, allow_unused=True, materialize_grads=True
-            )
-            found.append((statistics, gradients))
-        (plain, expected), (fast, gradients) = found
-        problem = value_problem(fast, plain, rounding(clone))
-        return problem or gradient_problem(gradients, expected)
+
+        def values(method: ScoringMethod) -> Values:
+            scorer = ResponseScorer(clone, method, chunk_elements=5 * WORDS)
+            return _values(scorer._statistics(pairs, pairs))
+
+        return clone_problem(clone, partial(values, method), partial(values, "plain"))
 
 
 def _summed(

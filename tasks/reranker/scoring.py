@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -27,11 +28,12 @@ from transformers import PreTrainedModel
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
-    disagreement,
+    Values,
+    clone_problem,
     exact_comparison,
-    gradient_problem,
     narrow_clone,
     rounding,
+    value_problem,
 )
 from pl_pointwise.tasks.common.packing import (
     Packing,
@@ -109,11 +111,18 @@ def choose_scoring_method(
     probe = by_length[[0, len(by_length) // 2, -1]]
     try:
         with evaluation_mode(model), torch.no_grad():
-            found, expected = (
-                scores_of(method, model, inputs, lengths, probe) for method in METHODS
-            )
-            problem = disagreement("score of a pair", found, expected, rounding(model))
-        problem = problem or clone_problem(model)
+            found = [_values(method, model, inputs, lengths, probe) for method in METHODS]
+        problem = value_problem(*found, rounding(model))
+        if problem is None:
+            with exact_comparison():
+                sizes = torch.tensor([31, 4, 17, 4, 1])
+                generator = torch.Generator().manual_seed(0)
+                ids = torch.randint(3, WORDS, (5, 31), generator=generator)
+                clone = narrow_clone(model)
+                drawn = (clone, {"input_ids": ids.to(model.device)}, sizes, torch.arange(5))
+                problem = clone_problem(
+                    clone, *(partial(_values, method, *drawn) for method in METHODS)
+                )
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
@@ -123,25 +132,8 @@ def choose_scoring_method(
     return "grouped"
 
 
-def clone_problem(model: PreTrainedModel) -> str | None:
-    """Why a packed row is not right for models like this one, or None."""
-    with exact_comparison():
-        clone = narrow_clone(model)
-        weights = [weight for weight in clone.parameters() if weight.requires_grad]
-        lengths = torch.tensor([31, 4, 17, 4, 1])
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(3, WORDS, (5, 31), generator=generator).to(model.device)
-        scale = torch.linspace(0.5, 1.5, 5).to(model.device)
-        found = []
-        for method in METHODS:
-            scores = scores_of(method, clone, {"input_ids": ids}, lengths, torch.arange(5))
-            gradients = torch.autograd.grad(
-                (scores * scale).sum(), weights, allow_unused=True, materialize_grads=True
-            )
-            found.append((scores.detach(), gradients))
-        (fast, gradients), (plain, expected) = found
-        problem = disagreement("score of a pair", fast, plain, rounding(clone))
-        return problem or gradient_problem(gradients, expected)
+def _values(*arguments: Any) -> Values:
+    return {"score of a pair": scores_of(*arguments)}
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
