@@ -23,6 +23,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pl_pointwise.errors import one_of
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
@@ -77,9 +78,8 @@ class ResponseScorer:
     """Response statistics of a causal language model, by the fastest way that is right for it.
 
     Args:
-        model: a causal language model of transformers; with adapters if a reference is wanted.
-        method: "auto" compares on the first batch (see :meth:`choose_method`); a name is taken as
-            it is.
+        model: with adapters if a reference is wanted.
+        method: "auto" compares on the first batch (see :meth:`choose_method`).
         cache: the reference's hidden states for later epochs; not used by the plain method.
         chunk_elements: the most logits to hold at a time.
     """
@@ -91,10 +91,7 @@ class ResponseScorer:
         cache: ReferenceCache | None = None,
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
-        if method not in ("auto", *get_args(ScoringMethod)):
-            raise ValueError(
-                f'method must be "auto" or one of {get_args(ScoringMethod)}, got "{method}".'
-            )
+        one_of("method", method, ("auto", *get_args(ScoringMethod)))
         self.model = model
         self.method = method
         self.cache = cache
@@ -105,12 +102,10 @@ class ResponseScorer:
     def __call__(
         self, batch: Mapping[str, Any], reference: bool | Tensor = True
     ) -> ResponseStatistics:
-        """Statistics of every response in the batch, differentiable in the policy.
+        """Statistics of every response in a batch (batch.py), differentiable in the policy.
 
-        Args:
-            batch: see batch.py; other entries are ignored.
-            reference: whether to compute what needs the reference policy; (B, R) bool asks for
-                some of the responses only, and costs only those.
+        reference: whether to compute what needs the reference policy; (B, R) bool asks for some of
+        the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
         if self.method == "auto":
@@ -124,40 +119,39 @@ class ResponseScorer:
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        On a clone in values and gradients (agreement.py), and in values for two responses
-        of the batch's longest sample, in evaluation mode and in the precision in use.
+        On a clone in values and gradients (agreement.py), and in values for two responses of the
+        batch's longest sample, in evaluation mode and in the precision in use.
         """
-        pairs = _longest_sample(Pairs.of(batch))
+        pairs, base = Pairs.of(batch), base_of(self.model)
+        tokens = [
+            p + sum(r) for p, r in zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
+        ]
+        longest = max((row for row, _ in pairs.places), key=tokens.__getitem__)
+        # Two at most: the logits of more may be gigabytes.
+        pairs = pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
         own = reference_problem(self.model) is None
         wanted = pairs if own else None
+        chosen: ScoringMethod = "plain"
+        methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
         with evaluation_mode(self.model), torch.no_grad():
             singly = [pairs.only({place}) for place in pairs.places]
-            tokens = joined([self._plain(pair, pair if own else None) for pair in singly])
-            plain = _summed(pairs, wanted, *tokens)
-            methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-            agreeing = (each for each in methods if self._agrees(each, pairs, wanted, plain))
-            chosen: ScoringMethod = next(agreeing, "plain")
+            found = joined([self._plain(pair, pair if own else None) for pair in singly])
+            plain = _values(_summed(pairs, wanted, *found))
+            for method in methods:
+                try:
+                    trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
+                    fast = _values(trial._statistics(pairs, wanted))
+                    problem = value_problem(fast, plain, rounding(self.model))
+                    problem = problem or _clone_problem(base, method)
+                except Exception as error:  # whatever a model may raise that was not built for this
+                    problem = f"{type(error).__name__}: {error}"
+                if problem is None:
+                    chosen = method
+                    break
+                uninstall(base)
+                log.warning('The scoring method "%s" is not used: %s.', method, problem)
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
-
-    def _agrees(
-        self, method: ScoringMethod, pairs: Pairs, wanted: Pairs | None, plain: ResponseStatistics
-    ) -> bool:
-        """Whether a method gives what the plain one gave."""
-        base = base_of(self.model)
-        try:
-            trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-            found = trial._statistics(pairs, wanted)
-            problem = value_problem(_values(found), _values(plain), rounding(self.model))
-            problem = problem or _clone_problem(base, method)
-        except Exception as error:  # whatever a model may raise that was not built for this
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            return True
-        if method == "shared_prompt":
-            uninstall(base)
-        log.warning('The scoring method "%s" is not used: %s.', method, problem)
-        return False
 
     def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
@@ -213,10 +207,9 @@ class ResponseScorer:
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
-        layout = Layout.of(
-            pairs.prompt_lengths, pairs.response_lengths, *pairs.widths, pairs.prompt_ids.device
-        )
-        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
+        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])
+        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths, ids.device)
+        ids = ids[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
                 input_ids=ids[None],
@@ -251,16 +244,6 @@ class ResponseScorer:
                 kept[place] = piece.to(self.cache.dtype)  # so that every epoch reads the same
         device, pieces = wanted.prompt_ids.device, (kept[place] for place in wanted.places)
         return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
-
-
-def _longest_sample(pairs: Pairs) -> Pairs:
-    """The longest sample's pairs, two at most: the logits of more may be gigabytes."""
-
-    def tokens(row: int) -> int:
-        return pairs.prompt_lengths[row] + sum(pairs.response_lengths[row])
-
-    longest = max((row for row, _ in pairs.places), key=tokens)
-    return pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
 
 
 def _values(statistics: ResponseStatistics) -> Values:
@@ -306,18 +289,16 @@ def _summed(
 ) -> ResponseStatistics:
     """Sums and means over each response's tokens, from (n,) and, for what is wanted, (m,)."""
 
-    def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor]:
+    def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
         places = torch.arange(owners.widths[1], device=tokens.device)
         mask = places < lengths[..., None]  # (B, R, T)
         sums = tokens.new_zeros(mask.shape).masked_scatter(mask, tokens).sum(-1)
-        return sums, sums / lengths.clamp(min=1)
+        return sums, sums / lengths.clamp(min=1), lengths
 
-    sums, means = per_response(log_likelihood, pairs)
-    lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
+    found = per_response(log_likelihood, pairs)
     if wanted is None or kl is None or reference_log_likelihood is None:
-        return ResponseStatistics(sums, means, lengths)
-    _, divergence = per_response(kl, wanted)
-    return ResponseStatistics(
-        sums, means, lengths, divergence, *per_response(reference_log_likelihood, wanted)
-    )
+        return ResponseStatistics(*found)
+    divergence = per_response(kl, wanted)[1]
+    reference = per_response(reference_log_likelihood, wanted)[:2]
+    return ResponseStatistics(*found, divergence, *reference)
