@@ -1,8 +1,7 @@
 """Answers in an evaluation: prompts are answered, the answers counted, and written to files.
 
 A task's evaluation has ``answer_in``, the data sets of `test` whose prompts are answered, and
-``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates, and
-may say more of each answer (``batch_answers``), judge all of them and report on them.
+``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ from .conversations import ConversationEncoder
 from .reasoning import final_answer, in_thought
 from .reference import adapters_off, base_of
 
-_TAIL = 32
-"""Tokens at a prompt's end in which a thought may begin that the answer goes on with."""
+_TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
 
 @dataclass
@@ -142,8 +141,7 @@ def generate_ids(
         reference: generate with the adapters off.
 
     Raises:
-        ValueError: a prompt and the longest answer to it have more tokens than the model has
-            learnt positions.
+        ValueError: prompt and answer may be longer than the model has learnt positions.
     """
     base = base_of(model)
     width, most = max(map(len, prompts)), learnt_positions(base.config)
@@ -187,11 +185,7 @@ def generate_ids(
 class Draws(LogitsProcessor):
     """Draws a token for each row and leaves only that one possible.
 
-    Args:
-        uniform: the numbers that decide, in [0, 1), (B, max_new_tokens).
-        width: tokens in front of the answers.
-        temperature: of the distribution that is drawn from.
-        top_k: tokens that a draw may take; 0 for all.
+    uniform: the numbers that decide, in [0, 1), (B, max_new_tokens). width: of the prompts.
     """
 
     def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:

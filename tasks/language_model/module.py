@@ -59,8 +59,7 @@ class LanguageModelModule(PointwiseModule):
         answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
-        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or no
-            policy, but perhaps the model's name.
+        ValueError: a positive tolerance, which no mean log-likelihood reaches; or no policy.
     """
 
     host_keys: tuple[str, ...] = (
@@ -218,18 +217,14 @@ class LanguageModelModule(PointwiseModule):
         if batch["shift"].isnan().all():
             return values
         shift = batch["shift"].to(values, non_blocking=True)
-        reference = outputs.reference_mean_log_likelihood
-        origin = torch.zeros_like(values)
+        own, reference = values, outputs.reference_mean_log_likelihood
         if reference is not None:
             relative = batch["relative"].to(values.device, non_blocking=True)
-            origin = torch.where(relative, reference, 0.0)
-        tolerance = 0.0
+            own = own - torch.where(relative, reference, 0.0)
+        own = own + shift.nan_to_num()
         if self.requirements[name].bound != "within":
             bound = (self.constraints if self.training else self.evaluation_constraints)[name]
-            side = bound.at_least if bound.at_most is None else bound.at_most
-            assert side is not None
-            tolerance = side
-        own = values - origin + shift.nan_to_num() + tolerance
+            own = own + (bound.at_least if bound.at_most is None else bound.at_most)
         return torch.where(shift.isnan(), values, own)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -249,17 +244,16 @@ class LanguageModelModule(PointwiseModule):
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
-        """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
+        """Once a fit: training mode, a new choice of the scoring method, the reference's cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache
-        if kept_in is None or self.scorer.cache is not None:
-            return
-        if problem := caching_problem(self.model):
-            rank_zero_warn(problem)
-            return
-        folder = None if kept_in == "memory" else kept_in
-        self.scorer.cache = ReferenceCache(self.model, folder)
+        if kept_in is not None and self.scorer.cache is None:
+            if problem := caching_problem(self.model):
+                rank_zero_warn(problem)
+            else:
+                folder = None if kept_in == "memory" else kept_in
+                self.scorer.cache = ReferenceCache(self.model, folder)
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:
@@ -286,10 +280,7 @@ class LanguageModelModule(PointwiseModule):
         real: Tensor,
         stage: str,
     ) -> None:
-        """Adds the KL of a batch, and answers to its prompts where they are asked for.
-
-        real: bool (B,), False for samples that only fill the batch.
-        """
+        """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         carries = self.compared(batch).any(1).to(real.device) & real
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
@@ -350,12 +341,9 @@ class LanguageModelModule(PointwiseModule):
     def generate(
         self, prompt_ids: Tensor, prompt_lengths: Tensor, *, reference: bool = False
     ) -> Answers:
-        """An answer to each prompt, generated as the policy says; see generation.py.
+        """An answer to each prompt, (B, P) padded on the right, as the policy says.
 
-        Args:
-            prompt_ids: padded on the right, (B, P).
-            prompt_lengths: (B,).
-            reference: let the reference answer, the model with its adapters off.
+        reference: let the reference answer, the model with its adapters off.
         """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
         return self._answers([ids[:length] for ids, length in padded], reference=reference)
@@ -385,12 +373,11 @@ class LanguageModelModule(PointwiseModule):
         ]
 
     def export(self, path: str | Path) -> Path:
-        """Save model, tokenizer and model card as a folder.
+        """Save model, tokenizer and model card as a folder, which a run takes as `model_name`.
 
         The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
         `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
-        is itself an adapter on another. The card says which. Another run takes either kind as its
-        `model_name`.
+        is itself an adapter on another.
         """
         return export_policy(self, Path(path))
 
@@ -406,13 +393,11 @@ class LanguageModelModule(PointwiseModule):
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
-        problems = [f"missing {name}" for name in missing]
-        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
+        problems = [f"missing {n}" for n in missing] + [f"unexpected {n}" for n in keys[1]]
         if strict and problems:
-            more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
             raise RuntimeError(
-                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
-                f"{more}. Load it with the model and the lora settings it was trained with."
+                f"The checkpoint does not fit what this model trains ({len(problems)} weights, as "
+                f"{problems[0]}). Load it with the model and the lora settings it was trained with."
             )
         return keys
 

@@ -73,9 +73,8 @@ def reference_problem(model: nn.Module) -> str | None:
 def caching_problem(model: nn.Module) -> str | None:
     """Why hidden states of the reference must not be kept, or None if they may.
 
-    Kept states are read through the vocabulary layer of the model as it is in training, so nothing
-    outside the repeated layers may be adapted: not head, embeddings (often tied to the head), nor
-    final norm.
+    They are read through the vocabulary layer as it is in training, so nothing outside the repeated
+    layers may be adapted.
     """
     if problem := reference_problem(model):
         return problem
@@ -126,11 +125,8 @@ class ReferenceCache:
     """Last hidden states of the reference policy, (T, H) for each (prompt, response).
 
     Args:
-        model: refused with the reason if its reference is not fixed or not readable later; see
-            :func:`caching_problem`.
-        folder: where to keep them. None keeps them in memory, for this run, and each rank its own.
-            On disk they serve later runs and all ranks at once; entries of other models beside them
-            are neither read nor removed.
+        model: a ValueError if :func:`caching_problem`.
+        folder: where they serve later runs and all ranks. None keeps them in memory.
         dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
             a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
     """
@@ -187,10 +183,7 @@ class ReferenceCache:
         self.bytes += kept.nbytes
 
     def report(self, trainer: Trainer) -> dict[str, float]:
-        """Over all ranks, since the last report: {"reference_cache/hit_rate", and "…/bytes" kept}.
-
-        The rate is of responses that were asked for. Called by every rank.
-        """
+        """Of all ranks, by each: {"reference_cache/bytes", and since the last "…/hit_rate"}."""
         counts = torch.tensor([self.hits, self.misses, self.bytes], dtype=torch.float64)
         if trainer.world_size > 1:
             every: list[Any] = [None] * trainer.world_size

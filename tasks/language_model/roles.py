@@ -60,8 +60,7 @@ class Requirement:
 
     Args:
         role: of the responses that it is about.
-        bound: the side on which a value must lie of its tolerance; "within" so much of the
-            response's own number.
+        bound: the side of the tolerance; "within" so much of the response's own number.
         several: whether a sample may have several such responses: values are (B, K), else (B,).
         kinds: of the prompts that it is about, as ``Record.kind`` names them; () is all.
         value: what is bounded of each scored response, (B, R).
@@ -79,12 +78,7 @@ class Requirement:
         return self.value in (divergence, drop)
 
     def constraint(self, option: str, tolerance: float) -> Constraint:
-        """The constraint of a tolerance that was given as ``option``.
-
-        Raises:
-            ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or
-                one that is not positive, of a divergence or a band.
-        """
+        """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
             what = "half the width of a band" if self.bound == "within" else "a KL a token"
             raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")

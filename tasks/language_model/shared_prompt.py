@@ -39,10 +39,10 @@ from pl_pointwise.tasks.common.attention import Replacement, added, attention_fu
 
 @dataclass(frozen=True)
 class Sample:
-    """Lengths of one sample in the row: its prompt, and what each response adds behind it."""
+    """Lengths of one sample in the row: its prompt, and of each response all but its last token."""
 
     prompt: int
-    responses: tuple[int, ...]  # tokens fed, that is the response's length − 1; at least one entry
+    responses: tuple[int, ...]
 
     @property
     def trunk(self) -> int:
@@ -55,14 +55,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the N tokens of the row come from, and which of them predict a response token.
-
-    The n predicting places are ordered by sample, response, token.
-    """
+    """Where the N tokens of the row come from, and which of them predict a response token."""
 
     source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
     positions: Tensor  # (N,) position ids
-    predicting: Tensor  # (n,) places in the row
+    predicting: Tensor  # (n,) places in the row, by sample, response, token
     samples: tuple[Sample, ...]
 
     @classmethod
@@ -74,10 +71,7 @@ class Layout:
         response_width: int,
         device: torch.device | None = None,
     ) -> Layout:
-        """The layout of prompts (B, P) and responses (B, R, T), padded on the right.
-
-        A response of length 0 is absent; a sample without responses takes no place at all.
-        """
+        """Of prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
         responses_from = len(prompt_lengths) * prompt_width
         source: list[Tensor] = []
         positions: list[Tensor] = []
@@ -128,9 +122,8 @@ def layout_in_use(layout: Layout) -> Iterator[None]:
 def _row_mask(*args: Any, original: Callable[..., Any], additive: bool, **kwargs: Any) -> Any:
     """A mask for transformers' registry: a :class:`RowMask` in a layout, else the original.
 
-    mask_function(sample, head, query position, key position) → bool is the model's rule. It is
-    plainly causal if nothing was put on top (allow_is_causal_skip) and no window or chunk
-    (local_size) is reached.
+    The model's rule, mask_function, is plainly causal if nothing was put on top
+    (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
     layout = _layout.get()
     if layout is None:

@@ -39,12 +39,7 @@ CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven o
 def token_statistics(
     logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None
 ) -> TokenStatistics:
-    """Log-likelihood of each target, and if there is a reference, its own and KL(π ‖ π_ref).
-
-    Args:
-        logits, reference_logits: (n, V), computed in float32 or wider.
-        targets: (n,) token ids.
-    """
+    """ℓ of each target (n,), and with a reference KL(π ‖ π_ref) and its ℓ, from logits (n, V)."""
     reference = None if reference_logits is None else _log_softmax(reference_logits)
     return _statistics(_log_softmax(logits), targets, reference)
 
@@ -71,9 +66,8 @@ def chunked_token_statistics(
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
-    Args:
-        reference_mode: a context in which the head is the reference's, where the two differ.
-        chunk_elements: the most logits to hold at a time.
+    reference_mode: a context in which the head is the reference's, where the two differ.
+    chunk_elements: the most logits to hold at a time.
     """
 
     def reference_logits(reference: Tensor | None) -> Tensor | None:
@@ -107,8 +101,7 @@ class _WithGradient(torch.autograd.Function):
     """:func:`token_statistics` of hidden states (n, H) under a frozen head, and their gradient.
 
     A token's statistics depend on its own hidden state alone, so row t of the gradient of Σ_t ℓ_t
-    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for each of
-    ℓ and KL; the plain way keeps (n, V), and recomputing takes every product a second time.
+    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for ℓ and KL.
     """
 
     @staticmethod

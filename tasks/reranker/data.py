@@ -53,11 +53,10 @@ _NEEDS = {
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    One raw record, the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
+    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
 
         {"query_id": 1115776, "query": "what is an aml surveillance analyst",
-         "passages": {"is_selected": [0, 0, 1, ...],
-                      "passage_text": ["Anti-Money Laundering Template ...", ...]}}
+         "passages": {"is_selected": [0, 1, ...], "passage_text": ["Anti-Money ...", ...]}}
 
     and the batch of B such records, with C = 1 + negatives, candidate 0 the positive::
 
@@ -77,18 +76,16 @@ class RerankerDataModule(PointwiseDataModule):
     validation data. A set with more records than its ``max_queries``, ``val_queries`` or
     ``test_queries`` keeps those whose negatives' lengths vary most, as the paper does. Where there
     are test data of their own, "val" and "test" are random draws instead: a certificate speaks of
-    new queries, and queries chosen by length are not like them. A record whose passages are all of
-    one length may be kept; the length objective is 0 there.
+    new queries, and queries chosen by length are not like them.
 
     Args:
         model_name: the model whose tokenizer to use. This, max_length and template are the
             module's: give them here only to use the data without one.
         max_length: as the module's.
         template: as the module's.
-        source: "embedded" are docstrings of Python's standard library, which ship with this package
-            (``corpus.py``), held out by module; "hub" is ``hub_path``, its splits "train" and
-            "validation"; "files" are the files below, of whose training queries a part is held out,
-            of each query_type the same part, no query text on two sides.
+        source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
+            module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
+            queries of "files" a part is held out, of each query_type the same, by query text.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
         train_file: JSON lines, or Parquet by its ending ".parquet".
@@ -104,11 +101,10 @@ class RerankerDataModule(PointwiseDataModule):
         val_queries: the most queries in validation data; None is all.
         test_queries: the most queries in test data; None takes val_queries.
         val_fraction: the part of the training queries to hold out where the source has no
-            validation data; 0 holds out none. None is val_queries / (max_queries + val_queries +
-            test_queries), or 0.1 if max_queries or val_queries is all.
-        test_fraction: likewise as test data, used once, for a certificate of the model that the
-            validation data chose. At 0 it follows from test_queries, where these are given. The
-            hub's "validation" is divided into both in the proportion of the two fractions.
+            validation data. None is val_queries / (max_queries + val_queries + test_queries), or
+            0.1 if max_queries or val_queries is all.
+        test_fraction: likewise as test data, to certify. At 0 it follows from test_queries, where
+            these are given. The hub's "validation" is divided in the proportion of both fractions.
         batch_size: queries per rank in one optimisation step.
         eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -187,10 +183,7 @@ class RerankerDataModule(PointwiseDataModule):
                     self._measure(name)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, select and tokenise what ``stage`` needs and is not there yet.
-
-        Testing takes in the training data too, where there are any: the difference is a result.
-        """
+        """Read, select and tokenise what ``stage`` needs and is not there yet."""
         self._agree_with_module()
         for each in _NEEDS if stage is None else [stage]:
             for name in _NEEDS[each]:
@@ -248,16 +241,11 @@ class RerankerDataModule(PointwiseDataModule):
         agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
         if agreed["model_name"] is None:
             raise DataError(
-                "model_name: the data need a tokenizer. Use them with a RerankerModule, or give "
-                "them the model_name they are to be tokenised for."
+                "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
-        template = agreed["template"]
-        module = getattr(self.trainer, "lightning_module", None)
+        template, module = agreed["template"], getattr(self.trainer, "lightning_module", None)
         if template is not None and getattr(module, "template", template) is None:
-            raise DataError(
-                f"template: the data have {template!r} and the module reads pairs, so its export "
-                "would make other inputs. Give it to the module alone."
-            )
+            raise DataError(f"template: the data have {template!r}. Give it to the module alone.")
         if agreed != self._format:
             self._tokenizer = _load_tokenizer(**agreed)
             self._format = agreed
@@ -302,10 +290,7 @@ class RerankerDataModule(PointwiseDataModule):
     def _from_corpus(self) -> dict[str, list[Record]]:
         entries = docstring_records(self.negatives, self.seed)
         if not entries:
-            raise DataError(
-                f"The embedded corpus has no module with {self.negatives + 1} docstrings. Lower "
-                "negatives, or set source to files."
-            )
+            raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
         records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
         groups = [group for group, _ in entries]
         return split_by_group(records, groups, self._shares, self.seed, "module")
@@ -433,14 +418,13 @@ def _load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise DataError(
-            f"{model_name}: its tokenizer is slow or has no pad token. Take an encoder with a fast "
-            "tokenizer and a pad token."
+            f"{model_name}: take an encoder with a fast tokenizer that has a pad token."
         )
     least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
     if not least <= max_length <= tokenizer.model_max_length:
         raise DataError(
             f"max_length={max_length}: {model_name} takes from {least} to "
-            f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
+            f"{tokenizer.model_max_length:,} tokens."
         )
     return tokenizer
 

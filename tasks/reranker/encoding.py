@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import CHUNK, report_skipped
+from pl_pointwise.tasks.common.records import CHUNK, report_skipped, shown
 
 from .records import Record
 
@@ -166,19 +166,17 @@ class RerankerDataset:
 
         Of a pair, whose longer text is cut first, each text keeps one.
         """
-        max_length, template, predict = self._settings
-        for number, (pair, length) in enumerate(zip(pairs, lengths, strict=True)):
-            start = 0 if template is None else len(template.format(query=record.query, passage=""))
+        max_length, template, _ = self._settings
+        start = 0 if template is None else len(template.format(query=record.query, passage=""))
+        for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
             if length == 0:
                 problem = "gives no token. Put words in it"
             elif pair.overflowing and not any(end > start for _, end in pair.offsets):
                 problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
             else:
                 continue
-            which = f"number {number + 1}"
-            if not predict:
-                which = f"negative {number}" if number else "the positive"
-            return f'{record.where}: field "passages": {which} {problem}, or take out the record.'
+            which = f'{record.where}: field "passages": {shown(text)}'
+            return f"{which} {problem}, or take out the record."
         return None
 
     @cached_property

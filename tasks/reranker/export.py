@@ -86,20 +86,14 @@ def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
 
 
 def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Entries of the state that turn two labels into one: W₁ − W₀ and b₁ − b₀.
-
-    The head is the one linear layer with two outputs, wherever an architecture keeps it.
-    """
+    """The head, the one linear layer with two outputs, of one label: W₁ − W₀ and b₁ − b₀."""
     heads = [
         (name, layer)
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer.out_features == 2
     ]
     if len(heads) != 1:
-        raise ValueError(
-            f"Cannot fold the two labels of {type(model).__name__} into one: found "
-            f"{len(heads)} linear layers with two outputs, not one."
-        )
+        raise ValueError(f"{type(model).__name__} has {len(heads)} heads of two labels to fold.")
     name, layer = heads[0]
     folded = {f"{name}.weight": layer.weight[1:] - layer.weight[:1]}
     if layer.bias is not None:

@@ -91,12 +91,7 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
 
 
 class QueryMean(MeanBySample):
-    """Mean over queries of one value per query, over all batches and ranks; NaN of no query.
-
-    Args:
-        values: (scores, lengths, candidates) → (B,).
-        higher_is_better: None for neither.
-    """
+    """Mean over queries of (scores, lengths, candidates) → (B,), over all batches and ranks."""
 
     def __init__(
         self, values: Callable[[Tensor, Tensor, Tensor], Tensor], higher_is_better: bool | None
@@ -114,10 +109,7 @@ class QueryMean(MeanBySample):
 class PairStatistic(Metric):
     """A statistic of the margins s_p − s_n of all pairs, over all batches and ranks.
 
-    Every pair of a query's positive and one of its negatives counts once.
-
-    Args:
-        statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
+    statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
     """
 
     full_state_update = False

@@ -53,15 +53,13 @@ class RerankerModule(PointwiseModule):
     head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
-        formulation: how the margin is enforced; one for the constraint, {"relevance": one}, or
-            None for plain training on the objective.
+        model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        formulation: how the margin is enforced; None for plain training on the objective.
         tolerance: ε, the margin s_p − s_n each negative has to keep; with constrain "probability"
             the probability, such as 0.9.
         evaluation_tolerance: ε that violations in validation and test are measured against, in the
             same unit; None takes `tolerance`. Give every method that is compared the same.
-        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε. Runs of both
-            are compared by `wrong_order` and `wrong_probability_cvar95`, which every run has.
+        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε.
         objective: "length" for the length-biased Λ, or "monobert" for binary cross-entropy on
             each pair, which trains relevance alone (with formulation None: the baseline).
         objective_candidates: candidates that Λ orders by length, "all" (as the paper's formula)
@@ -72,8 +70,7 @@ class RerankerModule(PointwiseModule):
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first. The data module takes it, model_name and template from here.
         template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
-        training: how it is trained; by default the paper's: AdamW at 2e-5 with a linear schedule,
-            a warm-up ratio of 0.1 and no weight decay.
+        training: how it is trained; by default as in the paper.
     """
 
     host_keys = ("index", "lengths")
