@@ -101,11 +101,6 @@ def test_mrr_equals_sklearn_where_nothing_is_tied() -> None:
     assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_scores_are_compared_in_their_own_precision() -> None:
-    scores = torch.tensor([[1.0 + 1e-12, 1.0]], dtype=torch.float64)
-    assert hit(scores, NO_LENGTHS, torch.ones(1, 2, dtype=torch.bool), top_k=1).item() == 1.0
-
-
 @given(st.lists(batches(), min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_metric_is_the_mean_over_the_queries_of_all_batches(
     several: list[Batch], random: Any
