@@ -42,8 +42,8 @@ def check_fractions(val: float, test: float) -> None:
     """Raises :class:`DataError`: a fraction out of its range, or nothing left to train on."""
     if val < 0 or test < 0 or val + test >= 1:
         raise DataError(
-            f"val_fraction={val}, test_fraction={test}: give numbers from 0 on whose sum is below "
-            "1, or they leave nothing to train on."
+            f"val_fraction={val}, test_fraction={test}: give numbers from 0 to below 1 whose sum "
+            "leaves something to train on."
         )
 
 

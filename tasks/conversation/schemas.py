@@ -27,12 +27,12 @@ from typing import Any
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import bad_field, field, json_object, shown, text_field
+from pl_pointwise.tasks.language_model.messages import is_turns
 from pl_pointwise.tasks.language_model.records import (
     PROMPTS,
     Record,
     Response,
     conversation,
-    is_turns,
     make_record,
     read_beavertails,
     read_instruction,

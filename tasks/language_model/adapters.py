@@ -1,8 +1,4 @@
-"""LoRA adapters: PEFT's options, where they go by default, adapters already trained, merging.
-
-With its adapters off, the model is the reference policy. So those options of PEFT's are offered
-that leave the base's weights as they are, and no others.
-"""
+"""LoRA adapters: PEFT's options, where they go by default, adapters already trained, merging."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from typing import Literal
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -33,8 +28,8 @@ _LINEAR = (nn.Linear, Conv1D)
 class Lora:
     """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
 
-    The options are those of PEFT's LoraConfig that leave W as it is, under the same names; PEFT's
-    documentation says what each does. The others, such as ``bias``, would change the reference.
+    PEFT's options that leave W as it is, under its names; PEFT's documentation says what each does.
+    The others, such as ``bias``, would change the reference.
 
     Args:
         r: rank of B·A.
@@ -49,9 +44,6 @@ class Lora:
             experts; needs lora_dropout 0.
         init_lora_weights: how A and B start. Those of PEFT's that split W, such as "pissa", would
             change the reference.
-
-    Raises:
-        ValueError: such a start.
     """
 
     r: int = 8
@@ -85,16 +77,23 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
         ValueError: a name that matches nothing, or nothing in the model can take them; names what
             could.
     """
-    base = model.config.model_type
-    targets = lora.target_modules
+    base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
+        targets = _attention_targets(model, lora)
     try:
-        if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
-            targets = _attention_targets(model, lora)
         options = vars(lora) | {"target_modules": targets}
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
         assert isinstance(adapted, PeftModel)
-        _require_matches(adapted, lora)
+        # Of several names PEFT leaves out without a word those that nothing has.
+        paths = [path for path, _ in adapted.get_base_model().named_modules()]
+        listed = lora.target_modules if isinstance(lora.target_modules, list) else []
+        for names, there in (
+            (listed, adapted.base_model.targeted_module_names),
+            (lora.modules_to_save or [], paths),
+        ):
+            if lost := [n for n in names if not any(f".{p}".endswith(f".{n}") for p in there)]:
+                raise ValueError(f"no {lost}, or none that the other options leave.")
     except ValueError as error:
         head = model.get_output_embeddings()
         endings = {
@@ -113,10 +112,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     """Paths of the linear layers inside the decoder's attention, known by the names of classes.
 
-    PEFT applies layers_to_transform to the endings of names, but not to whole paths.
-
-    Raises:
-        ValueError: none.
+    Of layers_to_transform alone, which PEFT does not apply to whole paths.
     """
     try:
         decoder: nn.Module = decoder_of(model)
@@ -129,44 +125,20 @@ def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
         for part in attention.modules()
         if isinstance(part, _LINEAR)
     }
-    paths = [path for path, part in model.named_modules() if id(part) in inside]
-    if lora.layers_to_transform is not None:
-        by_ending = LoraConfig(
-            target_modules=[path.rpartition(".")[2] for path in paths],
-            layers_to_transform=lora.layers_to_transform,
-            layers_pattern=lora.layers_pattern,
-        )
-        paths = [path for path in paths if check_target_module_exists(by_ending, path)]
-    if not paths:
-        raise ValueError("there is no attention to adapt.")
-    return paths
-
-
-def _require_matches(adapted: PeftModel, lora: Lora) -> None:
-    """
-    Raises:
-        ValueError: a name that nothing in the model has, which PEFT leaves out without a word.
-    """
-    targets = lora.target_modules if isinstance(lora.target_modules, list) else []
-    paths = [path for path, _ in adapted.get_base_model().named_modules()]
-    given = {
-        "target_modules": (targets, adapted.base_model.targeted_module_names),
-        "modules_to_save": (lora.modules_to_save or [], paths),
-    }
-    for option, (names, there) in given.items():
-        if lost := [n for n in names if not any(f".{path}".endswith(f".{n}") for path in there)]:
-            raise ValueError(f"{option}: no {lost}, or none that the other options leave.")
+    layers = lora.layers_to_transform
+    chosen = {str(layer) for layer in (layers if isinstance(layers, list) else [layers])}
+    return [
+        path
+        for path, part in model.named_modules()
+        if id(part) in inside and (layers is None or chosen.intersection(path.split(".")))
+    ]
 
 
 # Adapters that are already trained ----------------------------------------------------------------
 
 
 def saved_adapter(name: str, revision: str | None = None) -> PeftConfig | None:
-    """The configuration of a folder or hub repository that holds an adapter; None if it holds none.
-
-    Raises:
-        ValueError: an adapter that names no base.
-    """
+    """The configuration of the adapter in a folder or hub repository; None if it holds none."""
     path = repository_file(name, "adapter_config.json", revision)
     if path is None:
         return None
@@ -195,11 +167,7 @@ def repository_file(name: str, file: str, revision: str | None = None) -> str | 
 def with_saved_adapter(
     model: PreTrainedModel, name: str, revision: str | None = None
 ) -> PreTrainedModel:
-    """The model with a trained adapter merged into its weights, in their dtype.
-
-    Raises:
-        OSError: an adapter that is not in safetensors.
-    """
+    """The model with a trained adapter merged into its weights, in their dtype."""
     if repository_file(name, "adapter_model.safetensors", revision) is None:
         raise OSError(
             f"{name} has no adapter_model.safetensors, and other formats may run code. Save the "
@@ -214,10 +182,9 @@ def with_saved_adapter(
 
 
 def merged_weights(model: PeftModel) -> dict[str, Tensor]:
-    """The weights of the model without its adapters, which are merged into it.
+    """The weights of the base, adapters merged into them, by its names, in its dtype, on the CPU.
 
-    By the names of the model they were added to, in its dtype, on the CPU. The model itself stays
-    as it is, as merging in place and back would round its weights: each layer is merged in a copy.
+    Each layer is merged in a copy: merging in place and back would round the model's own weights.
     """
     base, adapter = model.get_base_model(), model.active_adapter
     adapted = {name: part for name, part in base.named_modules() if isinstance(part, LoraLayer)}

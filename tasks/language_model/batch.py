@@ -1,7 +1,6 @@
 """A batch of prompts and responses, and the (prompt, response) pairs in it.
 
-Prompts and several responses to each are token ids, padded on the right. Every tensor has the
-samples in front, so ``{name: tensor[rows] for …}`` is a smaller batch:
+Token ids, padded on the right. Every tensor has the samples in front:
 
     prompt_ids        (B, P)
     prompt_lengths    (B,)       at least 1
@@ -14,7 +13,8 @@ What padding holds is never read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,32 +35,24 @@ def collate_responses(
 
     columns: R is at least so many.
     """
-    sizes = (
-        len(prompts),
-        max((columns, *(len(answers) for answers in responses))),
-        max((len(answer) for answers in responses for answer in answers), default=0),
-    )
-    prompt_ids = torch.zeros((sizes[0], max(map(len, prompts), default=0)), dtype=torch.long)
-    response_ids = torch.zeros(sizes, dtype=torch.long)
-    response_lengths = torch.zeros(sizes[:2], dtype=torch.long)
-    for row, (prompt, answers) in enumerate(zip(prompts, responses, strict=True)):
-        prompt_ids[row, : len(prompt)] = torch.as_tensor(prompt)
-        for column, answer in enumerate(answers):
-            response_ids[row, column, : len(answer)] = torch.as_tensor(answer)
-            response_lengths[row, column] = len(answer)
+    count = max((columns, *map(len, responses)))
+    padded = [[*answers, *[()] * (count - len(answers))] for answers in responses]
+    flat = [answer for answers in padded for answer in answers]
+    width = max(map(len, flat), default=0)
+    lengths = torch.tensor([len(answer) for answer in flat], dtype=torch.long)
     return {
-        "prompt_ids": prompt_ids,
+        "prompt_ids": collate_columns(prompts, max(map(len, prompts), default=0), 0),
         "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts]),
-        "response_ids": response_ids,
-        "response_lengths": response_lengths,
+        "response_ids": collate_columns(flat, width, 0).view(len(prompts), count, width),
+        "response_lengths": lengths.view(len(prompts), count),
     }
 
 
 def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
-    """What is known of each response of each row, (B, width) long; the filler where nothing is."""
+    """Rows of numbers as one (B, width) long tensor; the filler where a row has none."""
     found = torch.full((len(values), width), filler, dtype=torch.long)
     for place, of_row in enumerate(values):
-        found[place, : len(of_row)] = torch.tensor(of_row, dtype=torch.long)
+        found[place, : len(of_row)] = torch.as_tensor(of_row, dtype=torch.long)
     return found
 
 
@@ -75,35 +67,31 @@ class Pairs:
     response_ids: Tensor  # (B, R, T)
     prompt_lengths: list[int]
     response_lengths: list[list[int]]  # 0 for what is absent or left out
-    places: list[tuple[int, int]]  # (sample, response) of each pair
-    targets: Tensor  # (n,) the response tokens
 
     @classmethod
     def of(cls, batch: Mapping[str, Any]) -> Pairs:
-        pairs = cls._make(
-            batch["prompt_ids"],
-            batch["response_ids"],
-            batch["prompt_lengths"].tolist(),
-            batch["response_lengths"].tolist(),
-        )
+        lengths = batch["prompt_lengths"].tolist(), batch["response_lengths"].tolist()
+        pairs = cls(batch["prompt_ids"], batch["response_ids"], *lengths)
         if not pairs.places:
             raise DataError("A batch without a single response.")
         return pairs
 
-    @classmethod
-    def _make(
-        cls,
-        prompt_ids: Tensor,
-        response_ids: Tensor,
-        prompt_lengths: list[int],
-        response_lengths: list[list[int]],
-    ) -> Pairs:
-        lengths = torch.tensor(response_lengths, dtype=torch.long)
-        places = [(row, column) for row, column in lengths.nonzero().tolist()]
-        filled = torch.arange(response_ids.shape[2]) < lengths[..., None]  # (B, R, T)
-        tokens = _places_of(filled, response_ids.device)
-        targets = response_ids.flatten()[tokens]
-        return cls(prompt_ids, response_ids, prompt_lengths, response_lengths, places, targets)
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """(sample, response) of each pair."""
+        return [
+            (row, column)
+            for row, lengths in enumerate(self.response_lengths)
+            for column, length in enumerate(lengths)
+            if length
+        ]
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """(n,) the response tokens."""
+        lengths = torch.tensor(self.response_lengths, dtype=torch.long)
+        filled = torch.arange(self.response_ids.shape[2]) < lengths[..., None]  # (B, R, T)
+        return self.response_ids.flatten()[_places_of(filled, self.response_ids.device)]
 
     def only(self, places: set[tuple[int, int]]) -> Pairs:
         """Some of the pairs."""
@@ -111,7 +99,7 @@ class Pairs:
             [length if (row, column) in places else 0 for column, length in enumerate(lengths)]
             for row, lengths in enumerate(self.response_lengths)
         ]
-        return self._make(self.prompt_ids, self.response_ids, self.prompt_lengths, lengths)
+        return replace(self, response_lengths=lengths)
 
     def within(self, pairs: Pairs) -> Tensor:
         """(n,) places of these tokens among those of a larger selection from the same batch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -94,8 +95,8 @@ class ResponseDataModule(PointwiseDataModule):
     A subclass sets the class attributes and defines :meth:`task_records` and :meth:`remedy`. Its
     docstring has the arguments. Batches are those of roles.py.
 
-    Model, revision, chat template and its arguments are those of the module it is used with. A data
-    module used alone is given them.
+    Model, revision, chat template and its arguments are those of the module it is used with, or
+    given.
 
     Attributes:
         truncation: of each data set how many prompts were shortened ("cut") and how many records
@@ -104,12 +105,9 @@ class ResponseDataModule(PointwiseDataModule):
 
     needs: ClassVar[Needs]
     """Where no records are held out as "test", it is "val" under another name."""
-
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
-
     dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
-
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
 
@@ -143,11 +141,7 @@ class ResponseDataModule(PointwiseDataModule):
 
     @property
     def model_name(self) -> str:
-        """The model whose tokenizer it is.
-
-        Raises:
-            DataError: neither this nor the module has one, or they differ.
-        """
+        """The model whose tokenizer it is; a DataError where none is given, or two are."""
         name = self.shared_option("model_name", self.given_name)
         if name is None:
             raise DataError(
@@ -189,8 +183,8 @@ class ResponseDataModule(PointwiseDataModule):
                 self._add(name)
         if stage is None:
             return
-        needed = self.needs[stage] if stage == "test" else self.needs[stage][:1]
-        if not any(name in self.datasets for name in needed):
+        needed = self.needs[stage][: None if stage == "test" else 1]
+        if self.datasets.keys().isdisjoint(needed):
             raise DataError(
                 f"There are no data to {stage} with source={self.source}. Set {self.remedy(stage)}."
             )
@@ -221,9 +215,12 @@ class ResponseDataModule(PointwiseDataModule):
     def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """The data set of records, no sample longer than the positions that a model has learnt."""
         prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
-        most = self._positions
-        if most is not None:
+        if (most := self._positions) is not None:
             prompt, whole = min(prompt, most - 1), min(whole, most)
+        skips = self._skips(name)
+        too_long: TooLong = self.preparation.too_long or ("skip" if skips else "error")
+        if too_long == "skip" and name == "predict":
+            too_long = "error"
         try:
             return self.dataset_class(
                 records,
@@ -231,14 +228,14 @@ class ResponseDataModule(PointwiseDataModule):
                 name=name,
                 max_prompt_length=prompt,
                 max_length=whole,
-                too_long=self._too_long(name),
-                skip_invalid=self._skips(name),
+                too_long=too_long,
+                skip_invalid=skips,
             )
         except DataError as error:
-            if most is None or most != whole:
+            if most != whole:
                 raise
-            problem = f"{self.model_name} has learnt {most:,} positions and reads no more tokens"
-            raise DataError(f"{error} ({problem}: max_length can be no larger.)") from error
+            limit = f"{self.model_name} has learnt {most:,} positions: max_length can be no larger"
+            raise DataError(f"{error} ({limit}.)") from error
 
     def _split(
         self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
@@ -250,11 +247,6 @@ class ResponseDataModule(PointwiseDataModule):
     def _skips(self, name: str) -> bool | None:
         """Whether bad records of a data set are left out; None: there is no choice."""
         return None if name == "predict" else self.skip_invalid
-
-    def _too_long(self, name: str) -> TooLong:
-        """What is done with prompts of a data set that are too long."""
-        given = self.preparation.too_long or ("skip" if self._skips(name) else "error")
-        return "error" if given == "skip" and name == "predict" else given
 
     def _from_file(self, name: str, path: str, parse: Callable[[Any, str], Any]) -> list[Any]:
         """The records of a file, for the data set ``name``."""
@@ -276,10 +268,10 @@ class ResponseDataModule(PointwiseDataModule):
 
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
-        options = ("revision", "chat_template", "template_arguments")
-        revision, template, arguments = (
-            self.shared_option(name, getattr(self.preparation, name)) for name in options
-        )
+        own = self.preparation
+        revision = self.shared_option("revision", own.revision)
+        template = self.shared_option("chat_template", own.chat_template)
+        arguments = self.shared_option("template_arguments", own.template_arguments)
         model = (self.model_name, revision, template, arguments)
         if model == self._encoded_for:
             return
@@ -292,12 +284,11 @@ class ResponseDataModule(PointwiseDataModule):
         self._encoder = ConversationEncoder(
             tokenizer, tools=self.needs_tools, template_arguments=arguments
         )
-        try:
+        self._positions = None
+        with suppress(OSError, ValueError):  # a folder of a tokenizer alone
             source = model_source(self.model_name)
             config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
             self._positions = learnt_positions(config)
-        except (OSError, ValueError):  # a folder of a tokenizer alone
-            self._positions = None
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model
@@ -306,7 +297,5 @@ class ResponseDataModule(PointwiseDataModule):
 def conversation_texts(record: Record) -> dict[str, str]:
     """Where a record is from, its turns, and its tools if it has some, for reports."""
     turns = "\n".join(map(turn_text, record.messages))
-    texts = {"record": record.where, "prompt": turns}
-    if record.tools:
-        texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
-    return texts
+    tools = {"tools": json.dumps(record.tools, ensure_ascii=False)} if record.tools else {}
+    return {"record": record.where, "prompt": turns, **tools}

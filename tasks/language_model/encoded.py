@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -13,11 +13,16 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import CHOICE, CHUNK, digest, report_skipped
+from pl_pointwise.tasks.common.records import CHUNK, digest, refused, report_skipped
 
 from .conversations import ConversationEncoder
+from .messages import Message
 from .records import Record
 from .truncation import TooLong, fit_prompt
+
+
+class TooLongError(DataError):
+    """A prompt that is too long, where no option lets it be left out."""
 
 
 class EncodedResponses:
@@ -63,19 +68,17 @@ class EncodedResponses:
         self.truncation = {"cut": 0, "skipped": 0}
         self.characters: list[int] = []
         self._limits = max_prompt_length, max_length
-        self._too_long: TooLong = too_long
-        self._skip_invalid = skip_invalid
+        self._too_long, self._skip_invalid = too_long, skip_invalid
         prompts: list[np.ndarray] = []
         responses: list[np.ndarray] = []
         skipped: list[str] = []
         for start in range(0, len(records), CHUNK):
-            for record, rendered, ids, tokens in self._encoded(
-                records[start : start + CHUNK], encoder, skipped
-            ):
+            chunk = records[start : start + CHUNK]
+            for record, texts, ids, tokens in self._encoded(chunk, encoder, skipped):
                 self.records.append(record)
                 prompts.append(np.asarray(ids, np.int32))
                 responses += [np.asarray(each, np.int32) for each in tokens]
-                self.characters += [encoder.characters(each) for each in rendered]
+                self.characters += map(encoder.characters, texts)
         cut, left_out = self.truncation["cut"], self.truncation["skipped"]
         report_skipped(name, skipped, len(self.records) + left_out)
         if cut or left_out:  # A warning: `compare` hides all below.
@@ -88,10 +91,11 @@ class EncodedResponses:
         if not self.records:
             long = f" ({left_out:,} are too long)" if left_out else ""
             raise DataError(f"{name}: no usable record{long}. Give at least one.")
-        self.columns = max(len(record.answers) for record in self.records)
+        counts = [len(record.responses) for record in self.records]
+        self.columns = max(counts)
         self._prompts, self._prompt_ends = _flat(prompts)
         self._responses, self._response_ends = _flat(responses)
-        self._owners = np.cumsum([0, *(len(record.answers) for record in self.records)])
+        self._owners = np.cumsum([0, *counts])
 
     def _encoded(
         self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
@@ -103,59 +107,50 @@ class EncodedResponses:
         rendered = []
         for record in records:
             try:
-                prompt, responses = render(record, encoder)
-                _check_opposed(record, responses)
-                rendered.append((record, prompt, responses))
+                rendered.append((record, *render(record, encoder)))
             except DataError as error:
-                skipped.append(_refused(error, self._skip_invalid))
+                skipped.append(refused(error, self._skip_invalid))
         texts, answers = [prompt for _, prompt, _ in rendered], [each for *_, each in rendered]
         encoded = encoder.encode(texts, answers)
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             try:
-                found = self._fitted(record, responses, ids, tokens, encoder)
-                if found is not None:
-                    yield record, *found
+                if len(ids) > self._limits[0]:
+                    messages = self._shortened(record, len(ids), encoder)
+                    if messages is None:
+                        continue
+                    prompt, responses = render(record, encoder, messages)
+                    ((ids, tokens),) = encoder.encode([prompt], [responses])
+                    self.truncation["cut"] += 1
+                longest = max(map(len, tokens), default=0)
+                if len(ids) + longest > self._limits[1]:
+                    raise DataError(
+                        f"{record.where}: a response of {longest:,} tokens does not fit behind a "
+                        f"prompt of {len(ids):,} in max_length={self._limits[1]:,}, and responses "
+                        "are never cut. Raise max_length, lower max_prompt_length, or take it out."
+                    )
+            except TooLongError:
+                raise
             except DataError as error:
-                skipped.append(_refused(error, self._skip_invalid))
+                skipped.append(refused(error, self._skip_invalid))
+            else:
+                yield record, responses, ids, tokens
 
-    def _fitted(
-        self,
-        record: Record,
-        rendered: list[str],
-        ids: list[int],
-        tokens: list[list[int]],
-        encoder: ConversationEncoder,
-    ) -> tuple[list[str], list[int], list[list[int]]] | None:
-        """(responses, prompt's ids, responses' ids), shortened if they must be; None: left out.
-
-        Raises:
-            DataError: a prompt that is too long even so, or a response that does not fit behind it.
-        """
-        limit, whole = self._limits
-        if len(ids) > limit:
-            messages = fit_prompt(encoder, record, limit, cut=self._too_long == "cut")
-            if messages is None:
-                if self._too_long == "skip" or (self._too_long == "cut" and self._skip_invalid):
-                    self.truncation["skipped"] += 1
-                    return None
-                problem = (
-                    f"{record.where}: the prompt has {len(ids):,} tokens. Even without what may be "
+    def _shortened(
+        self, record: Record, length: int, encoder: ConversationEncoder
+    ) -> list[Message] | None:
+        """The record's conversation, such that its prompt fits; None if it is to be left out."""
+        limit, cut = self._limits[0], self._too_long == "cut"
+        messages = fit_prompt(encoder, record, limit, cut=cut)
+        if messages is None:
+            if self._too_long == "error" or (cut and not self._skip_invalid):
+                raise TooLongError(
+                    f"{record.where}: the prompt has {length:,} tokens. Even without what may be "
                     f"cut it does not fit in max_prompt_length={limit:,}. Raise it, or set "
                     "preparation.too_long: skip leaves such records out, cut takes away the "
                     "beginnings of their texts, never of tools and system turns."
                 )
-                raise (DataError if self._too_long == "cut" else TooLongError)(problem)
-            prompt, rendered = render(record, encoder, messages)
-            ((ids, tokens),) = encoder.encode([prompt], [rendered])
-            self.truncation["cut"] += 1
-        longest = max(map(len, tokens), default=0)
-        if len(ids) + longest > whole:
-            raise DataError(
-                f"{record.where}: a response of {longest:,} tokens does not fit behind a "
-                f"prompt of {len(ids):,} in max_length={whole:,}, and responses are "
-                "never cut. Raise max_length, lower max_prompt_length, or take it out."
-            )
-        return rendered, ids, tokens
+            self.truncation["skipped"] += 1
+        return messages
 
     def __len__(self) -> int:
         return len(self.records)
@@ -183,7 +178,7 @@ class EncodedResponses:
 
     @cached_property
     def units(self) -> list[str]:
-        """The prompt of each sample, as a digest: samples of one prompt depend on each other."""
+        """The prompt of each sample: samples of one prompt depend on each other."""
         return [record.unit for record in self.records]
 
     @cached_property
@@ -219,12 +214,9 @@ class EncodedResponses:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the tokens, their order, and what is asked of each response."""
+        arrays = self._prompts, self._prompt_ends, self._responses, self._response_ends
         found = hashlib.sha256()
-        prompts, responses = (
-            (self._prompts, self._prompt_ends),
-            (self._responses, self._response_ends),
-        )
-        for values in (*prompts, *responses, self._owners):
+        for values in (*arrays, self._owners):
             found.update(np.ascontiguousarray(values).tobytes())
         asked = [
             [each.kind, each.objective, [[r.role, r.tolerance, r.relative] for r in each.responses]]
@@ -233,19 +225,13 @@ class EncodedResponses:
         return digest(found.hexdigest(), asked)
 
 
-class TooLongError(DataError):
-    """A prompt that is too long, where that is to be an error."""
-
-
 def render(
-    record: Record,
-    encoder: ConversationEncoder,
-    messages: Sequence[Mapping[str, Any]] | None = None,
+    record: Record, encoder: ConversationEncoder, messages: Sequence[Message] | None = None
 ) -> tuple[str, list[str]]:
     """The prompt and each response as the model reads them; ``messages`` in place of its own.
 
     Raises:
-        DataError: the template refuses them.
+        DataError: the template refuses them, or a response would have to be likely and unlikely.
     """
     messages = record.messages if messages is None else messages
     prompt = encoder.prompt(messages, record.tools, record.where, record.answers)
@@ -253,32 +239,15 @@ def render(
         encoder.response(messages, record.tools, answer, prompt, record.where)
         for answer in record.answers
     ]
-    return prompt, rendered
-
-
-def _check_opposed(record: Record, rendered: Sequence[str]) -> None:
-    """
-    Raises:
-        DataError: a response that would have to be likely and unlikely at once.
-    """
-    pairs = list(zip(record.opposed, rendered, strict=True))
-    unlikely = {text for opposed, text in pairs if opposed}
-    if any(text in unlikely for opposed, text in pairs if not opposed):
+    sides: dict[bool, set[str]] = {True: set(), False: set()}
+    for opposed, text in zip(record.opposed, rendered, strict=True):
+        sides[opposed].add(text)
+    if sides[True] & sides[False]:
         raise DataError(
             f"{record.where}: the chat template renders two responses alike, so one would have "
             "to be likely and unlikely at once. Change one, or take out the record."
         )
-
-
-def _refused(error: DataError, skip_invalid: bool | None) -> str:
-    """The message of a record to leave out; raises it where that is not wanted."""
-    if isinstance(error, TooLongError):  # which has an option of its own
-        raise error
-    if skip_invalid is False:
-        raise DataError(f"{error} {CHOICE}") from error.__cause__
-    if not skip_invalid:
-        raise error
-    return str(error)
+    return prompt, rendered
 
 
 def _flat(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

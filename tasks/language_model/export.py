@@ -27,14 +27,20 @@ model, tokenizer = {kind}.from_pretrained(name), AutoTokenizer.from_pretrained(n
 
 def export_policy(module: LanguageModelModule, path: Path) -> Path:
     """Writes the folder; see ``LanguageModelModule.export``."""
-    model = module.model
+    model, whole = module.model, module.policy.merge_on_export
     path.mkdir(parents=True, exist_ok=True)
-    whole = not isinstance(model, PeftModel) or _exports_whole(module)
     if not isinstance(model, PeftModel):
+        whole = True
         model.save_pretrained(path)
-    elif whole:
+    elif not whole and saved_adapter(module.model_name, module.revision):
+        whole = True  # An adapter file can name a base, but not two adapters.
+        rank_zero_info(
+            f"{module.model_name} is an adapter itself, so the whole model is exported, with "
+            "both adapters merged into it."
+        )
+    if isinstance(model, PeftModel) and whole:
         base_of(model).save_pretrained(path, state_dict=merged_weights(model))
-    else:
+    elif isinstance(model, PeftModel):
         model.active_peft_config.revision = module.revision  # of the base
         model.save_pretrained(path)
     module.tokenizer.save_pretrained(path)
@@ -49,14 +55,3 @@ def export_policy(module: LanguageModelModule, path: Path) -> Path:
         usage=USAGE.format(package=package, kind=kind),
     )
     return path
-
-
-def _exports_whole(module: LanguageModelModule) -> bool:
-    """Whether adapters are merged: an adapter file can name a base, but not two adapters."""
-    if not module.policy.merge_on_export and saved_adapter(module.model_name, module.revision):
-        rank_zero_info(
-            f"{module.model_name} is an adapter itself, so the whole model is exported, with "
-            "both adapters merged into it."
-        )
-        return True
-    return module.policy.merge_on_export

@@ -2,8 +2,7 @@
 
 Any model that ``AutoModelForCausalLM`` knows loads, from a folder or the hub, and any adapter of
 such a model, which becomes part of its weights; from safetensors only and without running code
-that comes with it. What would go wrong later is refused here: no target for the adapters, a missing
-quantisation package, a tokenizer without an end token or whose chat template loses the tools.
+that comes with it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def load_language_model(
     Raises:
         ValueError: a trained adapter, on a base of 4 bits.
     """
-    quantization = _four_bits() if quantize_4bit else None
     with loading(name):
         adapter = saved_adapter(name, revision)
         base, base_revision = name, revision
@@ -74,41 +72,29 @@ def load_language_model(
             revision=base_revision,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=attention,
-            quantization_config=quantization,
+            quantization_config=_four_bits() if quantize_4bit else None,
             use_safetensors=True,
             trust_remote_code=False,
         )
         if adapter is not None:
             model = with_saved_adapter(model, name, revision)
-    return prepare_for_training(
-        model,
-        lora,
-        gradient_checkpointing=gradient_checkpointing,
-        quantized=quantize_4bit,
-    )
-
-
-def prepare_for_training(
-    model: PreTrainedModel,
-    lora: Lora | None,
-    *,
-    gradient_checkpointing: bool = False,
-    quantized: bool = False,
-) -> PreTrainedModel | PeftModel:
-    """Adapters and gradient checkpointing on a model that is already there."""
-    if quantized:
+    if quantize_4bit:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if gradient_checkpointing:
-        # Renamed in newer versions of transformers. Non-reentrant, as the other kind loses the
-        # gradient where a layer's input needs none.
-        older = getattr(model, "gradient_checkpointing_enable", None)
-        enable = getattr(model, "activation_checkpointing_enable", older)
-        assert enable is not None
-        enable({"use_reentrant": False})
+        checkpoint_gradients(model)
     if lora is not None:
         return add_lora(model, lora)
     use_quick_dropout(model)
     return model
+
+
+def checkpoint_gradients(model: PreTrainedModel) -> None:
+    """Non-reentrant, as the other kind loses the gradient where a layer's input needs none."""
+    # Renamed in newer versions of transformers.
+    older = getattr(model, "gradient_checkpointing_enable", None)
+    enable = getattr(model, "activation_checkpointing_enable", older)
+    assert enable is not None
+    enable({"use_reentrant": False})
 
 
 def load_tokenizer(
@@ -138,41 +124,6 @@ def load_tokenizer(
         chat_template = Path(chat_template).read_text(encoding="utf-8")
     tokenizer.chat_template = chat_template or tokenizer.chat_template or default_template
     return tokenizer
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> None:
-    """Refuse a tokenizer that cannot render a conversation that ends.
-
-    Args:
-        tools: also ask that the chat template show the tools it is given.
-
-    Raises:
-        ValueError: no end token, no chat template, or a template that ignores tools.
-    """
-    name = tokenizer.name_or_path or type(tokenizer).__name__
-    if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"The tokenizer {name} has no end token, so no response would ever end. Set its "
-            "eos_token to the token that closes an answer in the model's format."
-        )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"The tokenizer {name} has no chat template. Take the instruction-tuned model's, or "
-            "set tokenizer.chat_template."
-        )
-    probe = "probe_of_tool_support"
-    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
-    function = {"name": probe, "description": "A test.", "parameters": parameters}
-    if tools and probe not in tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}],
-        tools=[{"type": "function", "function": function}],
-        add_generation_prompt=True,
-        tokenize=False,
-    ):
-        raise ValueError(
-            f"The chat template of {name} ignores the tools it is given, so the model would never "
-            "see them. Use a model trained to call tools, or a template that renders them."
-        )
 
 
 def _four_bits() -> BitsAndBytesConfig:

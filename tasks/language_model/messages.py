@@ -9,6 +9,9 @@
 Tool calls are read as OpenAI writes them, [{"function": {"name", "arguments"}, …}], and flat,
 [{"name", "arguments"}], their arguments as an object or as its JSON. In messages they have OpenAI's
 form afterwards, in answers the flat one, arguments always an object.
+
+A parser takes a value, ``where`` its record stands and the name of its field, and raises a
+DataError that names them and the remedy.
 """
 
 from __future__ import annotations
@@ -18,13 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    field,
-    kind,
-    shown,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, text_field
 
 Message = Mapping[str, Any]
 
@@ -54,11 +51,8 @@ def parts_of(answer: Answer) -> Parts:
         return Parts(answer)
     if isinstance(answer, list):
         return Parts(calls=answer)
-    return Parts(
-        answer.get("content", ""),
-        answer.get("tool_calls", ()),
-        answer.get("reasoning_content", ""),
-    )
+    keys = {"content": "", "tool_calls": (), "reasoning_content": ""}
+    return Parts(*(answer.get(key, absent) for key, absent in keys.items()))
 
 
 def answer_text(answer: Answer) -> str:
@@ -68,9 +62,10 @@ def answer_text(answer: Answer) -> str:
 
 def turn_text(message: Message) -> str:
     """A turn for reports: role, content, and tool calls as JSON."""
-    calls = message.get("tool_calls") or []
-    listed = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-    return f"{message['role']}: " + "\n".join(filter(None, [message["content"], *listed]))
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return f"{message['role']}: " + "\n".join(
+        filter(None, [message["content"], *map(answer_text, calls)])
+    )
 
 
 def calls_as_text(calls: Sequence[Message]) -> str:
@@ -84,40 +79,36 @@ def calls_as_text(calls: Sequence[Message]) -> str:
 def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
     """The turns of a conversation; see the head of this module.
 
-    Args:
-        value: a list of messages.
-        where: the record's place, for errors.
-        prefix: stands before the field's name in them.
-
-    Raises:
-        DataError: something else; names the record, the field and the remedy.
+    prefix: stands before the field's name in errors.
     """
     name = f"{prefix}messages"
-    if not isinstance(value, list) or not value:
-        problem = "is empty" if value == [] else f"is {kind(value)}"
-        raise bad_field(where, name, problem, "Give a list of {role, content}")
-    return [_turn(turn, f"{name}[{place}]", where) for place, turn in enumerate(value)]
+    turns = _filled_list(value, where, name, "Give a list of {role, content}")
+    return [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
 
 
-def _turn(turn: Any, name: str, where: str) -> dict[str, Any]:
+def is_turns(value: Any) -> bool:
+    """Whether a list is one of messages rather than of tool calls or texts."""
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+
+
+def _turn(turn: Any, where: str, name: str) -> dict[str, Any]:
     if not isinstance(turn, dict):
         raise bad_field(where, name, f"is {kind(turn)}", "Give {role, content}")
-    role = field(turn, "role", where, f"{name}.")
+    role, calls = field(turn, "role", where, f"{name}."), turn.get("tool_calls")
     if role not in ROLES:
         remedy = f"Give one of {', '.join(ROLES)}"
         raise bad_field(where, f"{name}.role", f"is {shown(role)}", remedy)
-    if turn.get("function_call") is not None:
-        problem = "is the older form of a tool call"
-        raise bad_field(where, f"{name}.function_call", problem, "Give tool_calls instead")
-    calls = turn.get("tool_calls")
     if calls and role != "assistant":
         problem = f"stands in a turn of role {role}"
         raise bad_field(where, f"{name}.tool_calls", problem, "Only the assistant calls tools")
-    found: dict[str, Any] = {"role": role, "content": _content(turn, name, where, role)}
+    found: dict[str, Any] = {"role": role, "content": _content(turn, where, name)}
     if calls:
         found["tool_calls"] = _listed_calls(calls, where, f"{name}.tool_calls")
-    if role == "assistant" and (thought := _reasoning(turn, name, where)):
-        found["reasoning_content"] = thought
+    if role == "assistant":
+        key = next((key for key in _THOUGHTS if str(turn.get(key) or "").strip()), None)
+        if key is not None:
+            found["reasoning_content"] = text_field(turn[key], f"{name}.{key}", where)
     if role == "tool":
         for key in ("tool_call_id", "name"):
             if turn.get(key) is not None:
@@ -125,26 +116,25 @@ def _turn(turn: Any, name: str, where: str) -> dict[str, Any]:
     return found
 
 
-def _content(turn: dict[str, Any], name: str, where: str, role: str) -> str:
+def _content(turn: dict[str, Any], where: str, name: str) -> str:
     """The text of a turn; "" of an assistant who only calls, or of a tool that says nothing."""
-    name = f"{name}.content"
     if turn.get("tool_calls") and turn.get("content") is None:
         return ""
-    content = field(turn, "content", where, name.removesuffix("content"))
-    if role == "tool" and isinstance(content, (dict, list)) and not _is_parts(content):
-        return json.dumps(content, ensure_ascii=False)
-    if isinstance(content, list):
-        if not _is_parts(content):
-            problem = "holds what is no text"
-            raise bad_field(where, name, problem, 'Give a text, or [{"type": "text", "text": …}]')
+    content = field(turn, "content", where, f"{name}.")
+    tool = turn["role"] == "tool"
+    if _is_texts(content):
         content = "".join(part["text"] for part in content)
-    may_be_empty = role == "tool" or turn.get("tool_calls")
-    if may_be_empty and isinstance(content, str) and not content.strip():
+    elif tool and isinstance(content, (dict, list)):
+        return json.dumps(content, ensure_ascii=False)
+    elif isinstance(content, list):
+        remedy = 'Give a text, or [{"type": "text", "text": …}]'
+        raise bad_field(where, f"{name}.content", "holds what is no text", remedy)
+    if (tool or turn.get("tool_calls")) and isinstance(content, str) and not content.strip():
         return ""
-    return text_field(content, name, where)
+    return text_field(content, f"{name}.content", where)
 
 
-def _is_parts(content: Any) -> bool:
+def _is_texts(content: Any) -> bool:
     """Whether it is a list of texts as OpenAI writes them."""
     return isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
@@ -152,34 +142,27 @@ def _is_parts(content: Any) -> bool:
     )
 
 
-def _reasoning(turn: dict[str, Any], name: str, where: str) -> str:
-    """The thought of an assistant's turn, under any of its names; "" if none."""
-    for key in _THOUGHTS:
-        value = turn.get(key)
-        if value is not None and not (isinstance(value, str) and not value.strip()):
-            return text_field(value, f"{name}.{key}", where)
-    return ""
+def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        problem = "is empty" if value == [] else f"is {kind(value)}"
+        raise bad_field(where, name, problem, remedy)
+    return value
 
 
 # Tools --------------------------------------------------------------------------------------------
 
 
 def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
-    """Descriptions of tools as objects; each, or the list, may be JSON. null is none.
-
-    Raises:
-        DataError: something else; names the record, the tool and the remedy.
-    """
-    name = f"{prefix}tools"
+    """Descriptions of tools as objects; each, or the list, may be JSON. null is none."""
+    name, found = f"{prefix}tools", []
     value = [] if value is None else value
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = _from_json(value, name, where, "Give a list of tools, or []")
+        value = _from_json(value, where, name)
     if not isinstance(value, list):
         raise bad_field(where, name, f"is {kind(value)}", "Give a list of tools, or []")
-    found = []
     for place, tool in enumerate(value):
         each = f"{name}[{place}]"
-        tool = _from_json(tool, each, where, "Give one JSON object a tool")
+        tool = _from_json(tool, where, each)
         if not isinstance(tool, dict):
             raise bad_field(where, each, f"is {kind(tool)}", "Give one JSON object a tool")
         described = tool.get("function", tool)
@@ -189,14 +172,13 @@ def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]
     return found
 
 
-def _from_json(value: Any, name: str, where: str, remedy: str) -> Any:
+def _from_json(value: Any, where: str, name: str) -> Any:
     """What a JSON text holds; any other value as it is."""
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise bad_field(where, name, f"is not readable JSON ({error})", remedy) from error
+        problem = f"is not readable JSON ({error})"
+        raise bad_field(where, name, problem, "Give one JSON object a tool") from error
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -208,16 +190,9 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
     A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls. A list of one turn, as
     conversational preference data have it, is that turn.
 
-    Args:
-        value: the answer.
-        where: the record's place, for errors.
-        name: the field's name, for errors.
-        bare_calls: a text that is JSON of a call, or of a list of calls, is tool calls too.
-
-    Raises:
-        DataError: something else; names the record, the field and the remedy.
+    bare_calls: a text that is JSON of a call, or of a list of calls, is tool calls too.
     """
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+    if is_turns(value):
         if len(value) > 1:
             problem = f"has {len(value)} turns"
             raise bad_field(where, name, problem, "Give the assistant's one turn")
@@ -240,21 +215,20 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
         problem = f"is {shown(turn['role'])}"
         raise bad_field(where, f"{name}.role", problem, "An answer is the assistant's")
     content = turn.get("content")
-    if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_parts(content):
+    if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_texts(content):
         turn = {**turn, "content": None, "tool_calls": _as_list(content)}
-    read = _turn({**turn, "role": "assistant"}, name, where)
-    text = read["content"]
-    calls = [call["function"] for call in read.get("tool_calls", ())]
-    if not calls:
-        found = parse_answer(text, where, f"{name}.content", bare_calls=bare_calls)
+    read = _turn({**turn, "role": "assistant"}, where, name)
+    parts: dict[str, Any] = {
+        "content": read["content"],
+        "tool_calls": [call["function"] for call in read.get("tool_calls", ())],
+        "reasoning_content": read.get("reasoning_content", ""),
+    }
+    if not parts["tool_calls"]:
+        found = parse_answer(parts["content"], where, f"{name}.content", bare_calls=bare_calls)
         if isinstance(found, list):
-            text, calls = "", found
-    thought = read.get("reasoning_content", "")
-    parts = {"content": text, "tool_calls": calls, "reasoning_content": thought}
+            parts |= {"content": "", "tool_calls": found}
     given = {key: part for key, part in parts.items() if part}
-    if len(given) > 1:
-        return given
-    return calls or text
+    return given if len(given) > 1 else parts["tool_calls"] or parts["content"]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -266,24 +240,19 @@ def _as_list(value: Any) -> list[Any]:
 
 def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
     """[{"type": "function", "function": {"name", "arguments"}}], with "id" where it is given."""
-    if not isinstance(value, list) or not value:
-        problem = "is empty" if value == [] else f"is {kind(value)}"
-        raise bad_field(where, name, problem, _CALLS_REMEDY)
-    found = []
+    found, value = [], _filled_list(value, where, name, _CALLS_REMEDY)
     for place, call in enumerate(value):
         each = f"{name}[{place}]" if len(value) > 1 else name
-        if not isinstance(call, dict):
-            raise bad_field(where, each, f"is {kind(call)}", _CALLS_REMEDY)
-        function = call.get("function", call)
-        if not isinstance(function, dict):
-            raise bad_field(where, f"{each}.function", f"is {kind(function)}", _CALLS_REMEDY)
+        outer = call if isinstance(call, dict) else {}
+        function = outer.get("function", call)
+        if isinstance(function, dict):
+            function = {key: function[key] for key in function if key not in ("id", "type")}
         try:
-            read = _call({key: function[key] for key in function if key not in ("id", "type")})
+            listed: dict[str, Any] = {"type": "function", "function": _call(function)}
         except ValueError as error:
             raise bad_field(where, each, f"is malformed ({error})", _CALLS_REMEDY) from None
-        listed: dict[str, Any] = {"type": "function", "function": read}
-        if call.get("id") is not None:
-            listed["id"] = text_field(call["id"], f"{each}.id", where)
+        if outer.get("id") is not None:
+            listed["id"] = text_field(outer["id"], f"{each}.id", where)
         found.append(listed)
     return found
 
@@ -299,18 +268,15 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
     """
     text = text.strip()
     marked = text.startswith(_OPEN)
-    if not marked and _OPEN in text:
-        raise ValueError("mixes text and a tool call")
+    if _OPEN in text and not (marked and text.endswith(_CLOSE)):
+        problem = f"opens {_OPEN} and does not end in {_CLOSE}"
+        raise ValueError(problem if marked else "mixes text and a tool call")
     if marked:
-        if not text.endswith(_CLOSE):
-            raise ValueError(f"opens {_OPEN} and does not end in {_CLOSE}")
         text = text.removeprefix(_OPEN).removesuffix(_CLOSE)
     elif not bare or text[:1] not in ("{", "["):
         return None
     try:
-        calls = json.loads(text)
-        calls = calls if isinstance(calls, list) else [calls]
-        found = [_call(call) for call in calls]
+        found = [_call(call) for call in _as_list(json.loads(text))]
         if not found:
             raise ValueError("no call in it")
     except ValueError as error:
@@ -321,11 +287,11 @@ def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict) or not {"name", "arguments"} == set(call):
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         raise ValueError("a call is an object of name and arguments")
-    arguments = call["arguments"]
+    name, arguments = call["name"], call["arguments"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    if not isinstance(call["name"], str) or not call["name"] or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
-    return {"name": call["name"], "arguments": arguments}
+    return {"name": name, "arguments": arguments}

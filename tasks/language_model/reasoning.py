@@ -1,9 +1,6 @@
 """Thoughts that a reasoning model writes before its answer, and the answer behind them.
 
-A model that reasons writes <think>…</think>, or a channel of its own, in front of what it says, and
-the chat template writes an empty thought where there is none. What judges an answer, a rule on its
-first words, a cost model, a comparison of answers, has to read what stands behind it:
-:func:`final_answer`.
+What judges an answer reads :func:`final_answer`, what stands behind <think>…</think> or a channel.
 """
 
 from __future__ import annotations
@@ -28,12 +25,15 @@ _ENDS = re.compile(r"<\|(?:end|return|call)\|>\s*$")
 def final_answer(text: str) -> str:
     """A generated text without its thoughts: what stands behind the last that ends.
 
-    An answer that begins a thought and never ends it has none: "". So has one of gpt-oss without a
-    "final" channel; a tool call there is an answer, and keeps its header, which names the tool. A
-    text without such markers is returned as it is.
+    "" of a thought that never ends, and of gpt-oss without a "final" channel; a tool call there is
+    an answer, and keeps its header, which names the tool.
     """
-    if _MESSAGE in text:
-        return _of_channels(text)
+    if _MESSAGE in text:  # <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…
+        last = text.rpartition(_NEXT)[2]
+        header, _, body = last.partition(_MESSAGE)
+        if " to=" in header:
+            return last
+        return _ENDS.sub("", body) if "final" in header else ""
     place = max((text.rfind(end) + len(end) for _, end in THOUGHTS if end in text), default=0)
     rest = text[place:].lstrip("\n") if place else text
     return "" if rest.lstrip().startswith(tuple(begin for begin, _ in THOUGHTS)) else rest
@@ -46,15 +46,6 @@ def split_thought(text: str) -> tuple[str, str]:
         if found and (not thought.strip() or thought.lstrip().startswith(begin)):
             return thought.lstrip().removeprefix(begin).strip("\n"), rest.lstrip("\n")
     return "", text
-
-
-def _of_channels(text: str) -> str:
-    """Likewise of <|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>…"""
-    last = text.rpartition(_NEXT)[2] if _NEXT in text else text
-    header, _, body = last.partition(_MESSAGE)
-    if " to=" in header:
-        return last
-    return _ENDS.sub("", body) if "final" in header else ""
 
 
 def empty_thought(text: str) -> tuple[str, str]:

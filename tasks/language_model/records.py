@@ -20,7 +20,7 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 
-from .messages import Answer, parse_answer, parse_messages, parse_tools
+from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,10 @@ def make_record(
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
-    objective = row.get("objective")
-    if objective is not None and not isinstance(objective, bool):
-        raise bad_field(where, "objective", f"is {kind(objective)}", "Give true or false")
+    objective = None if row.get("objective") is None else flag(row, "objective", where)
     own = row.get("category")
     category = category or (own if isinstance(own, str) else "")
-    tools = parse_tools(row.get("tools") or [], where)
+    tools = parse_tools(row.get("tools"), where)
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
@@ -147,19 +145,18 @@ def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
 def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
     """The records with a text for each refusal that has none: one of ``refusals``, by its prompt.
 
-    A prompt has the same refusal wherever it stands. own: a record's own refusal stays.
+    own: a record's own refusal stays.
     """
 
-    def replaced(response: Response) -> bool:
-        return response.answer is None or (response.refusal and not own)
+    def filled(response: Response, text: str) -> Response:
+        lacking = response.answer is None or (response.refusal and not own)
+        return replace(response, answer=text) if lacking else response
 
     found = []
     for record in records:
         text = refusals[int(record.prompt[:12], 16) % len(refusals)]
-        responses = [
-            replace(each, answer=text) if replaced(each) else each for each in record.responses
-        ]
-        found.append(replace(record, responses=tuple(responses)))
+        responses = tuple(filled(response, text) for response in record.responses)
+        found.append(replace(record, responses=responses))
     return found
 
 
@@ -168,37 +165,33 @@ def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = Tru
 
 def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"chosen", "rejected"} behind a prompt, or with the conversation that both have in front."""
-    chosen, rejected = (field(row, name, where) for name in ("chosen", "rejected"))
+    given = [field(row, name, where) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
-    if not (isinstance(chosen, list) and len(chosen) > 1):
-        messages = conversation(row, where)
-    else:
-        messages = parse_messages(chosen, where, "chosen.")[:-1]
-        if isinstance(rejected, list) and parse_messages(rejected, where, "rejected.")[:-1] != (
+    if isinstance(given[0], list) and len(given[0]) > 1:
+        messages = parse_messages(given[0], where, "chosen.")[:-1]
+        if isinstance(given[1], list) and parse_messages(given[1], where, "rejected.")[:-1] != (
             messages
         ):
             problem = "follows another conversation than the chosen one"
             raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    responses = _opposed(
-        response_of("prefer", chosen, where, "chosen"),
-        response_of("avoid", rejected, where, "rejected"),
-        where,
-    )
-    return make_record(row, messages, responses, where)
+    else:
+        messages = conversation(row, where)
+    prefer = response_of("prefer", given[0], where, "chosen")
+    avoid = response_of("avoid", given[1], where, "rejected")
+    return make_record(row, messages, _opposed(prefer, avoid, where), where)
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"messages", "tools", "chosen_response", "rejected_response"}, and both behaviours."""
-    names = ("chosen_response", "rejected_response")
-    answers = [parse_answer(field(row, n, where), where, n, bare_calls=True) for n in names]
-    behaviours = [row.get(name) or "" for name in ("category", "rejected_category")]
-    prefer, avoid = (
-        Response(role, answer, behaviour=str(behaviour))
-        for role, answer, behaviour in zip(("prefer", "avoid"), answers, behaviours, strict=True)
-    )
-    responses = _opposed(prefer, avoid, where)
-    return make_record(row, conversation(row, where), responses, where)
+
+    def read(role: str, name: str, behaviour: str) -> Response:
+        answer = parse_answer(field(row, name, where), where, name, bare_calls=True)
+        return Response(role, answer, behaviour=str(row.get(behaviour) or ""))
+
+    prefer = read("prefer", "chosen_response", "category")
+    avoid = read("avoid", "rejected_response", "rejected_category")
+    return make_record(row, conversation(row, where), _opposed(prefer, avoid, where), where)
 
 
 def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
@@ -268,12 +261,6 @@ def response_of(role: str, value: Any, where: str, name: str) -> Response:
     if is_turns(value):
         value = value[-1]
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
-
-
-def is_turns(value: Any) -> bool:
-    """Whether a list is one of messages rather than of tool calls or texts."""
-    turns = value if isinstance(value, list) else []
-    return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
 
 
 def flag(row: dict[str, Any], name: str, where: str, prefix: str = "") -> bool:

@@ -1,16 +1,16 @@
 """Prompts that are too long, made shorter so that they keep their meaning.
 
-Tools and system turns are never cut. What goes first are whole turns, oldest first: an exchange at
-a time, which is a user's turn and all that answers it, and then, behind the last user's turn, a
-tool call with its results at a time. So no result stands without its call, and a template that asks
-for turns in their order still gets them. Only if that does not fit, and only if it is asked for,
-texts lose their beginning: the results of tools first, oldest first, then the other turns.
+Tools and system turns are never cut. Whole turns go first, oldest first: an exchange at a time, a
+user's turn and all that answers it, and then, behind the last user's turn, a tool call with its
+results at a time. So no result stands without its call, and turns keep the order that templates ask
+for. If that is not enough, texts lose their beginning where that is asked for: the results of tools
+first, oldest first, then the other turns.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pl_pointwise.errors import DataError
@@ -40,21 +40,14 @@ def fit_prompt(
             return False
         return len(encoder.encode([prompt], [[]])[0][0]) <= limit
 
-    kept: list[Message] = list(record.messages)
-    if fits(kept):
-        return kept
-    for kept in _with_fewer_turns(record.messages):
+    gone: set[int] = set()
+    kept: list[Message] = []
+    for unit in [[], *_units(record.messages)]:
+        gone.update(unit)
+        kept = [turn for place, turn in enumerate(record.messages) if place not in gone]
         if fits(kept):
             return kept
     return _with_shorter_texts(kept, fits) if cut else None
-
-
-def _with_fewer_turns(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The conversation with one unit less each time, oldest first; see the head of this module."""
-    gone: set[int] = set()
-    for unit in _units(messages):
-        gone.update(unit)
-        yield [message for place, message in enumerate(messages) if place not in gone]
 
 
 def _units(messages: Sequence[Message]) -> list[list[int]]:
@@ -82,23 +75,20 @@ def _with_shorter_texts(
     """The conversation without the beginnings of texts, None if that is not enough."""
     turns = list(messages)
     places = [place for place, turn in enumerate(turns) if turn["role"] not in _KEPT]
-    for place in sorted(places, key=lambda place: (turns[place]["role"] != "tool", place)):
-        text = turns[place]["content"]
-        if len(text) < 2:
-            continue
-        most = len(text) - 1
-        if fits(_without(turns, place, most)):
-            counts = range(1, most)
-
-            def enough(count: int, turns: list[Message] = turns, place: int = place) -> bool:
-                return fits(_without(turns, place, count))
-
-            return _without(turns, place, bisect_left(counts, True, key=enough) + 1)
-        turns = _without(turns, place, most)
-    return None
+    places.sort(key=lambda place: (turns[place]["role"] != "tool", place))
+    for place in places:
+        shortest = _without(turns, place, len(turns[place]["content"]) - 1)
+        if fits(shortest):
+            break
+        turns = shortest
+    else:
+        return None
+    counts = range(1, len(turns[place]["content"]) - 1)
+    least = bisect_left(counts, True, key=lambda count: fits(_without(turns, place, count))) + 1
+    return _without(turns, place, least)
 
 
 def _without(turns: Sequence[Message], place: int, count: int) -> list[Message]:
     """The turns, that at ``place`` without its first ``count`` characters."""
-    shorter = {**turns[place], "content": turns[place]["content"][count:]}
+    shorter = {**turns[place], "content": turns[place]["content"][max(count, 0) :]}
     return [*turns[:place], shorter, *turns[place + 1 :]]

@@ -29,7 +29,7 @@ from pl_pointwise.tasks.common.packing import (
     softmax_attention,
     uninstall,
 )
-from pl_pointwise.tasks.language_model.loading import prepare_for_training
+from pl_pointwise.tasks.language_model.loading import checkpoint_gradients
 
 LENGTHS = [31, 4, 17, 4, 60, 1]
 WINDOW = 8  # far shorter than the longest
@@ -111,7 +111,7 @@ def test_gradient_checkpointing_changes_nothing(kind: str) -> None:
     """The layers run again during the backward pass, when the packing is no longer in use."""
     model, inputs = make(kind), inputs_of(LENGTHS)
     wanted = gradients(model, packed_logits(model, inputs))
-    prepare_for_training(model, None, gradient_checkpointing=True)
+    checkpoint_gradients(model)
     found = gradients(model, packed_logits(model, inputs))
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from pl_pointwise.tasks.language_model.adapters import Lora, add_lora
-from pl_pointwise.tasks.language_model.loading import check_tokenizer, load_language_model
+from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.loading import load_language_model
+from tests.tasks.conftest import build_tokenizer
 
 
 def test_only_the_adapters_are_trained_and_they_are_float32(language_model_folder: Path) -> None:
@@ -67,30 +68,18 @@ def test_four_bits_without_the_package_say_what_to_install(language_model_folder
         load_language_model(str(language_model_folder), quantize_4bit=True)
 
 
-def test_a_tokenizer_without_an_end_token_is_refused(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end token"):
-        check_tokenizer(tokenizer)
+def test_a_tokenizer_without_an_end_token_or_a_chat_template_is_refused() -> None:
+    for missing, name in (("eos_token", "end token"), ("chat_template", "chat template")):
+        tokenizer = build_tokenizer()
+        setattr(tokenizer, missing, None)
+        with pytest.raises(ValueError, match=f"no {name}"):
+            ConversationEncoder(tokenizer)
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        check_tokenizer(tokenizer)
-
-
-def test_a_template_that_ignores_tools_is_refused_where_tools_matter(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    check_tokenizer(tokenizer, tools=True)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    check_tokenizer(tokenizer)
+def test_a_template_that_ignores_tools_is_refused_where_tools_matter() -> None:
+    tokenizer = build_tokenizer()
+    ConversationEncoder(tokenizer, tools=True)
+    tokenizer.chat_template = tokenizer.chat_template.replace("if tools", "if none")
+    ConversationEncoder(tokenizer)
     with pytest.raises(ValueError, match="ignores the tools"):
-        check_tokenizer(tokenizer, tools=True)
+        ConversationEncoder(tokenizer, tools=True)

@@ -72,7 +72,6 @@ def test_a_conversation_keeps_what_it_has() -> None:
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "Only the assistant calls"),
         ([call_turn({"name": "add"})], r"messages\[0\].tool_calls.* is an object"),
         ([call_turn([{"name": "add"}])], r"tool_calls.* malformed .*name and arguments"),
-        ([{"role": "assistant", "content": None, "function_call": CALL}], "Give tool_calls"),
     ],
 )
 def test_a_bad_message_is_named(messages, message) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from pl_pointwise.errors import DataError, UnsupportedError
 from pl_pointwise.tasks.language_model import scoring as responses_module
 from pl_pointwise.tasks.language_model.batch import collate_responses
-from pl_pointwise.tasks.language_model.loading import prepare_for_training
+from pl_pointwise.tasks.language_model.loading import checkpoint_gradients
 from pl_pointwise.tasks.language_model.reference import (
     ReferenceCache,
     adapters_off,
@@ -164,7 +164,7 @@ def test_gradient_checkpointing_changes_nothing(
     model = make_adapted(make_model(architecture)).train()
     scorer = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)
     expected = gradients(model, loss_of(scorer(make_batch())))
-    prepare_for_training(model.get_base_model(), None, gradient_checkpointing=True)
+    checkpoint_gradients(model.get_base_model())
     assert_same_gradients(gradients(model, loss_of(scorer(make_batch()))), expected)
 
 
