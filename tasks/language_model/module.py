@@ -187,10 +187,16 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the objective's responses of the KL a token, or of −s̄; 0 of none, (B,)."""
+        if self.trained_on == "kl":
+            return self._divergence(outputs, batch)
         if self.trained_on == "cross_entropy":
             carried = self.of_objective(batch).to(outputs.lengths.device, non_blocking=True)
             return mean_over(-outputs.mean_log_likelihood, carried)
-        return self._divergence(outputs, batch)
+        return self.own_loss(outputs, batch)
+
+    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The loss of an objective of the task's own, (B,)."""
+        raise NotImplementedError
 
     def constraint_values(
         self, outputs: ResponseStatistics, batch: dict[str, Any]

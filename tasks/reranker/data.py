@@ -11,8 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
@@ -197,32 +195,25 @@ class RerankerDataModule(PointwiseDataModule):
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
         counts = [len(row["input_ids"]) for row in rows]
-        width = max(counts) if "query_id" in rows[0] else 1 + self.negatives
-
-        def padded(name: str, filler: int) -> Tensor:
-            blank = np.empty(0, np.int32)
-            every = [
-                row[name][column] if column < count else blank
-                for row, count in zip(rows, counts, strict=True)
-                for column in range(width)
-            ]
-            found = pad_sequence([torch.from_numpy(ids) for ids in every], True, filler)
-            return found.long().unflatten(0, (len(rows), width))
-
-        lengths = torch.zeros(len(rows), width, dtype=torch.long)
-        passage_lengths = torch.zeros(len(rows), width)
+        shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
+        longest = max(len(ids) for row in rows for ids in row["input_ids"])
+        ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
+        types = np.zeros((*shape, longest), np.int64)
+        lengths = np.zeros(shape, np.int64)
+        passage_lengths = np.zeros(shape, np.float32)
         for i, row in enumerate(rows):
-            lengths[i, : counts[i]] = torch.tensor([len(pair) for pair in row["input_ids"]])
-            passage_lengths[i, : counts[i]] = torch.from_numpy(row["passage_lengths"])
-        batch: dict[str, Any] = {
-            "index": torch.tensor([row["index"] for row in rows]),
-            "input_ids": padded("input_ids", int(self._tokenizer.pad_token_id)),
-            "lengths": lengths,
-            "candidates": lengths > 0,
-            "passage_lengths": passage_lengths,
-        }
+            passage_lengths[i, : counts[i]] = row["passage_lengths"]
+            for j, pair in enumerate(row["input_ids"]):
+                lengths[i, j] = len(pair)
+                ids[i, j, : len(pair)] = pair
+                if "token_type_ids" in row:
+                    types[i, j, : len(pair)] = row["token_type_ids"][j]
+        arrays = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
+        arrays["passage_lengths"] = passage_lengths
         if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = padded("token_type_ids", 0)
+            arrays["token_type_ids"] = types
+        batch: dict[str, Any] = {"index": torch.tensor([row["index"] for row in rows])}
+        batch |= {name: torch.from_numpy(array) for name, array in arrays.items()}
         if "query_id" in rows[0]:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch

@@ -148,10 +148,8 @@ class When2CallModule(LanguageModelModule):
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
-        """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
-        if self.trained_on == "kl":
-            return super().objective(outputs, batch)
+    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The preference loss of each sample, (B,)."""
         first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
         chosen, rejected = outputs.present & first, outputs.present & ~first
         return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
