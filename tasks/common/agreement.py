@@ -9,7 +9,7 @@ by one position. The model itself is looked at besides, values alone, in its own
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -130,19 +130,18 @@ def clone_problem(
     Norms below a thousandth of the largest count as that: what is left of them is rounding.
     """
     weights = [weight for weight in clone.parameters() if weight.requires_grad]
-    values, gradients = [], []
-    for way in (fast, plain):
-        values.append(way())
-        loss = torch.zeros((), device=weights[0].device)
-        for each in values[-1].values():
+
+    def computed(way: Callable[[], Values]) -> tuple[Values, Sequence[Tensor]]:
+        values, loss = way(), torch.zeros((), device=weights[0].device)
+        for each in values.values():
             loss = loss + (each.flatten() * torch.linspace(0.5, 1.5, each.numel()).to(each)).sum()
-        gradients.append(
-            torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-        )
-    if problem := value_problem(*values, rounding(clone)):
+        return values, torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+
+    (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
+    if problem := value_problem(values, plain_values, rounding(clone)):
         return problem
-    largest = max(float(each.norm()) for each in gradients[1])
-    for value, expected in zip(*gradients, strict=True):
+    largest = max(float(each.norm()) for each in slopes)
+    for value, expected in zip(gradients, slopes, strict=True):
         error = float((value - expected).norm()) / max(float(expected.norm()), 1e-3 * largest)
         if not error <= GRADIENT_BOUND:
             return (

@@ -121,7 +121,8 @@ class LanguageModelModule(PointwiseModule):
 
     def _load_policy(self, policy: Policy) -> None:
         self.policy = policy
-        self.lora = self.default_lora if policy.lora == "default" else policy.lora
+        lora = self.default_lora if policy.lora == "default" else policy.lora
+        self.lora = lora if isinstance(lora, Lora) else None
         own = policy.generation
         self.generation = own if isinstance(own, Generation) else self.default_generation
         # The data module takes these over.

@@ -93,8 +93,11 @@ class Layout:
                 predicting += [first, torch.arange(end, end + length - 1)]
                 end += length - 1
             samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
-        parts = (torch.cat(each) for each in (source, positions, predicting))
-        return cls(*(part.to(device, non_blocking=True) for part in parts), tuple(samples))
+        rows, places, predict = (
+            torch.cat(each).to(device, non_blocking=True)
+            for each in (source, positions, predicting)
+        )
+        return cls(rows, places, predict, tuple(samples))
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class RerankerDataModule(PointwiseDataModule):
                 ids[i, j, : len(pair)] = pair
                 if "token_type_ids" in row:
                     types[i, j, : len(pair)] = row["token_type_ids"][j]
-        arrays = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
+        arrays: dict[str, Any] = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
         arrays["passage_lengths"] = passage_lengths
         if "token_type_ids" in rows[0]:
             arrays["token_type_ids"] = types

@@ -111,8 +111,8 @@ def choose_scoring_method(
     probe = by_length[[0, len(by_length) // 2, -1]]
     try:
         with evaluation_mode(model), torch.no_grad():
-            found = [_values(method, model, inputs, lengths, probe) for method in METHODS]
-        problem = value_problem(*found, rounding(model))
+            fast, plain = (_values(method, model, inputs, lengths, probe) for method in METHODS)
+        problem = value_problem(fast, plain, rounding(model))
         if problem is None:
             with exact_comparison():
                 sizes = torch.tensor([31, 4, 17, 4, 1])
@@ -120,9 +120,8 @@ def choose_scoring_method(
                 ids = torch.randint(3, WORDS, (5, 31), generator=generator)
                 clone = narrow_clone(model)
                 drawn = (clone, {"input_ids": ids.to(model.device)}, sizes, torch.arange(5))
-                problem = clone_problem(
-                    clone, *(partial(_values, method, *drawn) for method in METHODS)
-                )
+                own, grouped = (partial(_values, method, *drawn) for method in METHODS)
+                problem = clone_problem(clone, own, grouped)
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
