@@ -24,10 +24,8 @@ GRADIENT_BOUND = 3e-2
 
 WORDS = 96
 """The vocabulary of a clone."""
-INNER = 64
-"""The inner size of a clone's layers, of each expert where they have some."""
-WINDOW = 8
-"""How far layers of a clone see, where those of its model see no further than some window."""
+INNER, WINDOW = 64, 8
+"""The inner size of its layers, or of each expert, and how far they see where they have windows."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 
@@ -117,7 +115,7 @@ def value_problem(fast: Values, plain: Values, bound: float) -> str | None:
         if not (error <= bound).all():  # So that NaN does not pass.
             return (
                 f"its {name} differs from the plain method's by {error.max():.1e}, relative to "
-                f"1 + |value|; {bound:.0e} is what rounding explains"
+                f"1 + |value|; rounding explains {bound:.0e}"
             )
     return None
 
@@ -146,7 +144,6 @@ def clone_problem(
         if not error <= GRADIENT_BOUND:
             return (
                 f"its gradient differs from the plain method's by {error:.1e} of its norm, for a "
-                f"weight of shape {tuple(value.shape)}; {GRADIENT_BOUND:.0e} is what rounding "
-                "explains"
+                f"weight of shape {tuple(value.shape)}; rounding explains {GRADIENT_BOUND:.0e}"
             )
     return None

@@ -5,9 +5,8 @@ of N tokens, sequence behind sequence, the short ones first, every token with it
 Attention takes the row apart again, into batches of sequences of like length, padded to whole
 blocks. What may see what is decided by the model's own mask functions, given positions.
 
-:func:`install` hooks this into the encoder inside a classifier: its inputs are packed on the way
-in, its last hidden states padded on the way out, and the head around it (pooling by first token, by
-mean, …) sees what it always sees. Outside :func:`packed` nothing changes.
+Inside :func:`packed` the encoder of a classifier has its inputs packed on the way in and its last
+hidden states padded on the way out, so the head around it sees what it always sees.
 
 Encoders that do not attend through transformers' interface, mix tokens by other means or take no
 position ids cannot be packed, so compare with the padded computation first.
@@ -19,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,7 +68,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Batches:
-    """The sequences of a row of N tokens as padded batches for attention.
+    """The sequences of a row of N tokens as padded batches for attention, in a mask's place.
 
     Sequences of like length are together. Flattened, one behind the other, they are M places.
     """
@@ -78,6 +77,7 @@ class Batches:
     inside: tuple[Tensor | None, ...]  # (count, length) bool: is a token; None where all are
     source: Tensor  # (M,) places in the row; where there is no token, those of some token
     places: Tensor  # (N,) of the row's tokens among the M
+    masks: tuple[Tensor | None, ...] = ()  # (count, 1, 1 or length, length); None is everything
 
     @classmethod
     def of(cls, lengths: Tensor) -> Batches:
@@ -112,51 +112,41 @@ class Batches:
         return flat.index_select(0, self.places)[None]
 
 
-@dataclass(frozen=True)
-class PackedMask:
-    """What the sequences of each batch may see, in place of the usual mask tensor."""
-
-    batches: Batches
-    masks: tuple[Tensor | None, ...]  # (count, 1, 1 or length, length); None is everything
-
-
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
 
 @contextmanager
-def packed(packing: Packing) -> Iterator[None]:
+def packed(model: PreTrainedModel, packing: Packing) -> Iterator[None]:
     """While this holds, an installed model computes its padded inputs in this packing."""
-    token = _packing.set(packing)
+    encoder, token = model.base_model, _packing.set(packing)
+    pack, pad = partial(_pack_inputs, packing, first_position(encoder)), partial(_padded, packing)
+    hooks = (
+        encoder.register_forward_pre_hook(pack, with_kwargs=True),
+        encoder.register_forward_hook(pad),
+    )
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         _packing.reset(token)
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make a classifier able to compute under :func:`packed`.
+    """Make a classifier able to compute under :func:`packed`; :func:`uninstall` undoes it.
 
     It stays so: gradient checkpointing calls the layers again during the backward pass.
 
     Raises:
         UnsupportedError: no counterpart of its attention, or no encoder inside the model.
     """
-    encoder = model.base_model
-    if encoder is model:
+    if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
     _REPLACEMENT.install(model)
-    if _HOOKED not in vars(encoder):
-        first = first_position(encoder)
-        vars(encoder)[_HOOKED] = (
-            encoder.register_forward_pre_hook(partial(_pack_inputs, first), with_kwargs=True),
-            encoder.register_forward_hook(_pad_outputs),
-        )
 
 
 def uninstall(model: PreTrainedModel) -> None:
-    """Undo :func:`install`."""
-    for hook in vars(model.base_model).pop(_HOOKED, ()):
-        hook.remove()
+    """Give the model back its own attention."""
     _REPLACEMENT.uninstall(model)
 
 
@@ -174,18 +164,11 @@ def first_position(model: nn.Module) -> int:
     return 0 if layer is None or layer.padding_idx is None else layer.padding_idx + 1
 
 
-_HOOKED = "_packing_hooks"
-
-
 def _pack_inputs(
-    first: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The encoder's inputs (n, T) as one row (1, N), in a packing."""
-    packing = _packing.get()
-    if packing is None:
-        return None
-    names = inspect.signature(module.forward).parameters
-    inputs = dict(zip(names, args, strict=False)) | kwargs
+    packing: Packing, first: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The encoder's inputs (n, T) as one row (1, N)."""
+    inputs = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
     for name in ("input_ids", "token_type_ids"):
         if inputs.get(name) is not None:
             inputs[name] = packing.pack(inputs[name])
@@ -195,15 +178,11 @@ def _pack_inputs(
     return (), inputs
 
 
-def _pad_outputs(module: Any, args: tuple[Any, ...], output: Any) -> Any:
-    """The encoder's outputs as the head expects them, in a packing."""
-    packing = _packing.get()
-    if packing is None:
-        return None
-    hidden = packing.pad(output.last_hidden_state)
-    output.last_hidden_state = hidden
+def _padded(packing: Packing, module: Any, args: tuple[Any, ...], output: Any) -> Any:
+    """The encoder's outputs as the head expects them."""
+    output.last_hidden_state = packing.pad(output.last_hidden_state)
     if output.get("pooler_output") is not None:
-        output.pooler_output = module.pooler(hidden)
+        output.pooler_output = module.pooler(output.last_hidden_state)
     return output
 
 
@@ -216,7 +195,7 @@ def _packed_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Any:
-    """A mask for transformers' registry: a :class:`PackedMask` in a packing, else the original."""
+    """A mask for transformers' registry: :class:`Batches` in a packing, else the original."""
     packing = _packing.get()
     if packing is None:
         return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
@@ -232,7 +211,7 @@ def _packed_mask(
             # What is no token sees all tokens, as a softmax over nothing is NaN.
             mask = keys if mask is None else (mask | ~inside[:, None, :, None]) & keys
         masks.append(added(mask, dtype) if additive and mask is not None else mask)
-    return PackedMask(batches, tuple(masks))
+    return replace(batches, masks=tuple(masks))
 
 
 def _packed_attention(
@@ -240,35 +219,27 @@ def _packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | PackedMask | None,
+    attention_mask: Tensor | Batches | None,
     *args: Any,
     original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given a :class:`PackedMask`, batch by batch.
+    """Attention for transformers' registry: given :class:`Batches`, batch by batch.
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
     plain = attention_function(original, module)
-    if not isinstance(attention_mask, PackedMask):
-        result: tuple[Tensor, Tensor | None] = plain(
-            module, query, key, value, attention_mask, *args, **kwargs
-        )
-        return result
+    if not isinstance(attention_mask, Batches):
+        found: Any = plain(module, query, key, value, attention_mask, *args, **kwargs)
+        return found
     same = kwargs.get("position_bias") is None and key.shape == query.shape
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
     if original == "sdpa" and same and (dropped or query.dtype == torch.bfloat16):
         plain = softmax_attention  # the same, and faster
-    batches = attention_mask.batches
-    outputs = [
-        plain(module, q, k, v, mask, *args, **kwargs)[0]
-        for q, k, v, mask in zip(
-            *(batches.apart(tensor) for tensor in (query, key, value)),
-            attention_mask.masks,
-            strict=True,
-        )
-    ]
-    return batches.together(outputs), None
+    apart = map(attention_mask.apart, (query, key, value))
+    parts = zip(*apart, attention_mask.masks, strict=True)
+    outputs = [plain(module, *part, *args, **kwargs)[0] for part in parts]
+    return attention_mask.together(outputs), None
 
 
 def softmax_attention(

@@ -29,8 +29,7 @@ CHOICE = "(invalid: skip leaves such records out.)"
 def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
     """Raises :class:`DataError`: files beside another source, or ``source=files`` without one.
 
-    labelled, predicted: what was given; the latter goes with any source.
-    needed: names the options of which one is needed.
+    labelled, predicted: what was given; the latter goes with any source. needed: names options.
     """
     if source != "files" and labelled:
         raise DataError(f"source={source}: it takes no files. Set source to files.")
@@ -74,10 +73,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
 def hub_split(path: str, config: str | None, split: str, otherwise: str = "files") -> Any:
     """A split of a data set on the hub, or of a folder of the same layout.
 
-    ``otherwise`` names the sources that need no hub, for the message.
-
-    Raises:
-        DataError: it cannot be loaded.
+    otherwise: names the sources that need no hub.
     """
     import datasets
 
@@ -111,10 +107,9 @@ def records_of(
     parse: Callable[[Any, str], R],
     skip_invalid: bool | None = None,
 ) -> list[R]:
-    """The records of (where, raw row) pairs.
+    """The records of (where, raw row) pairs, as :func:`rows_of` gives them.
 
     Args:
-        rows: see :func:`rows_of`.
         source: their name, for messages.
         parse: makes a record of a row and where it stands.
         skip_invalid: see :func:`refused`.
@@ -151,9 +146,6 @@ def report_skipped(source: str, problems: Sequence[str], kept: int) -> None:
             f"{source}: left out {len(problems):,} of {kept + len(problems):,} records that cannot "
             f"be used; the first: {problems[0]}"
         )
-
-
-# Fields -------------------------------------------------------------------------------------------
 
 
 def json_object(row: Any, where: str) -> dict[str, Any]:
@@ -196,9 +188,6 @@ def kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
     names |= {int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), f"of type {type(value).__name__}")
-
-
-# Values -------------------------------------------------------------------------------------------
 
 
 def digest(*parts: Any) -> str:

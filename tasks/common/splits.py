@@ -199,7 +199,8 @@ def warn_of_shared(
     """
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
-        if shared := sum(map(set(units[first]).__contains__, units[second])):
+        known = set(units[first])
+        if shared := sum(unit in known for unit in units[second]):
             rank_zero_warn(
                 f"{sources[second]}: {shared:,} of {len(units[second]):,} {name} are in "
                 f"{sources[first]} too, so results on it flatter. Take them out of one."

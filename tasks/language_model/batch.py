@@ -49,7 +49,7 @@ def collate_responses(
 
 
 def collate_columns(values: Sequence[Sequence[int]], width: int, filler: int = ABSENT) -> Tensor:
-    """Rows of numbers as one (B, width) long tensor; the filler where a row has none."""
+    """Rows of numbers as a long tensor (B, width); the filler where a row has none."""
     found = torch.full((len(values), width), filler, dtype=torch.long)
     for place, of_row in enumerate(values):
         found[place, : len(of_row)] = torch.as_tensor(of_row, dtype=torch.long)

@@ -9,16 +9,14 @@ so that the prompt's tokens are a prefix of the whole's, the response is what th
 have to generate, and a token that begins a sequence stands where the template puts it, once.
 
 What a template writes in front of every answer (its *scaffold*: an empty thought as
-``<think></think>``, a channel's name) belongs to the prompt, in training and in generation: it is
-found on two answers that have nothing in common. Where a generation prompt begins a thought
-and the template leaves thoughts out of what was said, as DeepSeek's, the scaffold ends it. In a
-conversation with tools the scaffold is what answers and tool calls have in common, so that the
-choice between them stays in the response. An answer that brings a thought of its own is not behind
-an empty one: its prompt ends where the assistant begins, and the thought is part of the response.
+``<think></think>``, a channel's name) belongs to the prompt: it is found on two answers that have
+nothing in common. Where a generation prompt begins a thought and the template leaves thoughts out
+of what was said, as DeepSeek's, the scaffold ends it. With tools the scaffold is what answers and
+tool calls have in common, so that the choice between them stays in the response. The prompt of an
+answer with a thought of its own ends where the assistant begins.
 
-An answer is a text, a list of tool calls, [{"name": …, "arguments": {…}}], or a turn of several of
-text, calls and thought (messages.py). Calls are handed to the template as ``tool_calls``. A
-template without a form for them gets one text in their place, ``<TOOLCALL>[…]</TOOLCALL>``.
+Answers are those of messages.py. A template without a form for tool calls gets one text in their
+place, ``<TOOLCALL>[…]</TOOLCALL>``.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ DATE = datetime(2024, 7, 26)
 
 _PROBES = ("probe of an answer", "Another one")
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
-_TOOL = {
+_TOOL: dict[str, Any] = {
     "name": "probe_of_tool_support",
     "description": "A test.",
     "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
@@ -66,10 +64,6 @@ class ConversationEncoder:
         calls_by_template: whether the template has a form for tool calls.
         closing: what ends an assistant's turn, the end token included.
         scaffold: what the template writes in front of every answer that is a text.
-
-    Raises:
-        ValueError: no end token, no chat template, one that ignores tools, or one that does not
-            continue its own generation prompt.
     """
 
     def __init__(
@@ -82,16 +76,11 @@ class ConversationEncoder:
         self.tokenizer = tokenizer
         self.template_arguments = dict(template_arguments or {})
         name, end = tokenizer.name_or_path or type(tokenizer).__name__, tokenizer.eos_token
-        if not isinstance(end, str):
-            raise ValueError(
-                f"The tokenizer {name} has no end token, so no response would ever end. Set its "
-                "eos_token to the token that closes an answer in the model's format."
-            )
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"The tokenizer {name} has no chat template. Take the instruction-tuned model's, "
-                "or set chat_template."
-            )
+        for what, given in (("end token", end), ("chat template", tokenizer.chat_template)):
+            if not given:
+                remedy = "Take the instruction-tuned model's, or set it"
+                raise ValueError(f"The tokenizer {name} has no {what}. {remedy}.")
+        assert isinstance(end, str)
         added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
         self._special = sorted({end, *added}, key=len, reverse=True)
         self._thinks = any(mark in tokenizer.get_chat_template() for _, mark in THOUGHTS)
@@ -100,15 +89,11 @@ class ConversationEncoder:
         self._probe_calls()
         if tools and _TOOL["name"] not in self._render([_ASK], [_TOOL], "probe"):
             raise ValueError(
-                f"The chat template of {name} ignores the tools it is given, so the model would "
-                "never see them. Use a model trained to call tools, or a template that shows them."
+                f"The chat template of {name} ignores the tools it is given. Use a model trained "
+                "to call tools, or a template that shows them."
             )
         if tools and not self.calls_by_template:
-            log.warning(
-                "The chat template of %s has no form for tool calls: they are written as "
-                "<TOOLCALL>[…]</TOOLCALL>, in training and in evaluation alike.",
-                name,
-            )
+            log.warning("%s has no form for tool calls: they are written as <TOOLCALL>…", name)
 
     def _probe_texts(self, end: str) -> None:
         """Finds how the template writes a text: scaffold, and what closes the turn."""
@@ -130,7 +115,8 @@ class ConversationEncoder:
         """Finds how the template writes tool calls, if it does, and how text beside them."""
         self._call_scaffold, self._call_closing = self.scaffold, self.closing
         self.calls_by_template = self._writes_both = True
-        for self._arguments_as_text in (False, True):
+        for as_text in (False, True):
+            self._arguments_as_text = as_text
             written = self._continuation(Parts(calls=[_CALL]))
             if _CALL["name"] in written:
                 break
@@ -153,8 +139,6 @@ class ConversationEncoder:
         texts = [text for text in (self.closing, self._call_closing) if text]
         return sorted({self.tokenizer.eos_token_id, *(ids[-1] for ids in self._ids(texts))})
 
-    # Texts ----------------------------------------------------------------------------------------
-
     def prompt(
         self,
         messages: Sequence[Message],
@@ -162,10 +146,7 @@ class ConversationEncoder:
         where: str,
         answers: Sequence[Answer] = (),
     ) -> str:
-        """The text up to where the answer begins, the scaffold included.
-
-        answers: those it is the prompt of, which decide about the scaffold: calls and texts share
-            theirs, and there is none in front of an answer with a thought.
+        """The text up to where the answer begins, the scaffold of its ``answers`` included.
 
         Raises:
             DataError: the template refuses the conversation.
@@ -190,8 +171,7 @@ class ConversationEncoder:
         """The text of an answer behind its prompt, with what ends the turn.
 
         Raises:
-            DataError: the template refuses the answer, loses a part of it, or does not begin with
-                the prompt.
+            DataError: the template refuses the answer, or loses a part of it or of the prompt.
         """
         parts = self._parts(answer)
         if parts.text and parts.calls and not self._writes_both:
@@ -199,15 +179,13 @@ class ConversationEncoder:
                 f"{where}: the chat template writes either a text or tool calls, and the answer "
                 "has both. Leave one of them out, or change the template."
             )
-        known = sum(len(message.get("tool_calls") or ()) for message in messages)
-        whole = self._render(messages, tools, where, self._turn(parts, known))
+        whole = self._render([*messages, _said(parts)], tools, where, answered=True)
         text = self._behind(prompt, whole, parts.reasoning)
         if text is None:
-            thought = " (It has a thought: enable_thinking=false leaves no room for one.)"
             raise DataError(
                 f"{where}: with the answer, the chat template renders the conversation before it "
-                "differently, so the prompt is no prefix of the whole. Change the template, or "
-                "take out the record." + thought * bool(parts.reasoning)
+                "differently. Change the template, or take out the record; for a thought there is "
+                "no room with enable_thinking=false."
             )
         if parts.reasoning and parts.reasoning.strip() not in text:
             raise DataError(
@@ -228,8 +206,7 @@ class ConversationEncoder:
     def _behind(self, prompt: str, whole: str, reasoning: str = "") -> str | None:
         """What the whole has behind the prompt, None if it does not begin with it.
 
-        Where the template leaves a thought that the prompt begins out of the whole, as if it did
-        not, with the thought.
+        A thought that the prompt begins may be left out of the whole; it is put back.
         """
         if whole.startswith(prompt):
             return whole[len(prompt) :]
@@ -244,11 +221,10 @@ class ConversationEncoder:
         """What the template puts behind its generation prompt for an answer; "" if it cannot."""
         try:
             prompt = self._render([_ASK], [], "probe")
-            return self._behind(prompt, self._render([_ASK], [], "probe", self._turn(parts))) or ""
+            whole = self._render([_ASK, _said(parts)], [], "probe", answered=True)
+            return self._behind(prompt, whole) or ""
         except DataError:
             return ""
-
-    # Turns ----------------------------------------------------------------------------------------
 
     def _parts(self, answer: Answer) -> Parts:
         """The parts of an answer; a thought in the text is told apart if the template knows any."""
@@ -258,80 +234,74 @@ class ConversationEncoder:
             parts = Parts(text, parts.calls, thought)
         return parts
 
-    def _turn(self, parts: Parts, known: int = 0) -> dict[str, Any]:
-        """The assistant's turn as the template reads it, behind ``known`` calls."""
-        turn: dict[str, Any] = {"role": "assistant", "content": parts.text}
-        if parts.reasoning:  # under the names that templates have for it
-            turn |= {"reasoning_content": parts.reasoning, "thinking": parts.reasoning}
-        if not parts.calls:
-            return turn
-        if not self.calls_by_template:
-            text = "\n".join(filter(None, [parts.text, calls_as_text(parts.calls)]))
-            return turn | {"content": text}
-        turn["tool_calls"] = []
-        for place, call in enumerate(parts.calls, start=known):
-            arguments = call["arguments"]
-            if self._arguments_as_text:
-                arguments = json.dumps(arguments, ensure_ascii=False)
-            function = {**call, "arguments": arguments}
-            listed = {"type": "function", "id": _identifier(place), "function": function}
-            turn["tool_calls"].append(listed)
-        return turn
-
     def _turns(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the template reads them: calls in its form, results with their call's."""
         turns: list[dict[str, Any]] = []
         waiting: list[dict[str, Any]] = []  # calls without a result yet
         known = 0
         for message in messages:
+            turn = dict(message)
             if message["role"] == "tool":  # the result of the call it names, or else of the first
                 given = message.get("tool_call_id")
                 call = next((each for each in waiting if given in (None, each["given"])), None)
                 if call is not None:
                     waiting.remove(call)
-                    message = {"name": call["name"], **message, "tool_call_id": call["id"]}
-            calls = message.get("tool_calls") or []
-            thought = message.get("reasoning_content", "")
-            if not calls and not thought:
-                turns.append(dict(message))
-                continue
-            text = message["content"]
-            if text and calls and not self._writes_both:
-                rank_zero_warn(  # which Python shows once
-                    f"The chat template of {self.tokenizer.name_or_path} writes either a text or "
-                    "tool calls: in turns that have both, the text is left out."
-                )
-                text = ""
-            functions = [call["function"] for call in calls]
-            turns.append(self._turn(Parts(text, functions, thought), known))
-            waiting = [
-                {"given": call.get("id"), "id": _identifier(known + i), "name": function["name"]}
-                for i, (call, function) in enumerate(zip(calls, functions, strict=True))
-            ]
-            known += len(calls)
+                    name = call["function"]["name"]
+                    turn = {"name": name, **turn, "tool_call_id": call["id"]}
+            if thought := message.get("reasoning_content"):
+                turn["thinking"] = thought  # another name that templates have for it
+            if calls := turn.pop("tool_calls", None):
+                if turn["content"] and not self._writes_both:
+                    rank_zero_warn(  # which Python shows once
+                        f"The chat template of {self.tokenizer.name_or_path} writes either a text "
+                        "or tool calls: in turns that have both, the text is left out."
+                    )
+                    turn["content"] = ""
+                functions = [call["function"] for call in calls]
+                written = [self._call(each, place) for place, each in enumerate(functions, known)]
+                pairs = zip(calls, written, strict=True)
+                waiting = [{**new, "given": call.get("id")} for call, new in pairs]
+                known += len(calls)
+                if self.calls_by_template:
+                    turn["tool_calls"] = written
+                else:
+                    parts = [turn["content"], calls_as_text(functions)]
+                    turn["content"] = "\n".join(filter(None, parts))
+            turns.append(turn)
         return turns
+
+    def _call(self, function: Message, place: int) -> dict[str, Any]:
+        """A call as templates read it; nine letters and digits is all that Mistral's takes."""
+        arguments = function["arguments"]
+        if self._arguments_as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function = {**function, "arguments": arguments}
+        return {"type": "function", "id": f"call{place:05d}", "function": function}
 
     def _render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Message],
         where: str,
-        turn: Message | None = None,
+        answered: bool = False,
     ) -> str:
-        """The conversation up to where the assistant begins, or with its ``turn``."""
-        turns = [*self._turns(messages), *([] if turn is None else [dict(turn)])]
+        """The conversation, up to where the assistant begins unless it is ``answered``."""
+        turns = self._turns(messages)
         if self._loses_calls and any(len(each.get("tool_calls") or ()) > 1 for each in turns):
             raise DataError(
                 f"{where}: the chat template writes one tool call a turn, and there are several. "
                 "Give each a turn of its own, followed by its result, or take the record out."
             )
-        listed = [_wrapped(tool) for tool in tools] or None
+        listed = [
+            dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)}
+            for tool in tools
+        ]
         try:
             text = self.tokenizer.apply_chat_template(
                 turns,
-                tools=listed,
-                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed)),
-                add_generation_prompt=turn is None,
+                tools=listed or None,
+                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
+                add_generation_prompt=not answered,
                 tokenize=False,
                 **self.template_arguments,
             )
@@ -343,15 +313,12 @@ class ConversationEncoder:
         assert isinstance(text, str)
         return text
 
-    # Tokens ---------------------------------------------------------------------------------------
-
     def encode(
         self, prompts: Sequence[str], responses: Sequence[Sequence[str]]
     ) -> list[tuple[list[int], list[list[int]]]]:
         """Token ids of each prompt and of each of its responses.
 
-        The response's ids are what the whole text has behind the prompt's; where a tokenizer joins
-        the two at the seam, those of the response alone, as after generation.
+        What the whole has behind the prompt's; where a tokenizer joins the two, those alone.
         """
         whole = [p + text for p, texts in zip(prompts, responses, strict=True) for text in texts]
         encoded = self._ids([*prompts, *whole])
@@ -396,13 +363,8 @@ def _common_prefix(first: str, second: str) -> str:
     return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
 
 
-def _identifier(place: int) -> str:
-    """Nine letters and digits: the only identifiers of calls that Mistral's template takes."""
-    return f"call{place:05d}"
-
-
-def _wrapped(tool: Message) -> dict[str, Any]:
-    """A tool in the form that chat templates read."""
-    if tool.get("type") == "function" and isinstance(tool.get("function"), Mapping):
-        return dict(tool)
-    return {"type": "function", "function": dict(tool)}
+def _said(parts: Parts) -> Message:
+    """An answer as a message."""
+    calls = [{"function": call} for call in parts.calls]
+    given = {"tool_calls": calls, "reasoning_content": parts.reasoning}
+    return {"role": "assistant", "content": parts.text} | {k: v for k, v in given.items() if v}

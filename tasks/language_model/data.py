@@ -42,20 +42,17 @@ class Preparation:
 
     Args:
         revision: of the tokenizer on the hub; None takes the module's.
-        chat_template: instead of the tokenizer's own, a template or the path of a .jinja file; None
-            takes the module's.
-        template_arguments: what the chat template is told besides the conversation, such as
-            {enable_thinking: false}; None takes the module's.
+        chat_template: as the policy's; None takes the module's.
+        template_arguments: as the policy's; None takes the module's.
         max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
             tools, system turns and the last user's turn stay.
         max_length: the most tokens of prompt and response; a response is never cut. Of a model that
             has learnt fewer positions, as GPT-2, that many.
         too_long: what to do with a prompt that is too long without its earlier turns too: "error",
-            "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. How
-            many is a warning, and in ``truncation``. None does as ``invalid`` says.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub and "error" for files. Records to predict for are never
-            skipped.
+            "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. None
+            does as ``invalid`` says.
+        invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
+            the hub and "error" for files. Records to predict for are never skipped.
         val_fraction: the part of a file's records to hold out as "val"; of each category the same
             part, and no prompt stands on two sides.
         test_fraction: likewise as "test", the split that is used once, for a certificate of the
@@ -190,11 +187,11 @@ class ResponseDataModule(PointwiseDataModule):
             )
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
-        """The data sets to test on that there are, in the order of ``needs``."""
+        """One by data set that there is."""
         return {name: self._loader(name) for name in self.needs["test"] if name in self.datasets}
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The batch of the class docstring, of rows of the data set with an index."""
+        """See roles.py."""
         return collate_rows(rows, self.roles)
 
     # For subclasses -------------------------------------------------------------------------------

@@ -21,10 +21,6 @@ from .records import Record
 from .truncation import TooLong, fit_prompt
 
 
-class TooLongError(DataError):
-    """A prompt that is too long, where no option lets it be left out."""
-
-
 class EncodedResponses:
     """Prompts and responses as token ids, in flat arrays.
 
@@ -35,10 +31,7 @@ class EncodedResponses:
     Args:
         records: in the order of the data set.
         encoder: renders and tokenises.
-        max_prompt_length: longer prompts lose their oldest turns; see truncation.py.
-        max_length: the most tokens of a prompt, so shortened, and a response together.
-        too_long: what to do with a prompt that is too long without those turns too: "error", "skip"
-            it, or "cut" the beginnings of its texts. Tools and system turns are never cut.
+        max_prompt_length, max_length, too_long: see :class:`~.data.Preparation`.
         name: of the data set, for messages.
         skip_invalid: leave out a record that cannot be rendered, or a response of which does not
             fit, and say how many. None is False where the user has no choice.
@@ -48,9 +41,6 @@ class EncodedResponses:
         truncation: how many prompts lost turns or the beginning of a text, "cut", and how many
             records were left out as their prompts are too long, "skipped".
         characters: of every response, one after the other, without what ends the turn.
-
-    Raises:
-        DataError: such a record, or none at all.
     """
 
     def __init__(
@@ -100,24 +90,22 @@ class EncodedResponses:
     def _encoded(
         self, records: Sequence[Record], encoder: ConversationEncoder, skipped: list[str]
     ) -> Iterator[tuple[Record, list[str], list[int], list[list[int]]]]:
-        """(record, responses, prompt's ids, responses' ids) of those that can be used.
-
-        skipped: takes the messages of the others.
-        """
+        """(record, responses, prompt's ids, responses' ids); ``skipped`` takes why others go."""
         rendered = []
         for record in records:
             try:
                 rendered.append((record, *render(record, encoder)))
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
-        texts, answers = [prompt for _, prompt, _ in rendered], [each for *_, each in rendered]
-        encoded = encoder.encode(texts, answers)
+        encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
+            messages: Sequence[Message] = record.messages
+            if len(ids) > self._limits[0]:
+                messages = self._shortened(record, len(ids), encoder)
+                if not messages:
+                    continue
             try:
-                if len(ids) > self._limits[0]:
-                    messages = self._shortened(record, len(ids), encoder)
-                    if messages is None:
-                        continue
+                if messages is not record.messages:
                     prompt, responses = render(record, encoder, messages)
                     ((ids, tokens),) = encoder.encode([prompt], [responses])
                     self.truncation["cut"] += 1
@@ -128,8 +116,6 @@ class EncodedResponses:
                         f"prompt of {len(ids):,} in max_length={self._limits[1]:,}, and responses "
                         "are never cut. Raise max_length, lower max_prompt_length, or take it out."
                     )
-            except TooLongError:
-                raise
             except DataError as error:
                 skipped.append(refused(error, self._skip_invalid))
             else:
@@ -137,20 +123,20 @@ class EncodedResponses:
 
     def _shortened(
         self, record: Record, length: int, encoder: ConversationEncoder
-    ) -> list[Message] | None:
-        """The record's conversation, such that its prompt fits; None if it is to be left out."""
+    ) -> Sequence[Message]:
+        """The record's conversation, such that its prompt fits; empty if it is to be left out."""
         limit, cut = self._limits[0], self._too_long == "cut"
         messages = fit_prompt(encoder, record, limit, cut=cut)
         if messages is None:
             if self._too_long == "error" or (cut and not self._skip_invalid):
-                raise TooLongError(
+                raise DataError(
                     f"{record.where}: the prompt has {length:,} tokens. Even without what may be "
                     f"cut it does not fit in max_prompt_length={limit:,}. Raise it, or set "
                     "preparation.too_long: skip leaves such records out, cut takes away the "
                     "beginnings of their texts, never of tools and system turns."
                 )
             self.truncation["skipped"] += 1
-        return messages
+        return messages or []
 
     def __len__(self) -> int:
         return len(self.records)

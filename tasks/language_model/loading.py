@@ -42,17 +42,11 @@ def load_language_model(
 ) -> PreTrainedModel | PeftModel:
     """A causal language model, with fresh adapters if asked for; then only they are trainable.
 
+    The options are those of :class:`~.policy.Policy`.
+
     Args:
-        name: a folder, a name on the hub, or ``package:NAME/FOLDER``: a model, or a PEFT adapter,
-            which is merged into the base that it names.
-        lora: adapters to add, in float32 even on a base in half precision. With them off the model
-            is the reference policy. None for the model alone.
-        dtype: of the base's weights; "auto" is that of the files.
-        attention: None is transformers' choice for the model, as a rule sdpa.
-        quantize_4bit: hold the base in 4 bits (NF4, computing in bfloat16); needs bitsandbytes.
-        gradient_checkpointing: compute each layer again in the backward pass instead of keeping
-            its activations.
-        revision: of a model on the hub.
+        name: of a model, or of a PEFT adapter, which is merged into the base that it names.
+        lora: adapters to add, in float32 even on a base in half precision; None for none.
 
     Raises:
         ValueError: a trained adapter, on a base of 4 bits.
@@ -107,10 +101,7 @@ def load_tokenizer(
     """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it.
 
     Args:
-        name: of the model.
-        revision: on the hub.
-        chat_template: instead of the tokenizer's own: a template, or the path of one that ends in
-            ".jinja".
+        chat_template: instead of the tokenizer's own: a template, or the path of a .jinja file.
         default_template: where the tokenizer has none and none is given.
     """
     with loading(name):

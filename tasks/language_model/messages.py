@@ -152,16 +152,16 @@ def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
 # Tools --------------------------------------------------------------------------------------------
 
 
-def parse_tools(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
+def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
     """Descriptions of tools as objects; each, or the list, may be JSON. null is none."""
-    name, found = f"{prefix}tools", []
+    found = []
     value = [] if value is None else value
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = _from_json(value, where, name)
+        value = _from_json(value, where, "tools")
     if not isinstance(value, list):
-        raise bad_field(where, name, f"is {kind(value)}", "Give a list of tools, or []")
+        raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
     for place, tool in enumerate(value):
-        each = f"{name}[{place}]"
+        each = f"tools[{place}]"
         tool = _from_json(tool, where, each)
         if not isinstance(tool, dict):
             raise bad_field(where, each, f"is {kind(tool)}", "Give one JSON object a tool")

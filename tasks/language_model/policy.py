@@ -31,19 +31,14 @@ class Policy:
         quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
         gradient_checkpointing: compute layers again in the backward pass, for less memory.
         scoring_method: "auto" takes the fastest way to log-likelihoods that agrees with the plain
-            one on the first batch of a fit; a name takes that way: "shared_prompt", "chunked",
-            "plain".
+            one on the first batch of a fit; a name takes that way.
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size a token), each rank its
             own; a folder keeps them on disk, for all ranks and for later runs.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.
-        merge_on_export: export the whole model, with its adapters merged into it. It is exported
-            whole in any case where no adapters are trained, or ``model_name`` is itself an adapter.
-            Another run can take either kind as its ``model_name``.
-
-    Raises:
-        ValueError: all weights to train, or a whole model to export, of 4 bits.
+        merge_on_export: export the whole model, with its adapters merged into it, as in any case
+            where no adapters are trained, or ``model_name`` is itself an adapter.
     """
 
     model_name: str
@@ -70,8 +65,8 @@ class Policy:
             self.generation = Generation(**self.generation)
         if self.lora is None and self.quantize_4bit:
             raise ValueError(
-                "policy.lora=null: weights of 4 bits cannot be trained themselves. Leave lora out "
-                "for the task's own adapters, or set quantize_4bit to false."
+                "policy.lora=null: weights of 4 bits cannot be trained themselves. Leave lora out, "
+                "or set quantize_4bit to false."
             )
         if self.merge_on_export and self.quantize_4bit:
             raise ValueError(

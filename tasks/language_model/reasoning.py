@@ -49,10 +49,9 @@ def split_thought(text: str) -> tuple[str, str]:
 
 
 def empty_thought(text: str) -> tuple[str, str]:
-    """(what begins, what ends) the thought that a text stops in, with nothing in it yet.
+    """(what begins, what ends) the thought that a text stops in, empty as yet; else ("", "").
 
-    The end is written as templates write it behind an empty thought. ("", "") where a text does
-    not stop so.
+    The end is written as templates write it behind an empty thought.
     """
     for begin, end in THOUGHTS:
         _, found, rest = text.rpartition(begin)

@@ -25,44 +25,26 @@ from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tool
 
 @dataclass(frozen=True)
 class Response:
-    """One response to a conversation.
+    """One response to a conversation."""
 
-    Attributes:
-        role: what it is to the task, such as "prefer".
-        answer: a text or tool calls; None for one of the configured refusals.
-        tolerance: its own bound, ε or δ, or what its band is around; None takes the role's.
-        relative: whether that is δ, measured from the reference policy's s̄.
-        refusal: whether it is a refusal; every response of role "refuse" is.
-        behaviour: of When2Call what it does, "" if unknown.
-    """
-
-    role: str
-    answer: Answer | None
-    tolerance: float | None = None
-    relative: bool = False
+    role: str  # what it is to the task, such as "prefer"
+    answer: Answer | None  # None for one of the configured refusals
+    tolerance: float | None = None  # its own ε or δ, or what its band is around; None: the role's
+    relative: bool = False  # whether that is δ, measured from the reference policy's s̄
     refusal: bool = False
-    behaviour: str = ""
+    behaviour: str = ""  # of When2Call, "" if unknown
 
 
 @dataclass(frozen=True)
 class Record:
-    """One conversation and its responses.
+    """One conversation and its responses."""
 
-    Attributes:
-        messages: ending before the assistant's turn.
-        tools: descriptions, as objects.
-        responses: in the order of the file.
-        where: file and line, or source and record, for messages.
-        given_category: the record's own, "" if it has none.
-        objective: whether the record carries the objective; None where its roles decide.
-    """
-
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]]  # ending before the assistant's turn
     tools: list[dict[str, Any]]
     responses: tuple[Response, ...]
-    where: str
-    given_category: str = ""
-    objective: bool | None = None
+    where: str  # file and line, or source and record
+    given_category: str = ""  # the record's own
+    objective: bool | None = None  # whether it carries the objective; None where its roles decide
 
     @property
     def answers(self) -> list[Answer]:
@@ -130,8 +112,8 @@ def make_record(
 
 def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
-    given_names = [name for name in PROMPTS if name in row]
-    name = next((name for name in given_names if row[name]), (*given_names, "prompt")[0])
+    names = sorted((name for name in PROMPTS if name in row), key=lambda name: not row[name])
+    name = names[0] if names else "prompt"
     given = field(row, name, where)
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -203,34 +185,25 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
 
 def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
-    responses = [
-        response_of(
-            "reference" if flag(row, f"is_response_{place}_safe", where) else "avoid",
-            field(row, f"response_{place}", where),
-            where,
-            f"response_{place}",
-        )
-        for place in (0, 1)
-    ]
+    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
     return make_record(row, conversation(row, where), responses, where)
 
 
 def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
     """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
-    safe = flag(row, "is_safe", where)
-    response = response_of("reference" if safe else "avoid", row.get("response"), where, "response")
-    harms = row.get("category")
-    category = ""
-    if isinstance(harms, dict):
-        category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
+    response = _judged(row, "response", "is_safe", where)
+    harms = row["category"] if isinstance(row.get("category"), dict) else {}
+    category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
     return make_record(row, conversation(row, where), [response], where, category)
 
 
-def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
-    """Whether a row of XSTest is of its unsafe half, and its type; False and "" of other rows.
+def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
+    role = "reference" if flag(row, safe, where) else "avoid"
+    return response_of(role, field(row, name, where), where, name)
 
-    Where there is no "label", those of a type in ``contrast_…`` are unsafe.
-    """
+
+def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
+    """Whether a row of XSTest is of its unsafe half, by "label" or else its type, and the type."""
     label, own = row.get("label"), row.get("type")
     category = own if isinstance(own, str) else ""
     if not label:
@@ -241,10 +214,7 @@ def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
 
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
-    """{"instruction", "input", "output"}; the input may be empty or left out.
-
-    Or {"messages", "output"}, a conversation of several turns.
-    """
+    """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
     responses = [response_of(role, field(row, "output", where), where, "output")]
     if row.get("messages") is not None:
         return make_record(row, conversation(row, where), responses, where)

@@ -91,7 +91,7 @@ def scores_of(
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
         pack = method == "packed"
-        with packed(Packing.of(lengths[rows], longest)) if pack else nullcontext():
+        with packed(model, Packing.of(lengths[rows], longest)) if pack else nullcontext():
             scores.append(score(model(**arguments).logits))
     positions = torch.cat(groups).argsort().to(device, non_blocking=True)
     return torch.cat(scores)[positions]

@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
@@ -86,32 +87,26 @@ def build_config(architecture: str, **overrides: Any) -> PreTrainedConfig:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    window = {"head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 3.0}
     alternating = ["sliding_attention", "full_attention", "sliding_attention"]
-    kinds: dict[str, Callable[[], PreTrainedConfig]] = {
-        "llama": lambda: LlamaConfig(**sizes | overrides),
-        "qwen2": lambda: Qwen2Config(**sizes | overrides),
-        "mistral": lambda: MistralConfig(**sizes | {"sliding_window": 7} | overrides),
-        "phi3": lambda: Phi3Config(**sizes | {"sliding_window": 7} | overrides),
-        "gemma2": lambda: Gemma2Config(
-            **sizes
-            | {"head_dim": 16, "sliding_window": 6, "final_logit_softcapping": 3.0}
-            | overrides
-        ),
-        "gemma3": lambda: Gemma3TextConfig(
-            **sizes
-            | {"head_dim": 16, "sliding_window": 6, "layer_types": alternating}
-            | {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 20}
-            | overrides
-        ),
-        "granite": lambda: GraniteConfig(**sizes | {"logits_scaling": 0.3} | overrides),
-        "cohere": lambda: CohereConfig(**sizes | {"logit_scale": 2.5} | overrides),
+    gemma3 = {"layer_types": alternating, "query_pre_attn_scalar": 20}
+    kinds: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+        "llama": (LlamaConfig, {}),
+        "qwen2": (Qwen2Config, {}),
+        "mistral": (MistralConfig, {"sliding_window": 7}),
+        "phi3": (Phi3Config, {"sliding_window": 7}),
+        "gemma2": (Gemma2Config, window),
+        "gemma3": (Gemma3TextConfig, window | gemma3),
+        "granite": (GraniteConfig, {"logits_scaling": 0.3}),
+        "cohere": (CohereConfig, {"logit_scale": 2.5}),
         # without what the shared prompt needs: ALiBi, and convolution between tokens
-        "bloom": lambda: BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
-        "lfm2": lambda: Lfm2Config(
-            **sizes | {"layer_types": ["conv", "full_attention", "conv"]} | overrides
-        ),
+        "bloom": (BloomConfig, {"n_layer": 2, "n_head": 4}),
+        "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention", "conv"]}),
     }
-    return kinds[architecture]()
+    kind, own = kinds[architecture] if architecture in kinds else (CONFIG_MAPPING[architecture], {})
+    if kind is BloomConfig:
+        sizes = {name: sizes[name] for name in ("vocab_size", "hidden_size")}
+    return kind(**sizes | own | overrides)
 
 
 def build_model(
@@ -290,11 +285,6 @@ def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
         for weight in module.parameters():
             if weight.requires_grad:
                 weight.normal_(0, 0.2)
-
-
-def record_of(roles: Sequence[str]) -> Record:
-    """A record whose responses have these roles."""
-    return Record([], [], tuple(Response(role, "") for role in roles), "x")
 
 
 def random_batch(

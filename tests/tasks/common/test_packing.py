@@ -79,7 +79,7 @@ def inputs_of(lengths: list[int]) -> dict[str, Tensor]:
 def packed_logits(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     install(model)
     lengths = inputs["attention_mask"].sum(1)
-    with packed(Packing.of(lengths, inputs["input_ids"].shape[1])):
+    with packed(model, Packing.of(lengths, inputs["input_ids"].shape[1])):
         logits: Tensor = model(**inputs).logits
     return logits
 

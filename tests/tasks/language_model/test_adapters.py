@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Pointwise
-from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import (
     Lora,
@@ -33,20 +30,8 @@ from tests.tasks.conftest import (
 )
 from tests.tasks.when2call.conftest import preference_rows, write_rows
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 EXPERTS: dict[str, Any] = {
+    "head_dim": 8,
     "num_experts": 4,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -54,17 +39,6 @@ EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
 }
 IDS = torch.arange(3, 43)[None]
-
-
-def tiny(kind: str, **options: Any) -> PreTrainedModel:
-    """A model of a type, with random weights that are far from uniform."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**(SIZES | options)))
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, 0.15)
-    return model
 
 
 # Where they go ------------------------------------------------------------------------------------
@@ -78,11 +52,11 @@ FOUR = {"q_proj", "k_proj", "v_proj", "o_proj"}
         ("phi3", {}, {"qkv_proj", "o_proj"}),
         ("olmo2", {}, FOUR),
         ("gpt_oss", EXPERTS, FOUR),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, FOUR - {"o_proj"} | {"out_proj"}),
+        ("lfm2", {}, FOUR - {"o_proj"} | {"out_proj"}),
     ],
 )
 def test_model_types_that_peft_does_not_know_train_their_attention(kind, options, names) -> None:
-    model = add_lora(tiny(kind, **options), Lora(r=2, lora_dropout=0.0)).train()
+    model = add_lora(build_model(kind, **options), Lora(r=2, lora_dropout=0.0)).train()
     found = model.base_model.targeted_module_names
     assert {path.rpartition(".")[2] for path in found} == names
     assert all("attn" in path for path in found)
@@ -98,7 +72,7 @@ def test_model_types_that_peft_does_not_know_train_their_attention(kind, options
     assert all(p.grad is not None and p.grad.any() for p in trained)
     assert scorer(batch).log_likelihood.sum() > before + 0.1
     assert scorer(batch).kl.sum() > 1e-4
-    merged = tiny(kind, **options)
+    merged = build_model(kind, **options)
     merged.load_state_dict(merged_weights(model), strict=False)
     with torch.no_grad():
         expected = model.eval()(IDS).logits
@@ -114,13 +88,13 @@ def test_attention_by_name_is_all_of_it(make_model) -> None:
 def test_a_model_without_attention_asks_for_targets() -> None:
     for target in (None, "attention"):
         with pytest.raises(ValueError, match=r'Set target_modules.*"mamba".*in_proj'):
-            add_lora(tiny("mamba", state_size=4), Lora(target_modules=target))
+            add_lora(build_model("mamba", state_size=4), Lora(target_modules=target))
 
 
 def test_a_target_that_is_lost_among_others_is_named() -> None:
     """PEFT would adapt o_proj alone, a fourth of what was asked for, and say nothing."""
     with pytest.raises(ValueError, match=r"no \['q_proj', 'v_proj'\].*\"phi3\".*qkv_proj"):
-        add_lora(tiny("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
+        add_lora(build_model("phi3"), Lora(target_modules=["q_proj", "v_proj", "o_proj"]))
     with pytest.raises(ValueError, match=r"no \['embeddings'\].*\"llama\""):
         add_lora(build_model("llama"), Lora(modules_to_save=["embeddings"]))
 
@@ -155,7 +129,7 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
 def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     lora = Lora(r=2, lora_dropout=0.0, target_modules=["q_proj"], target_parameters=parameters)
-    base = tiny("qwen3_moe", **EXPERTS)
+    base = build_model("qwen3_moe", **EXPERTS)
     with torch.no_grad():
         start = base.eval()(IDS).logits
     model = add_lora(base, lora)
@@ -164,7 +138,7 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         expected = model.eval()(IDS).logits
         with adapters_off(model):
             torch.testing.assert_close(model(IDS).logits, start)
-        merged = tiny("qwen3_moe", **EXPERTS).eval()
+        merged = build_model("qwen3_moe", **EXPERTS).eval()
         weights = merged_weights(model)
         merged.load_state_dict(weights)
         assert (expected - start).abs().max() > 0.1
@@ -174,23 +148,6 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
 def test_a_start_that_splits_the_bases_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="init_lora_weights"):
         Lora(init_lora_weights="pissa")  # type: ignore[arg-type]
-
-
-# The first step ---------------------------------------------------------------------------------
-
-
-def test_a_first_step_without_any_gradient_names_the_likely_cause(
-    language_model_folder, tmp_path
-) -> None:
-    """Adapters that never run, as beside a kernel that reads the base's weight alone."""
-    rows = write_rows(tmp_path / "train.jsonl", preference_rows(4))
-    data = make_data(When2CallDataModule, None, {"train_file": str(rows)}, batch_size=4)
-    module = When2CallModule(Policy(str(language_model_folder), lora=Lora(r=2)), Pointwise())
-    for layer in module.model.modules():
-        if isinstance(layer, LoraLayer):
-            layer.forward = layer.get_base_layer().forward
-    with pytest.raises(TrainingError, match=r"carry no gradient.*frozen"):
-        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
 
 
 # A second adapter on a first ----------------------------------------------------------------------
@@ -250,12 +207,7 @@ def test_the_tokenizer_is_the_adapters_or_its_bases(first, language_model_folder
     assert load_tokenizer(str(first)).chat_template == "{{ messages }}"
 
 
-def test_an_adapter_that_may_run_code_or_has_no_base_is_refused(first) -> None:
+def test_an_adapter_that_may_run_code_is_refused(first) -> None:
     (first / "adapter_model.safetensors").rename(first / "adapter_model.bin")
     with pytest.raises(OSError, match=r"no adapter_model\.safetensors.*may run code"):
-        load_language_model(str(first))
-    config = json.loads((first / "adapter_config.json").read_text())
-    changed = config | {"base_model_name_or_path": None}
-    (first / "adapter_config.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match="for which model the adapter is"):
         load_language_model(str(first))

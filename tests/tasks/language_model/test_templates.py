@@ -114,13 +114,6 @@ def test_what_stands_in_front_of_every_answer_belongs_to_the_prompt(name) -> Non
     assert made.tokenizer.decode(prompt_ids) == prompt
 
 
-@pytest.mark.parametrize("name", ["gemma_2", "gemma_3", "llama_3", "mistral_v3", "qwen2_5"])
-def test_a_template_without_a_scaffold_gives_its_own_generation_prompt(name) -> None:
-    made = encoder(name)
-    own = made.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tokenize=False)
-    assert made.prompt(ASKED, [], "here") == own
-
-
 @pytest.mark.parametrize("name", ["qwen3", "glm_4_5"])
 def test_template_arguments_reach_the_template(name) -> None:
     """Without thinking the template itself writes the empty thought, and nothing stands twice."""
