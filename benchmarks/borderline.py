@@ -23,16 +23,17 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import logging
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar
 
-from arms import parser_of, print_arms, quiet_trainer, run_all
-from lightning.pytorch import seed_everything
+import torch
+from lightning.pytorch import Trainer, seed_everything
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
@@ -41,8 +42,8 @@ from pl_pointwise.tasks.common.splits import hold_out
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.safety.data import Selection
 from pl_pointwise.tasks.safety.module import SafetyEvaluation
-from pl_pointwise.tasks.safety.records import Selection
 
 LOOKALIKES = Path(__file__).with_name("lookalikes.csv")
 ARMS = ("untrained", "none", "group", "pooled")
@@ -176,6 +177,55 @@ def measure(arguments: argparse.Namespace, arm: str, seed: int) -> dict[str, Any
     }
 
 
+def quiet_trainer(folder: Path, epochs: int) -> Trainer:
+    """bf16 on the CPU, and nothing written but what the module writes."""
+    return Trainer(
+        accelerator="cpu",
+        precision="bf16-mixed",
+        max_epochs=epochs,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+def run_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs, or reads, every arm at every seed."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    results = []
+    for seed in arguments.seeds:
+        for arm in arguments.arms:
+            path = arguments.output / f"{arm}-{seed}.json"
+            if not path.is_file():
+                path.write_text(json.dumps(measure(arguments, arm, seed), indent=1))
+            results.append(json.loads(path.read_text()))
+            found = results[-1]["metrics"]
+            shown = {name: round(found[key], 3) for name, key in COLUMNS.items() if key in found}
+            print(arm, seed, results[-1]["seconds"], "s", shown, flush=True)
+    return results
+
+
+def print_arms(results: list[dict[str, Any]]) -> None:
+    """The table: mean over the seeds (smallest–largest)."""
+    print(f"| arm | seeds | s | {' | '.join(COLUMNS)} |\n|---|---|---|{'---|' * len(COLUMNS)}")
+    for arm in ARMS:
+        of_arm = [row for row in results if row["arm"] == arm]
+        if of_arm:
+            values = [
+                [row["metrics"].get(key, float("nan")) for row in of_arm]
+                for key in COLUMNS.values()
+            ]
+            cells = [f"{mean(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in values]
+            seconds = mean(row["seconds"] for row in of_arm)
+            print(f"| {arm} | {len(of_arm)} | {seconds:.0f} | {' | '.join(cells)} |", flush=True)
+
+
 def print_types(results: list[dict[str, Any]]) -> None:
     types = sorted({name for row in results for name in row["by_type"]})
     print(f"\n| look-alikes violate comply | {' | '.join(types)} |\n|---|{'---|' * len(types)}")
@@ -187,7 +237,13 @@ def print_types(results: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, ARMS, epochs=8)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="what was run is kept here")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "group", "untrained"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=8)
     for name in ("model", "benign", "unsafe"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--tolerance", type=float, default=-2.0, help="ε of comply_borderline")
@@ -195,10 +251,9 @@ def main() -> None:
     parser.add_argument("--benign-characters", type=int, default=300, help="of an answer")
     parser.add_argument("--unsafe-count", type=int, default=120)
     parser.add_argument("--unsafe-test", type=int, default=30)
-    parser.set_defaults(arms=["none", "group", "untrained"])
     arguments = parser.parse_args()
-    results = run_all(arguments, partial(measure, arguments), COLUMNS)
-    print_arms(ARMS, results, COLUMNS)
+    results = run_all(arguments)
+    print_arms(results)
     print_types(results)
 
 

@@ -46,8 +46,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     from pl_pointwise import Pointwise
     from pl_pointwise.tasks import Policy, SafetyDataModule, SafetyModule
     from pl_pointwise.tasks.language_model.data import Preparation
+    from pl_pointwise.tasks.safety.data import Selection
     from pl_pointwise.tasks.safety.module import PAPER_TRAINING
-    from pl_pointwise.tasks.safety.records import HELPFUL, Selection
+    from pl_pointwise.tasks.safety.records import HELPFUL
 
     memory, clock = Memory(), Clock()
     half = arguments.batch_size * (arguments.steps + UNTIMED) // 2

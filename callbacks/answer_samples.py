@@ -8,26 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from pl_pointwise.errors import one_of
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.random_state import random_state, restore_random_state
 
-from .run_folder import RunFolder
+from .outputs import RunFolder, log_text
 
 FILE = "answers.jsonl"
 TOGETHER = 8  # Prompts that are answered in one batch.
 
-Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-
 
 class AnswerSamples(Callback):
-    """Lets a language task's module answer a few prompts, before the first step and on the way.
+    """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
-    ``answer-samples/answers.jsonl`` below the run's folder has a line an answer: step, epoch,
-    prompt, its index and category in the data set, answer, refused, cut, and of a prompt with tools
-    valid_call. TensorBoard gets prompts and answers too.
+    Before the first step and on the way. ``answer-samples/answers.jsonl`` below the run's folder
+    has a line an answer: step, epoch, prompt, its index and category in the data set, answer,
+    refused, cut, and of a prompt with tools valid_call. TensorBoard gets prompts and answers too.
 
     The run is the run without it: generation draws nothing of the run's random numbers, takes no
     gradient, and leaves training mode as it was. Every rank answers; rank 0 writes.
@@ -39,9 +38,6 @@ class AnswerSamples(Callback):
         data: a data set of the data module's, "train" or "val".
         every_n_epochs: answer at the end of so many epochs; None does not.
         every_n_steps: and after so many steps of the weights; None does not.
-
-    Raises:
-        ValueError: no prompt, or no time to answer one.
     """
 
     def __init__(
@@ -55,135 +51,84 @@ class AnswerSamples(Callback):
     ) -> None:
         if not prompts and not indexes and per_category < 1:
             raise ValueError("AnswerSamples: which prompts? Give prompts, indexes or per_category.")
-        given = [n for n in (every_n_epochs, every_n_steps) if n is not None]
-        if not given or min(given) < 1:
-            raise ValueError(
-                f"AnswerSamples(every_n_epochs={every_n_epochs}, every_n_steps={every_n_steps}): "
-                "when? Give one of them, at least 1."
-            )
-        self.prompts = [_conversation(prompt, place) for place, prompt in enumerate(prompts or [])]
+        self.prompts = [_conversation(prompt) for prompt in prompts or []]
         self.indexes, self.per_category, self.data = list(indexes or []), per_category, data
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
         self.folder = RunFolder("answer-samples")
-        self._asked: list[dict[str, Any]] = []
-        self._answered_at = -1
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not hasattr(pl_module, "answers_to"):
-            raise ValueError(
-                f"AnswerSamples: {type(pl_module).__name__} has no answers_to(prompts). It is for "
-                "modules around a language model."
-            )
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._asked = [*self.prompts, *self._of_data(getattr(trainer, "datamodule", None))]
         self._answered_at = -1
-        path = self.folder.claim(trainer) / FILE
+        self.folder.claim(trainer)
+        path = self.folder.path / FILE
         rank_zero_info(f"Answers are written to {path}")
         if trainer.is_global_zero:
             # Of a run that was broken off, what it wrote after its checkpoint goes.
-            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
             kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            path.write_text("".join(kept), encoding="utf-8")
         if trainer.global_step == 0:
             self._answer(trainer, pl_module)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        every = self.every_n_steps
-        if every and trainer.global_step % every == 0:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             self._answer(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._answer(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"folder": self.folder.state()}
+        return {"folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.folder.restore(state_dict["folder"])
+        self.folder.restored = state_dict["folder"]
 
     def _of_data(self, datamodule: Any) -> list[dict[str, Any]]:
-        """The conversations of the data set that were asked for.
-
-        Raises:
-            ValueError: no such data set.
-        """
+        """The conversations of the data set that were asked for."""
         if not self.indexes and not self.per_category:
             return []
-        datasets = getattr(datamodule, "datasets", {})
-        dataset = datasets.get(self.data)
-        if dataset is None or not hasattr(dataset, "record"):
-            raise ValueError(
-                f"AnswerSamples(data={self.data!r}): the data module has "
-                f"{', '.join(datasets) or 'no data set'}. Choose one of these, or give prompts."
-            )
+        one_of("data", self.data, list(datamodule.datasets))
+        dataset = datamodule.datasets[self.data]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
         seen: Counter[str] = Counter()
         chosen = list(self.indexes)
-        for index, category in enumerate(categories if self.per_category else ()):
+        for index, category in enumerate(categories):
             seen[category] += 1
             if seen[category] <= self.per_category and index not in chosen:
                 chosen.append(index)
+        found = [(index, dataset.record(index)) for index in chosen]
         return [
-            {
-                "messages": (record := dataset.record(index)).messages,
-                "tools": record.tools,
-                "index": index,
-                "category": categories[index],
-            }
-            for index in chosen
+            {"messages": r.messages, "tools": r.tools, "index": i, "category": categories[i]}
+            for i, r in found
         ]
 
-    def _answer(self, trainer: Trainer, pl_module: Any) -> None:
-        if self._answered_at == trainer.global_step:  # An epoch's end at such a step.
+    def _answer(self, trainer: Trainer, module: Any) -> None:
+        step = trainer.global_step
+        if self._answered_at == step:  # An epoch's end at such a step.
             return
-        self._answered_at = trainer.global_step
-        when = {"step": trainer.global_step, "epoch": trainer.current_epoch}
-        context, state = trainer.precision_plugin.forward_context(), random_state(pl_module.device)
+        self._answered_at = step
+        context, state = trainer.precision_plugin.forward_context(), random_state(module.device)
         rows = []
-        with evaluation_mode(pl_module), torch.no_grad(), context:
+        with evaluation_mode(module), torch.no_grad(), context:
             for start in range(0, len(self._asked), TOGETHER):
                 asked = self._asked[start : start + TOGETHER]
-                for each, found in zip(asked, pl_module.answers_to(asked), strict=True):
+                for each, found in zip(asked, module.answers_to(asked), strict=True):
                     about = {key: each[key] for key in ("index", "category") if key in each}
-                    rows.append({**when, "prompt": shown(each["messages"]), **about, **found})
-        restore_random_state(state, pl_module.device)
-        if trainer.is_global_zero and self.folder.path is not None:
+                    row = {"step": step, "epoch": trainer.current_epoch}
+                    rows.append({**row, "prompt": shown(each["messages"]), **about, **found})
+        restore_random_state(state, module.device)
+        if trainer.is_global_zero:
             with (self.folder.path / FILE).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            for logger in trainer.loggers:
-                log_answers(logger, rows, trainer.global_step)
+            texts = [f"**{row['prompt']}**\n\n> {row['answer']}" for row in rows]
+            log_text(trainer, "answers", "\n\n".join(texts))
 
 
-def log_answers(logger: Any, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Hands answers to a logger that takes texts as TensorBoard's does; nothing to any other."""
-    if hasattr(logger.experiment, "add_text"):
-        text = "\n\n".join(f"**{row['prompt']}**\n\n> {row['answer']}" for row in rows)
-        logger.experiment.add_text("answers", text, step)
-
-
-def _conversation(prompt: Prompt, place: int) -> dict[str, Any]:
-    """
-    Raises:
-        ValueError: neither a text nor messages.
-    """
+def _conversation(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, str):
-        prompt = {"messages": [{"role": "user", "content": prompt}]}
-    elif not isinstance(prompt, Mapping):
-        prompt = {"messages": prompt}
-    messages = prompt.get("messages")
-    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ValueError(
-            f"AnswerSamples: prompts[{place}] is no conversation. Give a text, a list of "
-            "{role, content}, or {messages, tools}."
-        )
-    return dict(prompt)
+        prompt = [{"role": "user", "content": prompt}]
+    return dict(prompt) if isinstance(prompt, Mapping) else {"messages": prompt}
 
 
 def shown(messages: Sequence[Mapping[str, Any]]) -> str:

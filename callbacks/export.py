@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from pl_pointwise.errors import TrainingError
+from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
-from pl_pointwise.model_card import card_facts
 from pl_pointwise.module import PointwiseModule
 
 from .feasible_checkpoint import FeasibleCheckpoint
 
 with needs("language", "ModelExport"):
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    import huggingface_hub  # noqa: F401  # Its cards, for which there is time before the fit.
 
 log = logging.getLogger(__name__)
 
@@ -31,67 +29,50 @@ class ModelExport(Callback):
     chose, else of the last weights. The log and the model card say which. What is fitted stays as
     it is: the chosen one is loaded beside it.
 
-    Pushing takes the login that the hub's own tools left on this machine, or HF_TOKEN.
-
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``.
-        after: "fit", or "test": of the weights that were tested, with what ``test`` found of their
-            violations certified on the card. After a fit the card has those of the validation
-            that the exported weights had, if they had any.
-        push_to_hub: the repository to push the folder to, "owner/name"; made if there is none.
-        private: whether a repository made is private.
+        after: "fit", with the last validation of the exported weights on the card, or "test", of
+            the weights that were tested, with what ``test`` found certified.
         license: of the exported model, by the hub's name for it, such as "apache-2.0", on the card.
         language: of the data, such as ["en"], on the card.
         datasets: trained on, by their names on the hub, on the card.
-
-    Raises:
-        ValueError: another ``after``, or a name that the hub does not allow.
     """
 
     def __init__(
         self,
         folder: str = "export",
         after: Literal["fit", "test"] = "fit",
-        push_to_hub: str | None = None,
-        private: bool = True,
         license: str | None = None,
         language: Sequence[str] = (),
         datasets: Sequence[str] = (),
     ) -> None:
-        if after not in ("fit", "test"):
-            raise ValueError(f'after={after!r}: "fit" or "test".')
-        if push_to_hub is not None:
-            validate_repo_id(push_to_hub)
-        self.folder = Path(folder)
-        self.after = after
-        self.push_to_hub = push_to_hub
-        self.private = private
-        self.facts = card_facts(license, language, datasets)
+        one_of("after", after, ("fit", "test"))
+        self.folder, self.after = Path(folder), after
+        self.facts: dict[str, Any] = {"license": license, "language": [*language]}
+        self.facts["datasets"] = [*datasets]
         self._chosen = ""
         self._evaluated: dict[str, Any] = {}
         """What the last validation found."""
         self._of_chosen: dict[str, Any] = {}
         """What the validation of the chosen weights found."""
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._chosen, self._evaluated, self._of_chosen = "", {}, {}
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""
-        if isinstance(pl_module, PointwiseModule) and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._follow_choice(trainer)
             self._evaluated = dict(pl_module.evaluated)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.after == "fit" and isinstance(pl_module, PointwiseModule):
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.after == "fit":
             self._follow_choice(trainer)
             if trainer.is_global_zero:
                 self._export(trainer, self._chosen_module(pl_module))
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.after != "test" or not trainer.is_global_zero:
-            return
-        if isinstance(pl_module, PointwiseModule):
+    def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.after == "test" and trainer.is_global_zero:
             tested, chosen = str(trainer.ckpt_path or ""), chosen_checkpoint(trainer)
             if chosen not in ("", tested):
                 log.warning(
@@ -125,22 +106,6 @@ class ModelExport(Callback):
         path = module.notes.checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
-        if self.push_to_hub is not None:
-            self._push(self.push_to_hub, folder)
-
-    def _push(self, name: str, folder: Path) -> None:
-        hub = HfApi()
-        try:
-            hub.create_repo(name, private=self.private, exist_ok=True)
-            hub.upload_folder(
-                repo_id=name, folder_path=folder, commit_message="Trained with pl-pointwise"
-            )
-        except Exception as error:
-            raise TrainingError(
-                f"The model is in {folder}, but pushing it to {name} failed: {error}. "
-                f"Push it with: hf upload {name} {folder}"
-            ) from error
-        log.info("Model pushed to %s", name)
 
 
 def chosen_checkpoint(trainer: Trainer) -> str:

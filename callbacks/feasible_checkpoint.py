@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from pl_pointwise.errors import TrainingError
-from pl_pointwise.module import PointwiseModule
 
 RANK = "feasible_then_objective"
 
@@ -22,8 +21,7 @@ class FeasibleCheckpoint(ModelCheckpoint):
     The excess of a checkpoint is how far the largest ``val/{constraint}/{statistic}`` over the
     constraints lies above ``at_most``. It is feasible where that is not above 0. A feasible one
     comes before any other; of two feasible ones the better objective, of two others the smaller
-    excess. ``best_model_path`` and the rest are ModelCheckpoint's; ``best_model_score`` only
-    orders: up to −0.5 is feasible, above 0 is not.
+    excess. ``best_model_score`` only orders: up to −0.5 is feasible, above 0 is not.
 
     Args:
         statistic: "cvar95", "max", "mean" or "violated" (the share, to be at most a fraction).
@@ -67,23 +65,12 @@ class FeasibleCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(
-            statistic=self.statistic,
-            at_most=self.at_most,
-            constraints=self.constraints,
-            objective=self.objective,
-            larger_is_better=self.larger_is_better,
-            stage=self.stage,
-        )
+        names = "statistic at_most constraints objective larger_is_better stage"
+        return self._generate_state_key(**{name: getattr(self, name) for name in names.split()})
 
     def rank(self, trainer: Trainer) -> Tensor:
-        """The order of the rule as one number, smaller is better; see the class docstring.
-
-        Raises:
-            TrainingError: see there.
-        """
-        module = trainer.lightning_module
-        assert isinstance(module, PointwiseModule)
+        """The order of the rule as one number, smaller is better."""
+        module: Any = trainer.lightning_module
         names = self.constraints or list(module.constraints)
         keys = [f"{self.stage}/{name}/{self.statistic}" for name in names]
         logged = trainer.callback_metrics
@@ -94,11 +81,11 @@ class FeasibleCheckpoint(ModelCheckpoint):
                 f"Logged: {', '.join(sorted(logged))}. Give validation data, or name others."
             )
         # In the statistic's precision: 0.05 in float32 lies above 0.05.
-        excess = max((_number(logged[key] - self.at_most) for key in keys), default=0.0)
+        excess = max((_nan_is_inf(logged[key] - self.at_most) for key in keys), default=0.0)
         if excess > 0:
             score = math.atan(excess) / math.pi  # in (0, ½]
         else:
-            objective = _number(logged[self.objective] * (-1 if self.larger_is_better else 1))
+            objective = _nan_is_inf(logged[self.objective] * (-1 if self.larger_is_better else 1))
             score = math.atan(objective) / math.pi - 1  # in [−1½, −½]
         return torch.tensor(score, dtype=torch.float64)
 
@@ -109,7 +96,5 @@ class FeasibleCheckpoint(ModelCheckpoint):
         super()._save_topk_checkpoint(trainer, ranked)
 
 
-def _number(value: Tensor) -> float:
-    """As a number; NaN is the worst."""
-    number = float(value)
-    return math.inf if math.isnan(number) else number
+def _nan_is_inf(value: Tensor) -> float:
+    return math.inf if value.isnan() else float(value)

@@ -1,7 +1,6 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-By the mean violation over their visits in training, the first left out. A sample that fights its
-constraint is usually a labelling error or an outlier. A line of the JSONL file::
+By the mean violation over their visits in training, the first left out. A line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
@@ -19,18 +18,20 @@ import json
 import logging
 import math
 from html import escape
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
-from pl_pointwise.rows import plain_fields, text_of
+from pl_pointwise.rows import plain_fields
 
 from .last_violations import LastViolations, MeanViolations
-from .run_folder import RunFolder
+from .outputs import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -46,84 +47,74 @@ class HardestSamples(Callback):
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
         folder: where; a relative one is below the logger's folder of the run, or without a logger
-            the trainer's ``default_root_dir``. Where an earlier run has written there, a new one
-            takes "hardest-1"; a resumed one goes on.
+            the trainer's ``default_root_dir``. A second run there takes "hardest-1".
     """
 
     def __init__(
         self, count: int = 50, every_n_epochs: int | None = None, folder: str = "hardest"
     ) -> None:
-        if count < 1 or (every_n_epochs is not None and every_n_epochs < 1):
-            raise ValueError(
-                f"HardestSamples(count={count}, every_n_epochs={every_n_epochs}): both must be at "
-                "least 1."
-            )
         self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
         self._last, self._mean = LastViolations(), MeanViolations()
         self._epoch = 0
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.folder.claim(trainer)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if isinstance(pl_module, PointwiseModule):
-            self._last.add(pl_module)
-            self._mean.add(pl_module)
-            self._epoch = trainer.current_epoch
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self._last.add(pl_module)
+        self._mean.add(pl_module)
+        self._epoch = trainer.current_epoch
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._write(trainer, pl_module)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._write(trainer, pl_module)
 
-    def _write(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or not isinstance(pl_module, PointwiseModule):
+    def _write(self, trainer: Trainer, module: PointwiseModule) -> None:
+        if not trainer.is_global_zero:
             return
-        before = random_state(pl_module.device)  # Reading a row may draw from it.
-        rows = self._hardest(trainer, pl_module)
-        restore_random_state(before, pl_module.device)
-        folder = self.folder.path
-        assert folder is not None  # Since the fit started.
+        before = random_state(module.device)  # Reading a row may draw from it.
+        rows = self._hardest(trainer, module)
+        restore_random_state(before, module.device)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         for name, text in {"samples.jsonl": lines, "samples.html": page(rows)}.items():
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-        log.info("%d hardest samples written to %s", len(rows), folder)
+            path = self.folder.path / name
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        log.info("%d hardest samples written to %s", len(rows), self.folder.path)
 
     def _hardest(self, trainer: Trainer, module: PointwiseModule) -> list[dict[str, Any]]:
         rows = []
         for name, declared in module.formulations.items():
-            violations, multipliers = self._last.tables.get(name), module.multipliers.get(name)
-            if declared.scope != "sample" or violations is None or multipliers is None:
+            last, multipliers = self._last.tables.get(name), module.multipliers.get(name)
+            if declared.scope != "sample" or last is None or multipliers is None:
                 continue
             constraint = module.constraints[name]
             relaxation = getattr(module._run.in_force(name), "relaxation", None)
             # NaN where not seen, as before a resume that the callback is new in.
-            relaxed = None if relaxation is None else relaxation(violations, multipliers)
-            means = self._mean.tables.get(name, torch.full_like(violations, math.nan))
-            order, columns = hardest(means, multipliers, relaxed, self.count)
-            places = zip(order.tolist(), columns.tolist(), strict=True)
-            for rank, (index, column) in enumerate(places, start=1):
-                at = index, column
+            unknown = torch.full_like(last, math.nan)
+            relaxed = unknown if relaxation is None else relaxation(last, multipliers)
+            means = self._mean.tables.get(name, unknown)
+            numbers = {
+                "mean_violation": means,
+                "multiplier": multipliers,
+                "violation": constraint.reported(last),
+                "relaxation": relaxed,
+            }
+            width = multipliers.shape[1] // constraint.sides
+            listed = hardest(means, multipliers, relaxed, self.count)
+            for rank, (index, column) in enumerate(listed, start=1):
+                bound = ("at_most", "at_least")[column // width] if constraint.sides > 1 else None
+                found = {key: float(table[index, column]) for key, table in numbers.items()}
                 rows.append(
                     {
                         "constraint": name,
                         "rank": rank,
                         "index": index,
                         "column": column,
-                        "value": _value(column, multipliers.shape[1], constraint.sides),
-                        "mean_violation": _number(means[at]),
-                        "multiplier": float(multipliers[at]),
-                        "violation": _number(constraint.reported(violations[at])),
-                        "relaxation": None if relaxed is None else _number(relaxed[at]),
+                        "value": {"number": column % width + 1, "of": width, "bound": bound},
+                        **{key: None if math.isnan(n) else n for key, n in found.items()},
                         "epoch": self._epoch,
                         "text": texts_of(trainer, index),
                     }
@@ -136,90 +127,65 @@ class HardestSamples(Callback):
             "mean": self._mean.tables,
             "visits": self._mean.visits,
             "epoch": self._epoch,
-            "folder": self.folder.state(),
+            "folder": self.folder.name,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
         self._mean.tables, self._mean.visits = state_dict["mean"], state_dict["visits"]
-        self.folder.restore(state_dict["folder"])
+        self.folder.restored = state_dict["folder"]
 
 
 def hardest(
-    means: Tensor, multipliers: Tensor, relaxed: Tensor | None, count: int
-) -> tuple[Tensor, Tensor]:
-    """The samples with the largest mean violation, and the column that it is of; both (n,).
+    means: Tensor, multipliers: Tensor, relaxed: Tensor, count: int
+) -> list[tuple[int, int]]:
+    """The samples with the largest mean violation, each with the column that it is of.
 
     Those of the same mean rank by |λ|, and so do those without any, which come last. Only samples
     whose mean is above 0, or λ or u* other than 0.
 
-    means: (N, K), NaN where not visited.
-    multipliers: alike.
-    relaxed: u* alike, NaN where unknown; None where the formulation has none.
+    means, multipliers, relaxed: (N, K); v̄, NaN where not visited, λ, and u*, NaN where unknown.
     """
     price = multipliers.abs()
-    bought = torch.zeros_like(price) if relaxed is None else relaxed.abs().nan_to_num(0.0)
-    listed = ((price > 0) | (bought > 0) | (means > 0)).any(1)
+    resists = ((price > 0) | (relaxed.abs() > 0) | (means > 0)).any(1)
     means = means.nan_to_num(nan=-math.inf)
     most = means.amax(1)
     columns = price.masked_fill(means < most[:, None], -1).argmax(1)
-    order = price.gather(1, columns[:, None])[:, 0].argsort(descending=True, stable=True)
-    order = order[most[order].argsort(descending=True, stable=True)]
-    order = order[listed[order]][:count]
-    return order, columns[order]
-
-
-def _value(column: int, columns: int, sides: int) -> dict[str, Any]:
-    """Which value of the constraint a column is: its number from 1, of how many; and the bound."""
-    width = columns // sides
-    bound = None if sides == 1 else ("at_most", "at_least")[column // width]
-    return {"number": column % width + 1, "of": width, "bound": bound}
-
-
-def _number(value: Tensor) -> float | None:
-    return None if value.isnan() else float(value)
+    order = np.lexsort((-price.gather(1, columns[:, None])[:, 0], -most))
+    return [(i, int(columns[i])) for i in order.tolist() if resists[i]][:count]
 
 
 def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     """Training sample ``index`` by field: of the data module's ``describe``, else of its row."""
     data: Any = getattr(trainer, "datamodule", None)
     if hasattr(data, "describe"):
-        return {name: text_of(value) or str(value) for name, value in data.describe(index).items()}
+        return plain_fields(data.describe(index))
     return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
 
 
 # The page ---------------------------------------------------------------------------------------
 
-STYLE = """
+# Whatever a record says: no script runs, nothing is loaded.
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>Hardest samples</title><style>
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }
 table { border-collapse: collapse } td { border-bottom: 1px solid; padding: .5rem }
 dt { font-size: .85em } dd { margin: 0 0 .5rem; unicode-bidi: isolate; white-space: pre-wrap }
-"""
-
+</style></head><body><h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in
+training, the first left out. v is the violation at the last visit (≤ 0 is satisfied), λ the
+multiplier, u* the relaxation.</p>"""
 COLUMNS = {"v̄": "mean_violation", "λ": "multiplier", "v": "violation", "u*": "relaxation"}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """One HTML page without anything from elsewhere, and without scripts; texts are escaped.
-
-    rows: as they are in the JSONL file.
-    """
-    parts = [
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
-        # Whatever a record says: no script runs, nothing is loaded.
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>Hardest samples</title><style>{STYLE}</style></head><body>",
-        "<h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in training, "
-        "the first left out. v is the violation at the last visit (≤ 0 is satisfied), λ the "
-        "multiplier, u* the relaxation.</p>",
-    ]
+    """One HTML page of the rows of the JSONL file, without scripts; texts are escaped."""
+    parts = [HEAD]
     if not rows:
         parts.append("<p>No constraint with a multiplier per sample is violated.</p>")
-    for name in dict.fromkeys(row["constraint"] for row in rows):
+    for name, listed in groupby(rows, lambda row: row["constraint"]):
         heads = "".join(f"<th>{head}</th>" for head in ("", *COLUMNS, "sample"))
-        parts.append(f"<h2>{escape(name)}</h2><table><tr>{heads}</tr>")
-        parts += [_line(row) for row in rows if row["constraint"] == name]
+        parts += [f"<h2>{escape(name)}</h2><table><tr>{heads}</tr>", *map(_line, listed)]
         parts.append("</table>")
     return "\n".join([*parts, "</body></html>", ""])
 
@@ -234,5 +200,4 @@ def _line(row: dict[str, Any]) -> str:
         sample += f", {value['bound']}"
     fields = {"training sample": sample, **row["text"]}
     texts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in fields.items())
-    cells = "".join(f"<td>{cell}</td>" for cell in (*shown, f"<dl>{texts}</dl>"))
-    return f"<tr>{cells}</tr>"
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*shown, f'<dl>{texts}</dl>'))}</tr>"

@@ -14,8 +14,8 @@ class LastViolations:
     """By constraint (N, sides·K) float32 on the CPU; NaN where a sample was not visited, does not
     carry the column, or had a value that is not finite. Updating costs O(batch).
 
-    Values of training: each is of the weights at its visit, and against the training tolerance.
-    Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
+    Each is of the weights at its visit, against the training tolerance; of an equality as its
+    formulation acts on it, and ``Constraint.reported`` is what to show.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,10 @@ class LastViolations:
 
 
 class MeanViolations(LastViolations):
-    """The mean over the visits instead, the first left out.
+    """The mean over the visits, as reported, the first left out where there is another.
 
-    Of a sample with one visit it is that one's. The first is of weights that have hardly been
-    trained, and in a run of few epochs it would outweigh the others (benchmarks/README.md, "Which
-    ranking finds label errors"). Of an equality the mean distance. A visit whose value is not
-    finite leaves the mean as it is.
+    The first is of weights that have hardly been trained, and in a run of few epochs it would
+    outweigh the others (benchmarks/README.md, "Which ranking finds label errors").
     """
 
     def __init__(self) -> None:

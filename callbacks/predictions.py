@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
 
 from .answer_samples import shown
-from .run_folder import run_root
+from .outputs import run_root
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -26,7 +26,7 @@ class PredictionWriter(BasePredictionWriter):
 
     Args:
         path: the file to write; a relative one is below the logger's folder of the run, or without
-            a logger the trainer's ``default_root_dir``. One that is there is replaced as a whole.
+            a logger the trainer's ``default_root_dir``.
     """
 
     def __init__(self, path: str = "predictions.jsonl") -> None:
@@ -34,11 +34,7 @@ class PredictionWriter(BasePredictionWriter):
         self.path = Path(path)
 
     def write_on_epoch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+        self, trainer: Trainer, pl_module: Any, predictions: Sequence[Any], *_: Any
     ) -> None:
         rows = [row for batch in predictions for row in batch]
         if not all(isinstance(row, dict) and "index" in row for row in rows):
@@ -46,10 +42,9 @@ class PredictionWriter(BasePredictionWriter):
                 f"PredictionWriter: predict_step() of {type(pl_module).__name__} must return a "
                 'list of dicts with "index", one for each input.'
             )
-        datasets = getattr(getattr(trainer, "datamodule", None), "datasets", {})
-        asked: Any = datasets.get("predict")
-        if hasattr(asked, "record"):
-            rows = [_with_prompt(row, asked.record(row["index"])) for row in rows]
+        data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
+        if hasattr(data, "record"):
+            rows = [{**_prompt_of(data.record(row["index"])), **row} for row in rows]
         if trainer.world_size > 1:
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
@@ -58,13 +53,11 @@ class PredictionWriter(BasePredictionWriter):
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(path.name + ".part")
-            with part.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            part.replace(path)
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            path.write_text("".join(lines), encoding="utf-8")
             rank_zero_info(f"{len(rows):,} predictions written to {path}")
 
 
-def _with_prompt(row: dict[str, Any], record: Any) -> dict[str, Any]:
+def _prompt_of(record: Any) -> dict[str, str]:
     messages = getattr(record, "messages", None)
-    return row if messages is None else {"prompt": shown(messages), **row}
+    return {} if messages is None else {"prompt": shown(messages)}

@@ -23,17 +23,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_pointwise.checkpoints import plain
+from pl_pointwise.checkpoints import plain, plain_arguments
 from pl_pointwise.errors import TrainingError
 
 log = logging.getLogger(__name__)
 
 # Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
-for message in (
-    r"`.fit\(ckpt_path=None\)` was called without a model",
-    r'.fit\(ckpt_path="last"\) is set, but there is no last checkpoint',
-):
-    warnings.filterwarnings("ignore", message=message)
+NO_FILE = r'`?.fit\(ckpt_path=(None\)` was called without|"last"\) is set, but there is no last)'
+warnings.filterwarnings("ignore", message=NO_FILE)
 
 
 class SaveOnTermination(OnExceptionCheckpoint):
@@ -41,51 +38,41 @@ class SaveOnTermination(OnExceptionCheckpoint):
 
     Not within a step, where a checkpoint would hold new weights and old multipliers. A validation
     under way is finished first, so leave more time between SIGTERM and SIGKILL than it takes. Where
-    no other callback saves checkpoints, Lightning's ModelCheckpoint is added, which it is not by
-    itself where there is this one.
+    no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
 
-    The file is the run's alone: its name carries :func:`run_digest`. A run with other settings in
-    the same folder neither continues from it nor writes over it. More epochs are the same run.
+    The file is the run's alone, see :func:`run_digest`: one with other settings in the same folder
+    neither continues from it nor writes over it.
 
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
         filename: its name, without digest and ending.
+
+    Raises:
+        TrainingError: the module is none whose runs this callback can tell apart.
     """
 
     def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
         super().__init__(dirpath, filename)
-        self._received = False
-        self._planned_end = False
         self._path: str | None = None
 
     @property
     def ckpt_path(self) -> str:
-        """
-        Raises:
-            AttributeError: there is none, outside a fit, or in a fit only to try the code.
-        """
-        if self._path is None:
+        if self._path is None:  # Outside a fit, and in one only to try the code.
             raise AttributeError("SaveOnTermination has a path only in a fit of a PointwiseModule.")
         return self._path
 
     def on_module_attached(self, trainer: Any, pl_module: LightningModule) -> None:
         """Before the trainer looks for a checkpoint to continue from; the module calls it."""
         self._path = None
-        if trainer.state.fn == TrainerFn.FITTING and not getattr(trainer, "fast_dev_run", False):
-            if all(
-                isinstance(each, OnExceptionCheckpoint) for each in trainer.checkpoint_callbacks
-            ):
-                trainer.callbacks.append(ModelCheckpoint())
-            name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
-            self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
+        if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
+            return
+        if all(isinstance(each, OnExceptionCheckpoint) for each in trainer.checkpoint_callbacks):
+            trainer.callbacks.append(ModelCheckpoint())
+        name = f"{self.filename}-{run_digest(trainer, pl_module)}{self.FILE_EXTENSION}"
+        self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """
-        Raises:
-            TrainingError: the module is none whose runs this callback can tell apart.
-        """
-        self._planned_end = False
-        if stage != "fit" or getattr(trainer, "fast_dev_run", False):
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.fast_dev_run:
             return
         if self._path is None:
             raise TrainingError(
@@ -120,27 +107,26 @@ class SaveOnTermination(OnExceptionCheckpoint):
         """Nothing is saved after an error: it may have come in mid-step."""
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._planned_end = True
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Not after a test or a search for a learning rate: the run it belongs to goes on.
-        if stage == "fit" and self._planned_end and self._path is not None:
+        if self._path is not None:
             trainer.strategy.remove_checkpoint(self._path)
 
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Lightning's removes the file also after a test, or a search for a learning rate."""
 
-def run_digest(trainer: Trainer, module: LightningModule) -> str:
+
+def run_digest(trainer: Any, module: Any) -> str:
     """Twelve characters that tell runs apart: the same for a longer run of the same settings.
 
     Of the module's class, hyperparameters, constraints and formulations; the data module's class
     and plain arguments; and the seed of ``seed_everything``. What is said to the Trainer does not
     count, and other rows are refused when the checkpoint is read.
     """
-    data: Any = getattr(trainer, "datamodule", None)
+    data = getattr(trainer, "datamodule", None)
     parts = {
         "module": _name(module),
         "settings": plain(dict(module.hparams)),
-        "constraints": plain(getattr(module, "constraints", {})),
-        "formulations": plain(getattr(module, "formulations", {})),
+        "constraints": plain(module.constraints),
+        "formulations": plain(module.formulations),
         "data": None if data is None else [_name(data), _arguments(data)],
         "seed": os.environ.get("PL_GLOBAL_SEED"),
     }
@@ -154,12 +140,6 @@ def _name(value: Any) -> str:
 
 def _arguments(data: Any) -> dict[str, Any]:
     """The plain ones among the constructor's arguments that the object keeps by name."""
-    kept: dict[str, Any] = {}
-    for kind in type(data).__mro__:
-        for name in inspect.signature(kind.__init__).parameters:  # type: ignore[misc]
-            value = getattr(data, name, None)
-            if isinstance(value, (bool, int, float, str, list, tuple, dict)):
-                kept[name] = value
-            elif isinstance(value, Path):
-                kept[name] = str(value)
-    return kept
+    kinds: tuple[Any, ...] = type(data).__mro__
+    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+    return plain_arguments({each: getattr(data, each) for each in names if hasattr(data, each)})[0]

@@ -1,19 +1,11 @@
 """Writes every violation and a picture of their CDFs, each epoch:
 ``violations/values/epoch_0000.parquet`` and ``violations/pictures/epoch_0000.png``.
 
-Columns of the table, a row per value:
-
-============== =====================================================================
-``epoch``      from 0
-``stage``      "running": training samples, each at its visit in this epoch, so while the
-               weights moved; or the name of a validated data set, "val"
-``constraint`` its name
-``index``      the sample's position in that data set
-``column``     of the violation; an interval has the upper side's columns first
-``violation``  ≤ 0 is satisfied. "running" against the tolerance of training, "val" against that
-               of evaluation, where a task sets two
-``multiplier`` λ at the end of the epoch; null in "val" and where there is none
-============== =====================================================================
+A row of the table is a value: ``epoch``, from 0; ``stage``, "running" of training samples, each at
+its visit in this epoch, so while the weights moved, or the name of a validated data set; its
+``constraint``; ``index``, the sample's position in that data set; ``column`` of the violation, an
+interval has the upper side's first; ``violation``, ≤ 0 is satisfied, of "running" against the
+tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from pl_pointwise.evaluation import SampleViolations
@@ -33,8 +25,7 @@ from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
 
 from .last_violations import LastViolations
-from .logged import log_picture
-from .run_folder import RunFolder
+from .outputs import RunFolder, log_picture
 
 with needs("compare", "ViolationCurves"):
     import pandas as pd
@@ -42,7 +33,6 @@ with needs("compare", "ViolationCurves"):
 
     from pl_pointwise.compare.distributions import cdfs_by_epoch
 
-RUNNING = "running"
 SHOWN = 6
 """Epochs in one picture: this one and some before it."""
 
@@ -54,8 +44,7 @@ class ViolationCurves(Callback):
 
     Args:
         folder: where; a relative one is below the logger's folder of the run, or without a logger
-            the trainer's ``default_root_dir``. Where an earlier run has written there, a new one
-            takes "violations-1"; a resumed one goes on.
+            the trainer's ``default_root_dir``. A second run there takes "violations-1".
     """
 
     def __init__(self, folder: str = "violations") -> None:
@@ -63,39 +52,27 @@ class ViolationCurves(Callback):
         self._last = LastViolations()
         self._held_out: dict[str, dict[str, SampleViolations]] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.folder.claim(trainer)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
             self._last, self._held_out = LastViolations(), {}
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if isinstance(pl_module, PointwiseModule):
-            self._last.add(pl_module)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self._last.add(pl_module)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, PointwiseModule):
-            self._held_out = dict(pl_module.evaluated)
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._held_out = dict(pl_module.evaluated)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(pl_module, PointwiseModule) and trainer.is_global_zero:
-            epoch = trainer.current_epoch
-            parts = [*self._running(pl_module), *self._evaluated()]
-            if parts and self.folder.path is not None:
-                picture = self._write(self.folder.path, epoch, parts)
-                if picture is not None:
-                    log_picture(trainer, "violations/cdf", picture)
-        self._last, self._held_out = LastViolations(), {}
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        parts = [*self._running(pl_module), *self._evaluated()]
+        if trainer.is_global_zero and parts:
+            picture = self._write(trainer.current_epoch, parts)
+            if picture is not None:
+                log_picture(trainer, "violations/cdf", picture)
 
     def _running(self, module: PointwiseModule) -> Iterator[DataFrame]:
         for name, table in self._last.tables.items():
@@ -107,9 +84,8 @@ class ViolationCurves(Callback):
                 width = table.shape[1] // constraint.sides
                 by_side = multipliers.reshape(constraint.sides).repeat_interleave(width)
                 multipliers = by_side.expand_as(table)
-            index, column = (~table.isnan()).nonzero(as_tuple=True)
-            at = index, column
-            yield _part(RUNNING, name, index, column, table[at], multipliers[at])
+            at = (~table.isnan()).nonzero(as_tuple=True)
+            yield _part("running", name, *at, table[at], multipliers[at])
 
     def _evaluated(self) -> Iterator[DataFrame]:
         for stage, by_name in self._held_out.items():
@@ -119,35 +95,35 @@ class ViolationCurves(Callback):
                 nothing = torch.full(violation.shape, math.nan)
                 yield _part(stage, name, found.index[rows], column, violation, nothing)
 
-    def _write(self, folder: Path, epoch: int, parts: list[DataFrame]) -> Path | None:
+    def _write(self, epoch: int, parts: list[DataFrame]) -> Path | None:
         """Writes the epoch's table, and its picture if there is anything in it."""
-        for kind in ("values", "pictures"):
-            (folder / kind).mkdir(parents=True, exist_ok=True)
+        values, pictures = (self.folder.path / kind for kind in ("values", "pictures"))
+        values.mkdir(exist_ok=True)
+        pictures.mkdir(exist_ok=True)
         table = pd.concat(parts, ignore_index=True)
         table.insert(0, "epoch", np.full(len(table), epoch, np.int32))
-        path = folder / f"values/epoch_{epoch:04d}.parquet"
-        table.to_parquet(path, compression="zstd", index=False)
+        table.to_parquet(values / f"epoch_{epoch:04d}.parquet", compression="zstd", index=False)
         curves: dict[str, dict[int, np.ndarray]] = {}
         for number in np.unique(np.linspace(0, epoch, SHOWN).round().astype(int)).tolist():
-            file = folder / f"values/epoch_{number:04d}.parquet"
+            file = values / f"epoch_{number:04d}.parquet"
             if not file.is_file():  # The folder is of a resume.
                 continue
             table = pd.read_parquet(file, columns=["stage", "constraint", "violation"])
             by_panel = table.groupby(["stage", "constraint"], sort=False)["violation"]
-            for (stage, constraint), values in by_panel:
-                curves.setdefault(f"{stage}/{constraint}", {})[number] = values.to_numpy()
+            for (stage, constraint), found in by_panel:
+                curves.setdefault(f"{stage}/{constraint}", {})[number] = found.to_numpy()
         if not curves:  # Perhaps no sample carried a constraint.
             return None
-        picture = folder / f"pictures/{path.stem}.png"
+        picture = pictures / f"epoch_{epoch:04d}.png"
         cdfs_by_epoch(curves, picture)
         return picture
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last.tables, "folder": self.folder.state()}
+        return {"last": self._last.tables, "folder": self.folder.name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables = state_dict["last"]
-        self.folder.restore(state_dict["folder"])
+        self.folder.restored = state_dict["folder"]
 
 
 def _part(stage: str, constraint: str, *columns: Tensor) -> DataFrame:

@@ -1,10 +1,9 @@
 """What held-out violations say about inputs not seen: bounds, a band and an interval.
 
-Each statement holds with a confidence, and only under the conditions that
-:data:`ASSUMPTIONS` spells out. The bounds on the probability of a violation and on a quantile, and
-the band around the CDF are exact: for any distribution and any number of samples, their coverage is
-at least the confidence. The bootstrap interval for the CVaR is approximate, and with few samples in
-the tail it covers less than it says (measured in docs/metrics.md).
+Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
+violation and on a quantile, and the band around the CDF are exact: for any distribution and any
+number of samples they cover at least as often as they say. The bootstrap interval for the CVaR is
+approximate, and with few samples in the tail it covers less (docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
 vector-valued constraint depend on each other, so certify :func:`worst_per_sample`.
@@ -29,19 +28,14 @@ ASSUMPTIONS = (
     "They were used neither in training nor to choose the model, its hyper-parameters or the "
     "checkpoint. Each statement holds at its confidence by itself, not all of them together."
 )
-"""What every statement here rests on."""
 
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     """Returns an upper bound on P(a new input violates), by Clopper and Pearson, one-sided.
 
-    The ``confidence`` quantile of Beta(violated + 1, n − violated), and 1 if all violate. With none
-    of n violated it is 1 − (1 − confidence)^(1/n), about 3/n at 95 %.
+    The ``confidence`` quantile of Beta(violated + 1, n − violated), and 1 if all violate.
 
     violated: how many of the ``n`` samples have v > 0.
-
-    Raises:
-        ValueError: no samples, more violations than samples, or a confidence outside (0, 1).
 
     >>> round(violation_bound(0, 100), 4), round(violation_bound(5, 100), 4)
     (0.0295, 0.1023)
@@ -65,13 +59,7 @@ def quantile_bound(
     below the quantile q only if k values are, and a value is below q with a probability of at most
     ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
 
-    A share of at least ``level`` of new inputs violates by at most it; it is ≤ 0 where
-    :func:`violation_bound` is ≤ 1 − level.
-
     values: (n,), one violation per sample.
-
-    Raises:
-        ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
 
     >>> quantile_bound(torch.arange(1.0, 101.0)), quantile_bound(torch.arange(1.0, 59.0))
     (99.0, inf)
@@ -90,9 +78,6 @@ def dkw_width(n: int, confidence: float = 0.95) -> float:
 
     The two-sided Dvoretzky–Kiefer–Wolfowitz inequality with Massart's constant.
 
-    Raises:
-        ValueError: no samples, or a confidence outside (0, 1).
-
     >>> round(dkw_width(1000), 4)
     0.0429
     """
@@ -110,14 +95,10 @@ def cvar_interval(
     """Returns a two-sided percentile-bootstrap interval for :func:`~pl_pointwise.metrics.cvar`.
 
     Approximate: a bootstrap never sees beyond the largest value, so with a heavy tail or few values
-    in it the interval ends too low. docs/metrics.md states the coverage measured.
+    in it the interval ends too low.
 
     values: (n,), one violation per sample.
     resamples: how many times n values are drawn from the n, with replacement.
-    seed: of the draws; the same seed gives the same interval.
-
-    Raises:
-        ValueError: values that :func:`certify` refuses, or a level outside [0, 1].
     """
     ordered = np.sort(_one_per_sample(values).double().numpy())
     _validate(len(ordered), confidence)
@@ -126,34 +107,26 @@ def cvar_interval(
     at_once = max(1, 2_000_000 // len(ordered))
     found = []
     for rows in [at_once] * (resamples // at_once) + [resamples % at_once]:
-        # In 32 bits, in which all of this is several times faster than in 64.
         drawn = generator.integers(len(ordered), size=(rows, len(ordered)), dtype=np.int32)
-        found.append(_cvars(ordered, drawn, level))
+        found.append(_cvars(ordered[drawn], level))
     tail = (1 - confidence) / 2
     # Not interpolated: between two infinite values there is nothing.
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 
-def _cvars(
-    ordered: NDArray[np.float64], drawn: NDArray[np.int32], level: float
-) -> NDArray[np.float64]:
-    """Returns the CVaR of each resample, (r,), from the ranks drawn, (r, n), as metrics.cvar.
-
-    Ranks sort as the values do; ties between values are resolved by the smallest equal rank.
-    """
-    position = math.ceil(round(level * (len(ordered) - 1), 6))
-    drawn.partition(position, axis=1)
-    first_equal = np.searchsorted(ordered, ordered)
-    tail = drawn >= first_equal[drawn[:, position]][:, None]
-    return np.where(tail, ordered[drawn], 0.0).sum(1) / tail.sum(1)
+def _cvars(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
+    """Returns the CVaR of each resample (r, n), as metrics.cvar: (r,)."""
+    position = math.ceil(round(level * (samples.shape[1] - 1), 6))
+    samples.partition(position, axis=1)
+    tail = samples >= samples[:, position, None]
+    return np.where(tail, samples, 0.0).sum(1) / tail.sum(1)
 
 
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, so that there is one independent value each.
 
-    A sample is satisfied if all its elements are: the certificate is then about inputs, and says of
-    a new input that *any* of its elements violates. Samples without any element are left out.
+    A sample is satisfied if all its elements are. Samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
     mask: bool, the shape of ``violation``: the elements that carry the constraint.
@@ -170,31 +143,18 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What n held-out violations of one constraint certify; made by :func:`certify`.
+    """What n held-out violations of one constraint certify; made by :func:`certify`."""
 
-    ``as_dict`` for files, ``statement`` for people.
-    """
-
-    n: int
-    """Samples."""
-    violated: int
-    """Samples with v > 0."""
-    share: float
-    """violated / n."""
-    bound: float
-    """Upper bound on P(a new input violates), one-sided; see :func:`violation_bound`."""
-    dkw: float
-    """Half the width of the band around the CDF; see :func:`dkw_width`."""
-    cvar: float
-    """CVaR of the n values, in the units of the violation."""
-    interval: tuple[float, float]
-    """Bootstrap interval for the CVaR; see :func:`cvar_interval`."""
-    quantile: float
-    """Upper bound on the quantile at ``level``, inf for few samples; see :func:`quantile_bound`."""
-    confidence: float
-    """Of the bounds, of the band and, nominally, of the interval."""
-    level: float
-    """Of the CVaR and of the quantile."""
+    n: int  # Samples.
+    violated: int  # Samples with v > 0.
+    share: float  # violated / n
+    bound: float  # On P(a new input violates), from above; violation_bound.
+    dkw: float  # Half the width of the band around the CDF; dkw_width.
+    cvar: float  # Of the n values, in the units of the violation.
+    interval: tuple[float, float]  # Bootstrap, for the CVaR; cvar_interval.
+    quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
+    confidence: float  # Of the bounds, of the band and, nominally, of the interval.
+    level: float  # Of the CVaR and of the quantile.
 
     def statement(self) -> str:
         """Returns the certificate in plain sentences, with its confidence and its assumptions."""
@@ -217,9 +177,7 @@ class Certificate:
     def _of_quantile(self, sure: str) -> str:
         share = f"{100 * self.level:g} %"
         if self.quantile == math.inf and 0 < self.level < 1:
-            from .requirements import fewest_samples  # Which takes scipy.
-
-            needed = fewest_samples(1 - self.level, self.confidence)
+            needed = math.ceil(math.log(1 - self.confidence) / math.log(self.level))
             if self.n < needed:
                 return (
                     f"A bound on the violation of {share} of new inputs takes {needed:,} samples."
@@ -248,13 +206,14 @@ def certify(
         ``module.evaluated[stage][constraint].worst()``.
 
     Raises:
-        ValueError: values of another shape, none, or NaN among them.
+        ValueError: values of another shape, none, NaN among them, or a fraction outside (0, 1).
 
     >>> certificate = certify(torch.linspace(-9, 1, 100))
     >>> certificate.violated, round(certificate.bound, 3)
     (10, 0.164)
     """
     values = _one_per_sample(values)
+    _validate(len(values), confidence)
     violated = int((values > 0).sum())
     return Certificate(
         n=len(values),
@@ -277,10 +236,7 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
             f"A certificate takes one value per sample, (n,), got shape {tuple(values.shape)}. The "
             "elements of one sample depend on each other: give worst_per_sample(violation)."
         )
-    if not len(values):
-        raise ValueError("No values: a certificate needs at least one held-out sample.")
-    undefined = int(values.isnan().sum())
-    if undefined:
+    if undefined := int(values.isnan().sum()):
         raise ValueError(
             f"{undefined} of {len(values)} violations are NaN, which neither satisfy nor violate. "
             "Find out why, or count them as violated by setting them to inf."

@@ -6,31 +6,35 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from . import cli_errors
+from .checkpoint_options import differences, hyperparameters
 from .cli_errors import ShortErrorParser, innermost, short_errors
-from .cli_run import (
-    SaveConfig,
-    default_logger,
-    find_classes_of_the_folder,
-    refuse_other_settings,
-    tell_after_fit,
-    tell_after_predict,
-    tell_after_test,
-)
 from .configs import OPTIONS, nearest, overview, with_config_parts
-from .extras import import_all_classes, import_classes
+from .errors import TrainingError
+from .extras import import_classes
 from .module import PointwiseModule
 
 COMMANDS = {
@@ -41,6 +45,9 @@ COMMANDS = {
     "tolerances": "requirements.tolerances",
 }
 """Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
+
+CONFIG = "config.yaml"
+"""What LightningCLI writes into the folder of a run."""
 
 OF_STRANGERS = ("check", "export", "monitor")
 """What is run on downloads, maybe within their folder, whose files are importable with --config."""
@@ -68,6 +75,21 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Keeps the lines of the list of configurations."""
 
 
+class SaveConfig(SaveConfigCallback):
+    """Also where the logger has no folder, as MLflow's with a database: in ``default_root_dir``."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.save_to_log_dir = trainer.log_dir is not None
+        super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not self.save_to_log_dir:
+            folder = Path(trainer.default_root_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / self.config_filename
+            self.parser.save(self.config, path, skip_none=False, overwrite=True)
+
+
 class PointwiseCLI(LightningCLI):
     """LightningCLI over the tasks, with packaged configurations by name (``--config reranker``).
 
@@ -88,9 +110,10 @@ class PointwiseCLI(LightningCLI):
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
         self._build, self._other_options = build, other_options
-        args = with_config_parts(args)
-        if isinstance(args, list) and any(re.search(r"^-h$|help$", word) for word in args[1:]):
-            import_all_classes()  # The help of a subcommand lists them.
+        if isinstance(args, list):
+            args = with_config_parts(args)
+            if any(re.search(r"^-h$|help$", word) for word in args[1:]):
+                import_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         super().__init__(
@@ -131,7 +154,10 @@ class PointwiseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         if self.subcommand:
-            kwargs = {**default_logger(self.config[self.subcommand].trainer), **kwargs}
+            given = self.config[self.subcommand].trainer
+            if given.logger is None and not given.fast_dev_run and not given.barebones:
+                # Lightning's depends on what is installed.
+                kwargs.setdefault("logger", CSVLogger(given.default_root_dir or os.getcwd()))
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
@@ -161,32 +187,65 @@ class PointwiseCLI(LightningCLI):
                 raise found from found.__cause__
 
     def after_fit(self) -> None:
-        tell_after_fit(self)
-
-    def after_validate(self) -> None:
-        self._print_metrics()
+        """Prints where the run is, and the command that takes it up."""
+        trainer: Any = self.trainer
+        folder = short_path(trainer.log_dir or trainer.default_root_dir)  # Asks all ranks for it.
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        # Of several callbacks the first that compares checkpoints.
+        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        savers.sort(key=lambda one: one.monitor is None)
+        paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
+        if not paths:
+            print(f"Written to {folder}, without a checkpoint: no ModelCheckpoint saved one.")
+            return
+        print(f"Written to {folder}: log, configuration and checkpoint. Next:\n")
+        sources = [each for each in (self.datamodule, self.model) if each is not None]
+        if any(is_overridden("test_dataloader", each) for each in sources):
+            print(f"  {_command('test', Path(folder) / CONFIG, paths[0])}")
+        elif exports(type(self.model)):
+            print(f"  {export_command(self.model, paths[0])}")
+        else:
+            print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
 
     def after_predict(self) -> None:
-        tell_after_predict(self)
+        trainer: Any = self.trainer
+        writers = [each for each in trainer.callbacks if isinstance(each, BasePredictionWriter)]
+        if trainer.is_global_zero and not writers:
+            print("Nothing was written: give --trainer.callbacks+ PredictionWriter.")
 
     def after_test(self) -> None:
-        self._print_metrics()
-        tell_after_test(self)
+        self.after_validate()
+        checkpoint = self.config[self.subcommand].get("ckpt_path")
+        if self.trainer.is_global_zero and checkpoint and exports(type(self.model)):
+            print(f"\nNext:\n\n  {export_command(self.model, checkpoint)}")
 
-    def _print_metrics(self) -> None:
-        """A line per metric, a column per evaluated data set."""
+    def after_validate(self) -> None:
+        """Prints a line per metric, a column per evaluated data set."""
         if not self.trainer.is_global_zero:
             return
         table: dict[str, dict[str, float]] = {}
+        stages: dict[str, None] = {}
         for name, value in self.trainer.callback_metrics.items():
             stage, _, metric = name.partition("/")
             table.setdefault(metric, {})[stage] = float(value)
-        stages = list(dict.fromkeys(stage for values in table.values() for stage in values))
+            stages[stage] = None
         width = max(map(len, table), default=0)
         print(" " * width + "".join(f"{stage:>14}" for stage in stages))
         for metric, values in table.items():
             cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
             print(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+def find_classes_of_the_folder() -> None:
+    """Makes the files of the current folder importable, as ``python -m`` does.
+
+    Behind everything else, so that none stands in for a library of its name. Not where Python was
+    told to leave the folder out (``-P``, PYTHONSAFEPATH).
+    """
+    folder = os.getcwd()
+    if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
+        sys.path.append(folder)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -210,3 +269,62 @@ def main(args: Sequence[str] | None = None) -> None:
             near = nearest(first, known)
             cli_errors.end(program, f"there is no command {first!r}.{near} --help lists them.")
         PointwiseCLI(args)
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+def refuse_other_settings(path: str, kind: type, arguments: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint of another class than ``kind``, or of other arguments of it."""
+    stored = hyperparameters(path)
+    require_class(path, stored.pop("_class_path", ""), kind)
+    if changed := differences(stored, arguments):
+        shown = [f"--model.{name} {old!r}, now {new!r}" for name, (old, new) in changed.items()]
+        raise TrainingError(
+            f"--ckpt_path {path} was trained with {', '.join(shown)}. Give {_config_for(path)}, or "
+            "--accept_differences to go on with the settings of now."
+        )
+
+
+def require_class(path: str, named: str, kind: type) -> None:
+    """Refuses a checkpoint whose class, if it names one, is neither ``kind`` nor a parent."""
+    of = named.rpartition(".")[2]
+    if of and of not in [parent.__name__ for parent in kind.__mro__]:
+        raise TrainingError(
+            f"--ckpt_path {path} is of a {of}, and the configuration asks for a {kind.__name__}. "
+            f"Give {_config_for(path)}."
+        )
+
+
+def _config_for(path: str) -> str:
+    config = config_of(path)
+    return f"--config {short_path(config)}" if config else "the configuration it was trained with"
+
+
+def config_of(checkpoint: str | Path) -> Path | None:
+    """The configuration of the run that wrote a checkpoint, where it lies as runs leave it."""
+    folders = Path(checkpoint).absolute().parents[:2]
+    return next((folder / CONFIG for folder in folders if (folder / CONFIG).is_file()), None)
+
+
+def exports(kind: type) -> bool:
+    """Whether a class of modules says what its export is."""
+    return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
+
+
+def export_command(module: LightningModule, checkpoint: str) -> str:
+    """The command that exports a checkpoint; it names the configuration if the class is own."""
+    ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return _command("export", None if ships else config_of(checkpoint), checkpoint)
+
+
+def _command(name: str, config: Path | None, checkpoint: str) -> str:
+    words = ["pl-pointwise", name]
+    words += [] if config is None else ["--config", short_path(config)]
+    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
+
+
+def short_path(path: str | Path) -> str:
+    """Relative to the current folder if it is below it."""
+    path = Path(path).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -11,49 +11,69 @@ A name stands for its parts: paths, and YAML in place of a path, which the parse
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from .errors import DataError
 
-T = TypeVar("T")
-
 OPTIONS = ("--config", "-c")
+
+
+@functools.cache  # Every command line reads them, for its help.
+def by_kind() -> dict[str, dict[str, list[str]]]:
+    """Returns what is packaged, by kind and name its parts."""
+    found: dict[str, dict[str, list[str]]] = {
+        kind: {} for kind in ("base", "variants", "methods", "comparisons")
+    }
+    for root in map(Path, importlib.import_module("pl_pointwise.tasks").__path__):
+        shared = sorted(root.glob("common/configs/methods/*.yaml"))
+        for base in sorted(root.glob("*/configs/base.yaml")):
+            folder, task = base.parent, base.parts[-3]
+            found["base"][task] = [str(base)]
+            for path in sorted(folder.glob("*.yaml")):
+                if path.stem not in ("base", "methods"):
+                    found["variants"][f"{task}/{path.stem}"] = [str(path)]
+            methods = {f"{task}/{path.stem}": [str(path)] for path in shared}
+            own = folder / "methods.yaml"
+            for name, overlay in yaml.safe_load(own.read_text()).items() if own.is_file() else ():
+                overlay = yaml.safe_dump(overlay, sort_keys=False)
+                methods.setdefault(f"{task}/{name}", []).append(overlay)
+            found["methods"] |= methods
+            for path in sorted(folder.glob("compare/*.yaml")):
+                found["comparisons"][f"{task}/{path.stem}"] = [str(path)]
+    return found
 
 
 def packaged_configs() -> dict[str, list[str]]:
     """Returns the parts of what ``--config`` finds by name: bases, variants and methods."""
-    return _bases() | _variants() | _methods()
+    found = by_kind()
+    return found["base"] | found["variants"] | found["methods"]
 
 
 def packaged_comparisons() -> dict[str, Path]:
     """Returns what ``--methods`` finds by name: sets of methods."""
-    return {
-        f"{name}/{path.stem}": path
-        for name, folder in _tasks().items()
-        for path in sorted(folder.glob("compare/*.yaml"))
-    }
+    return {name: Path(path) for name, (path,) in by_kind()["comparisons"].items()}
 
 
 def overview() -> str:
     """Returns the names by kind, one line per task, for the help of the commands."""
-    lines = ["packaged configurations", "", "  base (--config NAME):", f"    {', '.join(_tasks())}"]
-    for title, names in (
-        ("variants (--config TASK/NAME)", _variants()),
-        ("methods (--config TASK/NAME)", _methods()),
-        ("comparisons (compare --methods TASK/NAME)", packaged_comparisons()),
-    ):
-        split = [name.split("/") for name in names]
-        tasks = {task: [short for of, short in split if of == task] for task, _ in split}
-        lines += [f"  {title}:"] if tasks else []
-        lines += [f"    {task + ':':<13}{', '.join(found)}" for task, found in tasks.items()]
+    found = by_kind()
+    lines = ["packaged configurations", "", "  base (--config NAME):"]
+    lines.append(f"    {', '.join(found['base'])}")
+    for kind in ("variants", "methods", "comparisons"):
+        option = "compare --methods" if kind == "comparisons" else "--config"
+        lines.append(f"  {kind} ({option} TASK/NAME):")
+        for task, names in groupby(found[kind], lambda name: name.partition("/")[0]):
+            short = ", ".join(name.partition("/")[2] for name in names)
+            lines.append(f"    {task + ':':<13}{short}")
     return "\n".join(lines)
 
 
@@ -61,26 +81,19 @@ def config_parts(name: str) -> list[str]:
     """Returns the parts behind a name; a file, or YAML in place of one, stands for itself.
 
     A file of the working directory comes before a packaged name.
-
-    Raises:
-        FileNotFoundError: there is neither.
-        DataError: a file that is not YAML, or no mapping.
     """
     if is_text(name):
         return [name]
     if not os.path.isfile(name):
-        return _packaged(name, packaged_configs())
+        return packaged_configs().get(name) or _not_found(name, packaged_configs())
     read_mapping(name)
     return [name]
 
 
 def comparison_path(name: str) -> str:
-    """Returns the path of a set of methods, by its packaged name or as it is.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
-    return name if os.path.isfile(name) else str(_packaged(name, packaged_comparisons()))
+    """Returns the path of a set of methods, by its packaged name or as it is."""
+    known = packaged_comparisons()
+    return name if os.path.isfile(name) else str(known.get(name) or _not_found(name, known))
 
 
 def is_text(part: str) -> bool:
@@ -94,10 +107,7 @@ def text_of(part: str) -> str:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """
-    Raises:
-        DataError: the file is not YAML, or maps no names to values.
-    """
+    """Returns what a YAML file maps names to."""
     try:
         read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -108,15 +118,29 @@ def read_mapping(path: str) -> dict[str, Any]:
     return read
 
 
-def meant_file(path: str) -> str:
-    """Returns " Did you mean …?" with a file of the same folder, or ""."""
-    folder = Path(path).parent
-    return nearest(path, map(str, folder.iterdir()) if folder.is_dir() else ())
+def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Yields the words of a command line; an option for a configuration with its value."""
+    words = iter(args)
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in OPTIONS:
+            yield option, value if equals else next(words, None)
+        else:
+            yield word, None
+
+
+def with_config_parts(args: Iterable[str]) -> list[str]:
+    """Returns a command line with the parts in place of names."""
+    found = list[str]()
+    for word, name in split_configs(args):
+        parts = [word] if name is None else config_parts(name)
+        found += parts if name is None else [each for part in parts for each in (word, part)]
+    return found
 
 
 def missing_base(args: Sequence[str]) -> str:
     """Returns what to write where a command line has no configuration, or no base of one."""
-    given = configurations(args)
+    given = [name for _, name in split_configs(args) if name is not None]
     if not given and not any(word.startswith("--model") for word in args):
         return " Give a configuration: --config TASK."
     for name in given:
@@ -126,89 +150,25 @@ def missing_base(args: Sequence[str]) -> str:
     return ""
 
 
-def configurations(args: Sequence[str]) -> list[str]:
-    """Returns the values of ``--config`` on a command line.
-
-    >>> configurations(["fit", "--config", "safety", "--config=safety/paper", "-c", "own.yaml"])
-    ['safety', 'safety/paper', 'own.yaml']
-    """
-    found = []
-    for position, word in enumerate(args):
-        option, equals, value = word.partition("=")
-        if option in OPTIONS:
-            found += [value] if equals else list(args[position + 1 : position + 2])
-    return found
-
-
-def with_config_parts(args: Any) -> Any:
-    """Returns a command line with the parts in place of names; else what it was given."""
-    if not isinstance(args, Sequence) or isinstance(args, str):
-        return args
-    resolved = list[str]()
-    words = iter(args)
-    for word in words:
-        option, equals, value = word.partition("=")
-        if option not in OPTIONS:
-            resolved.append(word)
-            continue
-        name = value if equals else next(words, None)
-        if name is None:
-            resolved.append(word)  # The parser says that its value is missing.
-        else:
-            resolved += [each for part in config_parts(name) for each in (option, part)]
-    return resolved
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns " Did you mean …?" with the known word that is most like ``word``, or "".
 
     >>> nearest("compar", ["fit", "compare"]), nearest("xyz", ["fit"])
     (" Did you mean 'compare'?", '')
     """
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = get_close_matches(word, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def _packaged(name: str, packaged: Mapping[str, T]) -> T:
-    if name in packaged:
-        return packaged[name]
+def meant_file(path: str) -> str:
+    """Returns " Did you mean …?" with a file of the same folder, or ""."""
+    folder = Path(path).parent
+    return nearest(path, map(str, folder.iterdir()) if folder.is_dir() else ())
+
+
+def _not_found(name: str, packaged: Iterable[str]) -> Any:
     near = meant_file(name) or nearest(name, packaged)
     raise FileNotFoundError(
         f"No configuration {name!r}: neither a file nor a packaged one.{near} pl-pointwise --help "
         "lists them."
     )
-
-
-def _tasks() -> dict[str, Path]:
-    """Returns the folder of configurations of every task."""
-    return {
-        path.parts[-3]: path.parent
-        for folder in importlib.import_module("pl_pointwise.tasks").__path__
-        for path in sorted(Path(folder).glob("*/configs/base.yaml"))
-    }
-
-
-def _bases() -> dict[str, list[str]]:
-    return {name: [str(folder / "base.yaml")] for name, folder in _tasks().items()}
-
-
-def _variants() -> dict[str, list[str]]:
-    return {
-        f"{name}/{path.stem}": [str(path)]
-        for name, folder in _tasks().items()
-        for path in sorted(folder.glob("*.yaml"))
-        if path.stem not in ("base", "methods")
-    }
-
-
-@functools.cache  # Every command line reads them, for its help.
-def _methods() -> dict[str, list[str]]:
-    found = dict[str, list[str]]()
-    for task, folder in _tasks().items():
-        shared = (folder.parents[1] / "common/configs/methods").glob("*.yaml")
-        methods = {path.stem: [str(path)] for path in sorted(shared)}
-        own = folder / "methods.yaml"
-        for name, overlay in yaml.safe_load(own.read_text()).items() if own.is_file() else ():
-            methods.setdefault(name, []).append(yaml.safe_dump(overlay, sort_keys=False))
-        found |= {f"{task}/{name}": parts for name, parts in methods.items()}
-    return found

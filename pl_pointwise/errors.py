@@ -16,11 +16,7 @@ class TrainingError(RuntimeError):
 
 
 class UnsupportedError(RuntimeError):
-    """A way to compute something that this model does not allow, such as a fast path.
-
-    Where the way was chosen by the module another one is taken; where the user chose it, it ends
-    the run.
-    """
+    """A way to compute something that this model does not allow; it ends a run that chose it."""
 
 
 def one_of(
@@ -46,7 +42,6 @@ def explain_gradient_errors() -> Iterator[None]:
         if "does not require grad" not in str(error):
             raise
         raise TrainingError(
-            f"A gradient is asked for in an evaluation, or in a pass that only measures ({error}). "
-            "Put `with torch.enable_grad():` around what takes gradients of inputs, in forward() "
-            "or constraint_values()."
+            f"A gradient is asked for where none is taken ({error}). Put torch.enable_grad() "
+            "around what takes gradients of inputs, in forward() or constraint_values()."
         ) from error

@@ -9,24 +9,19 @@ the ``config.yaml`` that the fit left.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import yaml
 
 from .checkpoint_options import hyperparameters
-from .cli_errors import CommandParser
-from .cli_run import config_of, exports, require_class, short_path
+from .cli import config_of, exports, require_class, short_path
+from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError
-from .extras import MissingPackageError
-from .model_card import card_facts
 from .module import PointwiseModule
-
-log = logging.getLogger(__name__)
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -43,32 +38,23 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--language", nargs="+", default=[], help="of the data, likewise: en, …")
     parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
-    facts = card_facts(known.license, known.language, known.datasets)
-    try:
-        folder = export(known.ckpt_path, known.output, known.config, facts)
-    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-        parser.error(str(error))
+    with short_errors(
+        parser.prog, (AttributeError, ImportError, RuntimeError, TypeError, ValueError)
+    ):
+        module = module_of(known.ckpt_path, known.config)
+        config = config_of(known.ckpt_path)
+        run = Path(known.ckpt_path).parent if config is None else config.parent
+        folder = known.output or run / "export"
+        _refuse_other_files(folder)
+        module.notes.facts = {
+            name: getattr(known, name) for name in ("license", "language", "datasets")
+        }
+        module.export(folder)
     print(f"Exported to {short_path(folder)}: the model, and README.md, its card.")
 
 
-def export(
-    checkpoint: str,
-    output: Path | None = None,
-    configs: Sequence[str] = (),
-    facts: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes the model of a checkpoint as a folder, by its module's ``export``.
-
-    output: the folder; None takes ``export`` in the folder of the run.
-    configs: names or paths; the last model they name says of what class the module is.
-    facts: for the model card, see :func:`~pl_pointwise.model_card.card_facts`.
-
-    Raises:
-        FileNotFoundError: there is no such checkpoint or configuration.
-        TrainingError: the checkpoint is damaged, or of another class than the configuration's, or
-            of one that nobody named; or the folder has other files than an earlier export's.
-        TypeError: the class has no ``export``.
-    """
+def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
+    """The module of a checkpoint, of the class in the configurations or one that is shipped."""
     if not Path(checkpoint).is_file():
         raise FileNotFoundError(f"--ckpt_path {checkpoint}: there is no such file.")
     kind = class_of(checkpoint, configs)
@@ -77,15 +63,9 @@ def export(
             f"{kind.__name__} has no export(): define export(self, path) in it, which writes what "
             "others are to load into the folder path and returns it (docs/own_task.md)."
         )
-    config = config_of(checkpoint)
-    run = Path(checkpoint).parent if config is None else config.parent
-    folder = output or run / "export"
-    _refuse_other_files(folder)
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     module.notes.checkpoint = Path(checkpoint).name
-    module.notes.facts = dict(facts or {})
-    written: Path = module.export(folder)
-    return written
+    return module
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -101,11 +81,7 @@ def _refuse_other_files(folder: Path) -> None:
 
 
 def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
-    """The class of a checkpoint's module: the configurations', or one that this package ships.
-
-    Raises:
-        TrainingError: see :func:`export`.
-    """
+    """The class of a checkpoint's module: the configurations', or one that this package ships."""
     named = str(hyperparameters(checkpoint).get("_class_path") or "")
     if configs:
         kind = _class_named_by(configs)
@@ -113,19 +89,14 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
         return kind
     found = None
     if named.partition(".")[0] == PACKAGE:
-        try:
+        with suppress(ModuleNotFoundError, AttributeError, ValueError):
             found = resolve_name(named)
-        except MissingPackageError:
-            raise
-        except (ImportError, AttributeError, ValueError):
-            log.debug("%s", named, exc_info=True)
     if isinstance(found, type) and issubclass(found, PointwiseModule):
         return found
-    config = config_of(checkpoint)
     raise TrainingError(
         f"--ckpt_path {checkpoint} is of {named or 'a class that it does not name'}, which "
         f"{PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the class: "
-        f"--config {config or 'CONFIG, the config.yaml that the fit left'}"
+        f"--config {config_of(checkpoint) or 'CONFIG, the config.yaml that the fit left'}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
@@ -47,20 +47,14 @@ def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
     return get
 
 
-def import_classes(words: Iterable[str]) -> None:
+def import_classes(words: Iterable[str] | None = None) -> None:
     """Imports the tasks' and callbacks' classes that are among the words, by their short names.
 
-    jsonargparse finds a class by its short name only if it is imported.
+    jsonargparse finds a class by its short name only if it is imported, and lists only those.
+
+    words: None takes all whose packages are installed.
     """
-    words = set(words)
     for package in map(import_module, ("pl_pointwise.tasks", "pl_pointwise.callbacks")):
-        for name in words.intersection(package.__all__):
-            getattr(package, name)
-
-
-def import_all_classes() -> None:
-    """Imports the tasks and callbacks whose packages are installed, so that help names them."""
-    for package in map(import_module, ("pl_pointwise.tasks", "pl_pointwise.callbacks")):
-        for name in package.__all__:
-            with suppress(MissingPackageError):
+        for name in package.__all__ if words is None else {*words}.intersection(package.__all__):
+            with suppress(MissingPackageError) if words is None else nullcontext():
                 getattr(package, name)

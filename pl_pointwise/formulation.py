@@ -117,7 +117,8 @@ class Ascending(Formulation):
     """What the learned multipliers share: α and η."""
 
     alpha: float | Adaptive | None
-    reach: float | None = None  # r of an adaptive one in force: a visit's v counts as at most this.
+    reach: float | None = None
+    """r of an adaptive one in force: beyond it ψ is linear, and a visit's v counts as ±r."""
 
     def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
         name = type(self).__name__
@@ -166,6 +167,12 @@ class Ascending(Formulation):
         if self.reach is not None:
             violation = violation.clamp(-self.reach, self.reach)
         return super().ascend(violation, multiplier)
+
+    def within_reach(self, violation: Tensor) -> Tensor:
+        """v up to r, of an equality from −r to r; v itself where nothing limits it."""
+        if self.reach is None:
+            return violation
+        return violation.clamp(-self.reach if self.signed else None, self.reach)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""

@@ -274,11 +274,16 @@ class Pointwise(Ascending):
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
 
-        Of an equality λv + αv², and ∂ψ/∂v = λ + 2αv.
+        Of an equality λv + αv², and ∂ψ/∂v = λ + 2αv. Linear beyond the reach of an adaptive one.
 
         violation, multiplier: one shape.  Equation: docs/formulations.md
         """
-        return augmented(violation, multiplier, self.augmentation, self.signed)
+        alpha, near = self.augmentation, self.within_reach(violation)
+        psi = augmented(near, multiplier, alpha, self.signed)
+        if near is violation or alpha is None:
+            return psi
+        force = multiplier + 2 * alpha * near
+        return psi + (force if self.signed else force.clamp(min=0)) * (violation - near)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """max(v, −λ/2α); v for α None and of an equality."""
@@ -361,9 +366,10 @@ class Relaxed(Ascending):
         linear:    s ≤ β as pointwise;  s > β: βv − (λ−β)²/4α
         standard:  λv − λ²/4β
 
-        Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|).
+        Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|). Linear beyond
+        the reach of an adaptive one.
         """
-        _, v, multiplier = self._as_inequality(violation, multiplier)
+        side, v, multiplier = self._as_inequality(self.within_reach(violation), multiplier)
         alpha, beta = self.augmentation, self.beta_in_force
         if alpha is None:
             return multiplier * v - multiplier.square() / (4 * beta)
@@ -371,12 +377,16 @@ class Relaxed(Ascending):
         inactive = -multiplier.square() / (4 * alpha)
         if self.cost == "linear":
             capped = beta * v - (multiplier - beta).square() / (4 * alpha)
-            return torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
-        # s > 0: the square expanded, so that small α does not cancel.
-        active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
-            alpha + beta
-        )
-        return torch.where(shifted > 0, active, inactive)
+            psi = torch.where(shifted > beta, capped, augmented(v, multiplier, alpha))
+            force = shifted.clamp(0, beta)
+        else:
+            # s > 0: the square expanded, so that small α does not cancel.
+            active = (beta * (multiplier * v + alpha * v.square()) - multiplier.square() / 4) / (
+                alpha + beta
+            )
+            psi = torch.where(shifted > 0, active, inactive)
+            force = shifted.clamp(min=0) * beta / (alpha + beta)
+        return psi if self.reach is None else psi + force * (side * violation - v)
 
     def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """∂ψ/∂λ, elementwise, with s = λ + 2αv:

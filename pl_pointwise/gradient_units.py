@@ -5,18 +5,21 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
 whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the root mean square of the
-violated values, and t the share of the fit that is done,
+violated values, s the share of the values that is violated, and λ̄ the mean multiplier of those that
+pull or have one,
 
-    α = c(t)·Λ / 2r,   c(t) = 3 · 30ᵗ,   λ ← (λ + η·clip(v, −r, r))₊,   η = min(c(t), 10)·Λ / r:
+    P = min(max(5s, ½)·Λ + 2λ̄, 100Λ),
+    force on a sample: (λ + P·min(v/r, 1))₊,     dual step: λ ← (λ + min(P/2, 10Λ)·clip(v/r, ±1))₊,
 
-a typical violation pulls c times as hard as the objective, and no visit moves λ by more than 10Λ.
-The clip keeps the first, large violations from winding λ up. c grows so that the first epochs
-search and the last ones settle: it is part of the schedule, like the decay of a learning rate, and
-not an answer to what is measured, so it cannot run away. The dual step stays at 10Λ, so that a late
-visit does not throw away what λ has become: the price of the sample.
+an augmented Lagrangian with α = P/2r, linear beyond r. A requirement that all samples violate pulls
+at most five times as hard as the objective; the fewer violate it, the more is left to λ, which
+grows by a factor while a violation stays and falls by one where there is slack. A visit moves λ by
+half of what it pulls with, so that the samples of a band do not jump from side to side. Nothing
+pulls harder the further it is than r: one bad sample does not take the step of all others. 100Λ and
+10Λ are for samples that cannot be satisfied, whose λ would grow by that factor without end.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
-a constraint is violated in is enough to start. r follows every step.
+a constraint is violated in is enough to start. r, s and λ̄ follow every step.
 """
 
 from __future__ import annotations
@@ -27,23 +30,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from .formulation import Formulation
 from .step import Measured
 
 log = logging.getLogger(__name__)
 
-STRENGTH = 3.0
-"""c at the start of a fit,"""
-RISE = 30.0
-"""and how many times that it is at the end."""
-DUAL_STRENGTH = 10.0
-"""What a visit moves λ by at most, in Λ."""
+LEAD = 5.0
+"""What a requirement that all samples violate pulls with, in Λ,"""
+LEAST = 0.5
+"""what one that few violate pulls with at least, beside the part of λ̄,"""
+OF_MULTIPLIERS = 2.0
+"""that part, in λ̄,"""
+LARGEST = 100.0
+"""and what either pulls with at most, in Λ."""
+PATIENCE = 0.5
+"""What a visit moves λ by, in P,"""
+LARGEST_STEP = 10.0
+"""and at most, in Λ."""
 COST = 0.03
 """Of a fit's time: what later measurements of Λ may take, each one more pass a term."""
 WEIGHT = 0.5
 """Of a new measurement in the running mean of Λ."""
 WINDOW = 10
-"""Steps that the running mean of r covers at least; else an epoch."""
+"""Steps that the running means of r, s and λ̄ cover at least; else an epoch."""
 
 
 @dataclass
@@ -54,6 +65,10 @@ class _State:
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
     steps: int = 0  # With a violated value, which r is the mean of.
+    share: float = 1.0  # s.
+    visits: int = 0  # Steps with a value, which s is the mean of.
+    multiplier: float = 0.0  # λ̄.
+    pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
 
 
 class GradientUnits:
@@ -68,21 +83,20 @@ class GradientUnits:
         self._states: dict[str, _State] = {}
         self._next = 0  # The step of the next measurement.
 
-    def in_force(self, declared: Mapping[str, Formulation], share: float) -> dict[str, Formulation]:
+    def in_force(self, declared: Mapping[str, Formulation]) -> dict[str, Formulation]:
         """The formulations with α a number; those that need no unit as they are.
 
         Without a unit nothing has been violated: they pull with λ alone, which is 0 or a user's.
-
-        share: of the fit that is done, t in [0, 1].
         """
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
-                strength = STRENGTH * RISE**share
-                step = min(strength, DUAL_STRENGTH) * unit
-                found[name] = formulation.in_units(strength * unit, step, unit, size)
+                lead = max(LEAD * state.share, LEAST) * unit
+                pull = min(lead + OF_MULTIPLIERS * state.multiplier, LARGEST * unit)
+                step = min(PATIENCE * pull, LARGEST_STEP * unit)
+                found[name] = formulation.in_units(pull, step, unit, size)
         return found
 
     def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:
@@ -129,22 +143,30 @@ class GradientUnits:
         in_force: Mapping[str, Formulation],
         steps_an_epoch: float,
     ) -> None:
-        """Adds the violated values of a step to the running mean of r²."""
+        """Adds a step's values to the running means of r², s and λ̄."""
+        window = max(WINDOW, min(steps_an_epoch, 1000))
         for name, formulation in in_force.items():
-            if not declared[name].adaptive:
+            mask = measured.masks[name]
+            if not declared[name].adaptive or not mask.any():
                 continue
-            violation, mask = measured.followed[name], measured.masks[name]
-            multiplier = measured.multipliers.get(name, violation.new_zeros(()))
-            residual = formulation.residual(violation, multiplier)
-            violated = residual[mask & (residual > 0)]
-            if not len(violated):
-                continue
+            violation = measured.followed[name]
+            multiplier = measured.multipliers.get(name, torch.zeros_like(violation))[mask]
+            residual = formulation.residual(violation[mask], multiplier).double()
+            violated = residual[residual > 0]
+            pulls = (residual > 0) | (multiplier != 0)
             state = self._states.setdefault(name, _State())
-            square = float(violated.double().square().mean())
-            state.steps += 1
-            covered = min(state.steps, max(WINDOW, min(steps_an_epoch, 1000)))
-            before = (state.size or 0.0) ** 2
-            state.size = math.sqrt(before + (square - before) / covered)
+            state.visits += 1
+            share = len(violated) / len(residual)
+            state.share += (share - state.share) / min(state.visits, window)
+            if pulls.any():
+                state.pulls += 1
+                mean = float(multiplier[pulls].abs().double().mean())
+                state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
+            if len(violated):
+                state.steps += 1
+                before = (state.size or 0.0) ** 2
+                square = float(violated.square().mean())
+                state.size = math.sqrt(before + (square - before) / min(state.steps, window))
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: asdict(state) for name, state in self._states.items()}

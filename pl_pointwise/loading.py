@@ -27,7 +27,15 @@ def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) 
     Raises:
         FileNotFoundError: a path where there is no folder.
     """
-    folder = _folder(str(name), revision)
+    folder, text = Path(name), str(name)
+    if not folder.is_dir():
+        if text.startswith(("/", ".", "~")) or text.count("/") > 1:
+            raise FileNotFoundError(
+                f"{name}: no such folder. Give an export, or a name on the hub."
+            )
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(text, revision=revision))
     if not quiet:
         print(required_of(folder))
     config = folder / "config.json"
@@ -55,15 +63,3 @@ def required_of(folder: Path) -> str:
     since = f", since {found['date']}" if "date" in found else ""
     sure = f"{100 * found['confidence']:g} %"
     return "\n  ".join([f"{folder}: certified with {sure} confidence{since}", *lines])
-
-
-def _folder(name: str, revision: str | None) -> Path:
-    if Path(name).is_dir():
-        return Path(name)
-    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(
-            f"{name}: there is no such folder. Give what was exported, or its name on the hub."
-        )
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(name, revision=revision))

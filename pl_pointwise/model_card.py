@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .module import PointwiseModule
 
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
-NOT_HELD_OUT = "train"
 STATISTICS = {
     "mean": "mean",
     "max": "max",
@@ -33,10 +32,6 @@ STATISTICS = {
     "violated": "of values",
     "cvar95": "CVaR95 of values",
 }
-NONE_YET = (
-    'None: what wrote this folder evaluated nothing. With `ModelExport(after="test")` among its '
-    "callbacks, a test exports the model with its results."
-)
 
 
 def write_card(
@@ -48,7 +43,7 @@ def write_card(
     base_model: str | None,
     usage: str,
 ) -> Path:
-    """Writes ``README.md`` into the folder of an export, in place of any that is there.
+    """Writes ``README.md`` into the folder of an export.
 
     library_name, pipeline_tag: the hub's names for what loads the folder and what it does.
     base_model: what was fine-tuned, as the task was told; None where nothing was.
@@ -57,39 +52,29 @@ def write_card(
     with needs("language", "A model card"):
         from huggingface_hub import ModelCard, ModelCardData
     name = type(module).__name__.removesuffix("Module")
-    data = ModelCardData(
-        base_model=public_name(base_model),
-        library_name=library_name,
-        pipeline_tag=pipeline_tag,
-        tags=["pl-pointwise", "constrained-fine-tuning"],
-        model_name=name,
-        **module.notes.facts,
-    )
     card = ModelCard.from_template(
-        data,
+        ModelCardData(
+            base_model=public_name(base_model),
+            library_name=library_name,
+            pipeline_tag=pipeline_tag,
+            tags=["pl-pointwise", "constrained-fine-tuning"],
+            model_name=name,
+            **{name: fact for name, fact in module.notes.facts.items() if fact},
+        ),
         template_path=str(TEMPLATE),
         name=name,
         version=version("pl-pointwise"),
         usage=usage.strip(),
-        requirements=_requirements(module),
+        requirements=list(_requirements(module)),
         multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
         certificate=module.notes.certificate,
-        held_out=[_held_out(module, stage) for stage in module.evaluated if stage != NOT_HELD_OUT],
-        none_yet=NONE_YET,
+        held_out=[_held_out(module, stage) for stage in module.evaluated if stage != "train"],
         training=_training(module),
     )
     path = folder / "README.md"
     card.save(path)
     return path
-
-
-def card_facts(
-    license: str | None = None, language: Sequence[str] = (), datasets: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What only the user knows, as the hub's metadata has it; what is not given is left out."""
-    given = {"license": license, "language": list(language), "datasets": list(datasets)}
-    return {name: value for name, value in given.items() if value}
 
 
 def public_name(model: str | None) -> str | None:
@@ -98,15 +83,12 @@ def public_name(model: str | None) -> str | None:
     return model if model and looks_public and not Path(model).exists() else None
 
 
-def _requirements(module: PointwiseModule) -> list[list[str]]:
-    """Returns a line per constraint: its bounds in training and in evaluation, and its method."""
-    lines = []
+def _requirements(module: PointwiseModule) -> Iterator[list[str]]:
+    """Yields by constraint its bounds in training and in evaluation, and its method."""
     for name, constraint in module.constraints.items():
-        formulation = module.formulations.get(name)
-        enforced = f"`{formulation!r}`" if formulation is not None else "nothing"
-        bounds = [_bounds(each) for each in (constraint, module.evaluation_constraints[name])]
-        lines.append([name, *bounds, enforced])
-    return lines
+        enforced = f"`{module.formulations[name]!r}`" if name in module.formulations else "nothing"
+        bounds = constraint, module.evaluation_constraints[name]
+        yield [name, *map(_bounds, bounds), enforced]
 
 
 def _bounds(constraint: Constraint) -> str:
@@ -115,10 +97,7 @@ def _bounds(constraint: Constraint) -> str:
 
 
 def _multipliers(module: PointwiseModule) -> Iterator[list[str]]:
-    """Yields λ by constraint: one number, or how many are not 0, and how large those are.
-
-    Not of all: which samples never carry the constraint, the table does not know.
-    """
+    """Yields λ by constraint: one number, or how many are not 0, and how large those are."""
     for name, table in module.multipliers.items():
         values = table.detach().double().flatten()
         if table.dim() < 2:
@@ -139,57 +118,49 @@ def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
             known["violated_samples"] = known.pop("violated")
         cells = [_cells(known[key])[0] if key in known else "" for key in STATISTICS]
         lines.append([name, *cells])
-        if module.notes.certificate is not None:
-            continue  # It says what holds, the choice of the model included.
-        try:
-            statements.append((name, certify(found.worst()).statement()))
-        except ValueError as error:
-            statements.append((name, f"No certificate: {error}"))
-    metrics = _other_metrics(module, stage)
-    return {"stage": stage, "lines": lines, "metrics": metrics, "statements": statements}
-
-
-def _other_metrics(module: PointwiseModule, stage: str) -> str:
-    """Returns the objective and the task's own metrics of the last pass over a data set."""
+        if module.notes.certificate is None:  # It says what holds, the choice included.
+            try:
+                statements.append((name, certify(found.worst()).statement()))
+            except ValueError as error:
+                statements.append((name, f"No certificate: {error}"))
+    # The objective and the task's own metrics of the last pass over these data.
     logged = module._trainer.callback_metrics if module._trainer is not None else {}
-    found = {
-        name.removeprefix(f"{stage}/"): value
+    metrics = [
+        f"{name.partition('/')[2]} {float(value):.4g}"
         for name, value in logged.items()
         if re.fullmatch(f"{re.escape(stage)}/[^/]+", name)
-    }
-    return ", ".join(f"{name} {float(value):.4g}" for name, value in found.items())
+    ]
+    shown = ", ".join(metrics)
+    return {"stage": stage, "lines": lines, "metrics": shown, "statements": statements}
 
 
 def _training(module: PointwiseModule) -> dict[str, str]:
     """Returns what the training was, by name; a fact that is not known is empty."""
-    trainer = module._trainer
+    trainer, samples = module._trainer, module.multipliers.samples
     facts = {
-        "training samples": f"{module.multipliers.samples:,}" if module.multipliers.samples else "",
+        "training samples": f"{samples:,}" if samples else "",
         "primal steps per dual step": str(module.training_settings.primal_steps),
         "order of the updates": module.training_settings.order,
+        "steps": str(module._run.steps_of_checkpoint or ""),
     }
-    if trainer is None or not trainer.global_step:  # Of a test, say, and not of the training.
-        facts["steps"] = str(module._run.steps_of_checkpoint or "")
-    else:
-        optimizers = [
-            f"{type(each).__name__}, learning rate {each.defaults['lr']:g}"
-            for each in trainer.optimizers
-        ]
+    if trainer is not None and trainer.global_step:  # Not of a test alone.
         facts |= {
             "epochs": str(trainer.current_epoch),
             "steps": str(trainer.global_step),
             "processes": str(trainer.world_size),
             "precision": str(trainer.precision),
-            "optimizer": "; ".join(optimizers),
+            "optimizer": "; ".join(
+                f"{type(each).__name__}, learning rate {each.defaults['lr']:g}"
+                for each in trainer.optimizers
+            ),
         }
-    facts |= {
+    return facts | {
         "weights of the checkpoint": module.notes.checkpoint,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
         "samples left out, not finite": str(module._run.stepper.left_out),
         "steps skipped": str(module._run.stepper.skipped_steps),
         "versions": f"torch {torch.__version__}, lightning {version('lightning')}",
     }
-    return facts
 
 
 def _cells(*values: Tensor) -> list[str]:

@@ -174,7 +174,8 @@ class PointwiseModule(Task):
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
         stepper = self._stepper
-        measured = stepper.take(batch, share=self._run.open_step(batch_idx))
+        self._run.open_step(batch_idx)
+        measured = stepper.take(batch)
         log_step(self, measured, self._epoch_so_far, stepper.left_out, stepper.skipped_steps)
         self._run.step_schedulers_after_batch()
         return torch.tensor(measured.lagrangian)

@@ -167,11 +167,6 @@ class Run:
         self._factors = optimization.factors(self.total_steps)
         return self._factors(step)
 
-    def share(self) -> float:
-        """How much of the fit is done, from 0 to 1."""
-        total = self.total_steps
-        return min(1.0, self.task.global_step / total) if total else 0.5  # A fit without an end.
-
     def step_schedulers_after_batch(self) -> None:
         self._step_schedulers("step", plateau=False)
         self._step_schedulers("step", plateau=True)
@@ -222,7 +217,7 @@ class Run:
     def in_force(self, name: str) -> Formulation:
         """A constraint's formulation with α a number: of the last training step, or of now."""
         duals = self.duals
-        now = duals.in_force or duals.units.in_force(self.task.formulations, self.share())
+        now = duals.in_force or duals.units.in_force(self.task.formulations)
         return now[name]
 
     # Epochs and the end -------------------------------------------------------------------------
@@ -426,10 +421,8 @@ class Run:
             # Of this one epoch Lightning made the iterator, which draws the order, before.
             iter(self.task.trainer.fit_loop._data_fetcher)
 
-    def open_step(self, batch_idx: int) -> float:
+    def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood.
-
-        Returns: how much of the fit is done.
 
         Raises:
             TrainingError: the training loader stands elsewhere.
@@ -437,7 +430,6 @@ class Run:
         if self._restored is not None:
             self._go_on_within_epoch(batch_idx)
         self._restored, self._epoch_is_open = None, True
-        return self.share()
 
     def _go_on_within_epoch(self, batch_idx: int) -> None:
         # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the

@@ -68,11 +68,8 @@ class Stepper:
         self.columns: dict[str, int] = {}
         self._layout: Layout = {}
 
-    def take(self, batch: Any, share: float) -> Measured:
-        """One step of the weights and one of the batch's multipliers.
-
-        share: of the fit that is done.
-        """
+    def take(self, batch: Any) -> Measured:
+        """One step of the weights and one of the batch's multipliers."""
         task, duals = self.task, self.duals
         optimizer: Any = task.optimizers()  # One: see checks.check_module.
         micro_batches = micro_batches_of(task, batch)
@@ -82,7 +79,7 @@ class Stepper:
         due = duals.units.due(task.formulations, task.global_step)
         if due:
             self._measure_units(due, micro_batches, counts)
-        duals.in_force = duals.units.in_force(task.formulations, share)
+        duals.in_force = duals.units.in_force(task.formulations)
         measured = self._measure(micro_batches, counts)
         self.buffers.forget_unchanged()
         if not (measured.finite and math.isfinite(measured.gradient_norm)):

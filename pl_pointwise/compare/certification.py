@@ -4,12 +4,14 @@ The output folder then holds, beside the tables of the selection split,
 
     answer.md, answer.json   the statement, every model's figures; the same for programs
     certification/           the units the certification split had, and what they were used for
+    predecessor.parquet      what the predecessor measures on them, if a requirement is beside one
     model/                   the chosen model, exported, with its certificate in the card
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import shutil
 import tempfile
@@ -40,18 +42,20 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
     SELECTION,
+    Bounds,
     beside,
     bounds_of,
+    certification_units,
     hash_of,
+    known_from,
     read_samples,
     require_same_bounds,
+    write_samples,
 )
 
-from .again import Again
-from .loggers import on_first_rank
-from .runner import Built, datasets_of
+from .levers import advice
+from .runner import Built, alone_in, datasets_of, on_first_rank
 from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
@@ -67,71 +71,101 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-def check_requirements(comparison: Comparison, built: dict[Path, Built]) -> None:
+def check_requirements(
+    comparison: Comparison, built: dict[Path, Built], measure: bool = True
+) -> None:
     """Refuses requirements that cannot come to a certificate, before anything is trained.
 
-    Loads the data of one run, and makes no forward pass.
+    Loads the data of one run. No forward pass is made but the predecessor's.
 
     built: of :func:`~.checks.check_methods`; emptied where a model is configured for its devices,
         as here it has been for one process.
-
-    Raises:
-        RequirementError: see :func:`~pl_pointwise.requirements.beforehand.check_splits`; no loader
-            of a split; certification samples that were used for another choice; a folder ``model``
-            that no answer has written; or a predecessor that is measured otherwise.
+    measure: the predecessor.
     """
-    requirements = [Requirement.parse(text) for text in comparison.requirements]
+    requirements = _requirements(comparison)
     _replaceable(comparison.output)
     found = [each.cli for each in built.values()]
     cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)
-    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
-    source = data or cli.model
-    for stage in ("val", "test"):
-        if not is_overridden(f"{stage}_dataloader", source):
-            raise RequirementError(
-                f"{type(source).__name__} has no {stage}_dataloader(). Hold out two parts of the "
-                "data: validation data to choose by and test data to certify with."
-            )
     if is_overridden("configure_model", cli.model):
         built.clear()
+    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
     trainer = Trainer(**TO_SET_UP_DATA)
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
     datasets = datasets_of(data)
-    samples = samples_to_come(cli.model, held_out_loaders(source), datasets)
+    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model), datasets)
     trained = units_of(datasets["train"]) if "train" in datasets else None
     units = [hash_of(unit) for unit in trained or ()]
     check_splits(samples, units, requirements, comparison.confidence)
-    check_unused(_use(comparison), _certification_units(samples), comparison.output)
+    check_unused(_use(comparison), certification_units(samples), comparison.output)
     if comparison.against != START:
-        if not _paired(comparison):
+        if not any(each.beside for each in requirements):
             raise RequirementError(
                 f"--against {comparison.against}: no requirement is beside a predecessor. Write "
                 'one, as "lost(NAME) <= 0.02".'
             )
-        bounds = {"The new models": bounds_of(cli.model)}
-        bounds[comparison.against] = bounds_of(_predecessor(comparison)[0].model)
-        require_same_bounds(bounds)
+        model_files(comparison.against)
+    if measure:
+        with alone_in(comparison.output):
+            _predecessor(comparison, bounds_of(cli.model))
 
 
-def _paired(comparison: Comparison) -> bool:
-    return any(Requirement.parse(text).beside for text in comparison.requirements)
+def _requirements(comparison: Comparison) -> list[Requirement]:
+    return [Requirement.parse(text) for text in comparison.requirements]
 
 
-def _predecessor(comparison: Comparison) -> tuple[PointwiseCLI, Path | None]:
-    """Returns the model with the comparison's data, and the file of its weights, None at start.
+def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
+    """Returns what the predecessor measures on both splits; None without a requirement beside it.
+
+    It is measured once: the output folder keeps the table.
+
+    bounds: that the new models are judged by, and it has to be.
+    """
+    paired = [each for each in _requirements(comparison) if each.beside]
+    if not paired:
+        return None
+    path, weights = comparison.output / "predecessor.parquet", None
+    of: dict[str, Any] = {"name": _name_of_old(comparison), "run": comparison.runs[0].digest}
+    if comparison.against != START:
+        weights = model_files(comparison.against) / CHECKPOINT
+        of["written"] = weights.stat().st_mtime_ns
+    if path.is_file() and (known := read_samples(path)).attrs["of"] == of:
+        return known
+    cli = _built_predecessor(comparison, weights)
+    require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
+    cli.model.notes.confidential = True
+    samples = samples_by(cli, weights, selection=True)
+    for requirement in paired:
+        known_from(samples).subject(requirement)
+    if on_first_rank():
+        samples.attrs["of"] = of
+        write_samples(samples, path)
+    del cli
+    gc.collect()  # The next model is loaded.
+    torch.cuda.empty_cache()
+    return samples
+
+
+def _built_predecessor(comparison: Comparison, weights: Path | None) -> PointwiseCLI:
+    """Builds the predecessor with the comparison's data.
 
     A folder's configuration names it, classes of this package or of the comparison alone.
     """
     words = [*comparison.runs[0].arguments, "--trainer.logger", "false"]
     words += ["--trainer.callbacks", "null"]
-    if comparison.against == START:
-        return PointwiseCLI(words, run=False), None
-    inside = model_files(comparison.against)
-    PointwiseCLI(words, run=False, build=False)  # From here on the comparison's classes are known.
-    model = {"model": own_classes_only(inside / "config.yaml")["model"]}
-    words += ["--config", yaml.safe_dump(model)]  # Every argument, in place of the run's.
-    return PointwiseCLI(words, run=False), inside / CHECKPOINT
+    if weights is not None:
+        PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
+        model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
+        words += ["--config", yaml.safe_dump(model)]  # Every argument, in place of the run's.
+    return PointwiseCLI(words, run=False)
+
+
+def _name_of_old(comparison: Comparison) -> str | None:
+    if not any(each.beside for each in _requirements(comparison)):
+        return None
+    if comparison.against != START:
+        return str(Path(comparison.against).absolute())
+    return f"the model of {comparison.runs[0].title} before training"
 
 
 def answer_requirements(comparison: Comparison) -> Answer | None:
@@ -139,12 +173,8 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
 
     Returns: None while a run has failed or was not run: the certification split is opened once,
         for all of them.
-
-    Raises:
-        RequirementError: runs that were not judged alike, or certification samples that were used
-            for another choice.
     """
-    runs = comparison.runs
+    runs, output, first = comparison.runs, comparison.output, on_first_rank()
     open_runs = [run.title for run in runs if not run.finished]
     if open_runs:
         print(
@@ -153,19 +183,18 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
             "mend them or take them out of the comparison, and run the same command again."
         )
         return None
-    before = None
-    if _paired(comparison):
-        old, checkpoint = _predecessor(comparison)
-        old.model.notes.confidential = True
-        before = samples_by(old, checkpoint, selection=True)
-    measured = [_measured(comparison, run, before) for run in runs]
-    _check_alike(runs)
-    use, units = _use(comparison), _certification_units(measured[0].samples)
-    output, first = comparison.output, on_first_rank()
+    bounds = {run.title: (run.result() or {})["bounds"] for run in runs}
+    require_same_bounds(bounds)
+    before = _predecessor(comparison, bounds[runs[0].title])
+    requirements = _requirements(comparison)
+    measured = [_measured(run, before, requirements) for run in runs]
+    _require_same_samples(measured)
+    use, units = _use(comparison), certification_units(measured[0].samples)
     check_unused(use, units, output)
     model = _replaceable(output)
-    requirements = [Requirement.parse(text) for text in comparison.requirements]
     found = choose_model(measured, requirements, comparison.confidence, _name_of_old(comparison))
+    if found.chosen is None:
+        found.advice = advice(found, comparison, runs[found.nearest()])
     if first:
         remember_use(use, units, output, output)
         _write(found, output)
@@ -185,11 +214,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
 
 
 def _replaceable(output: Path) -> Path:
-    """Returns the folder of the chosen model, where nothing is or the model of an earlier answer.
-
-    Raises:
-        RequirementError: something else is there.
-    """
+    """Returns the folder of the chosen model: empty, or of an earlier answer."""
     model = output / "model"
     if model.exists() and not is_certified(model):
         raise RequirementError(
@@ -199,50 +224,26 @@ def _replaceable(output: Path) -> Path:
     return model
 
 
-def _name_of_old(comparison: Comparison) -> str | None:
-    if not _paired(comparison):
-        return None
-    if comparison.against != START:
-        return str(Path(comparison.against).absolute())
-    return f"the model of {comparison.runs[0].title} before training"
-
-
-def _measured(comparison: Comparison, run: Run, before: DataFrame | None) -> MeasuredModel:
-    result = run.result()
-    assert result is not None
-    objective = result["objective"]
+def _measured(
+    run: Run, before: DataFrame | None, requirements: Sequence[Requirement]
+) -> MeasuredModel:
+    samples = read_samples(run.folder / SAMPLES)
+    objective = samples.attrs["objective"]
     if SELECTION not in objective:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
-    training = {
-        name.split("/")[1]: value
-        for name, value in sorted(result["metrics"].items())  # violated_samples wins.
-        if name.startswith("train/") and name.endswith(("/violated", "/violated_samples"))
-    }
-    samples = read_samples(run.folder / SAMPLES)
-    objective = objective | samples.attrs.get("objective", {})  # Of the certification split.
     if before is not None:
-        samples = beside(samples, before)
-    config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    again = Again(comparison, config, result["bounds"])
-    return MeasuredModel(run.title, samples, objective, result["constrained"], training, again)
+        samples = beside(samples, before, requirements)
+    return MeasuredModel(run.title, samples, objective)
 
 
-def _check_alike(runs: Sequence[Run]) -> None:
-    """
-    Raises:
-        RequirementError: two runs measured violations by different bounds, or other samples.
-    """
-    require_same_bounds({run.title: (run.result() or {})["bounds"] for run in runs})
-    units = set(read_samples(runs[0].folder / SAMPLES)["unit"])
-    for run in runs[1:]:
-        if set(read_samples(run.folder / SAMPLES)["unit"]) != units:
+def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
+    first, *others = measured
+    for other in others:
+        if set(other.samples["unit"]) != set(first.samples["unit"]):
             raise RequirementError(
-                f"{runs[0].title} and {run.title} were judged on different samples. What is held "
+                f"{first.name} and {other.name} were judged on different samples. What is held "
                 "out must not depend on the method or the seed."
             )
-
-
-# The certification split is used once -----------------------------------------------------------
 
 
 def _use(comparison: Comparison) -> dict[str, Any]:
@@ -256,13 +257,6 @@ def _use(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _certification_units(samples: DataFrame) -> set[str]:
-    return set(samples[samples["split"] == CERTIFICATION]["unit"])
-
-
-# What is written --------------------------------------------------------------------------------
-
-
 def _write(found: Answer, output: Path) -> None:
     note = (
         "Order: in which the models were tested; – for one that another beats in p-value and "
@@ -274,9 +268,6 @@ def _write(found: Answer, output: Path) -> None:
     text = f"# Answer\n\n{found.statement()}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
-
-
-# The chosen model -------------------------------------------------------------------------------
 
 
 def export(run: Run, found: Answer, folder: Path) -> None:

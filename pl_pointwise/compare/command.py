@@ -1,20 +1,16 @@
 """``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and plots.
 
-A method is a name and what it changes (``runs.py``). A run that is complete and whose configuration
-has not changed since is not run again; one that was interrupted goes on; one that failed is a line
-that says why (``runner.py``).
-
-The output folder then holds
+A run that is complete and whose configuration has not changed since is not run again; one that was
+interrupted goes on; one that failed is a line that says why. The output folder then holds
 
     comparison.csv       a line per run, every metric; summary.csv: by method, mean and std
-    comparison.md        the tables: results, gap to training data, certificates, time, memory
-    comparison.tex       the same for LaTeX
+    comparison.md, .tex  the tables (tables.py)
     comparison.json      every run with its result
-    cdf.png, …           the plots (``plots.PLOTS``)
-    runs/                a folder per run
+    cdf.png, pareto.png  the plots (plots.py)
+    runs/                a folder per run (runner.py)
 
-and with ``--require`` (``certification.py``) the chosen model with its certificate, or why there is
-none.
+and with ``--require`` the chosen model with its certificate, or why there is none
+(certification.py).
 """
 
 from __future__ import annotations
@@ -22,26 +18,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from pl_pointwise.cli_errors import CommandParser
 from pl_pointwise.configs import overview
-from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.exported import START
 
 from .certification import answer_requirements, check_requirements
 from .checks import check_methods
-from .loggers import on_first_rank
-from .plots import PLOTS, UnknownMetricError
+from .plots import PLOTS
 from .plots import draw as draw_plots
-from .processes import execute_in_processes, slurm_array
-from .runner import Built, BusyError, alone_in, execute, quieten
+from .processes import execute_in_processes
+from .runner import Built, alone_in, execute, on_first_rank, quieten
 from .runs import Comparison, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
-
-NOT_RUN = "not run"
 
 
 def main(args: Sequence[str]) -> None:
@@ -59,36 +50,27 @@ def main(args: Sequence[str]) -> None:
         known.confidence,
         known.against,
     )
+    if known.only is not None:
+        if known.only > len(comparison.runs):
+            parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
+        _run_one(comparison.runs[known.only - 1])
+        return
+    options = [word[2:] for each in parser._actions for word in each.option_strings]
+    built = check_methods(comparison, options)
     try:
-        count = len(comparison.runs) if known.only is not None or known.collect else 0
-        built: dict[Path, Built] = {}
-        if not known.collect and known.only is None:
-            built = check_methods(comparison, not known.slurm_array, _options(parser))
-            if comparison.requirements:
-                check_requirements(comparison, built)
+        if comparison.requirements:
+            check_requirements(comparison, built, not known.dry_run)
+        if known.dry_run:
+            _print_runs(comparison)
+            return
         if known.jobs:
             built.clear()  # Other processes build their own.
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    if known.dry_run:
-        _print_runs(comparison)
-    elif known.only is not None:
-        if known.only > count:
-            parser.error(f"--only {known.only}: this comparison has {count} runs.")
-        _run_one(comparison.runs[known.only - 1])
-    elif known.slurm_array:
-        _write_array(comparison)
-    else:
-        try:
-            failed = compare(comparison, known.jobs, known.collect, known.pareto, known.pdf, built)
-        except (UnknownMetricError, RequirementError, BusyError) as error:
-            parser.error(str(error))
-        except OSError as error:
-            parser.error(f"{error.filename or known.output}: {error.strerror or error}")
-        if failed:
-            what = "failed or were not run" if known.collect else "failed"
-            runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-            raise SystemExit(f"{runs} {what}: {', '.join(failed)}; see the table.")
+        failed = compare(comparison, known.jobs, known.pareto, known.pdf, built)
+    except OSError as error:
+        parser.error(f"{error.filename or known.output}: {error.strerror or error}")
+    if failed:
+        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+        raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
 
 
 def _print_runs(comparison: Comparison) -> None:
@@ -100,10 +82,6 @@ def _print_runs(comparison: Comparison) -> None:
         print(f"  [{number}/{len(runs)}] {run.title}: {'finished' if run.finished else 'to do'}")
         if not run.finished:
             print(f"    {comparison.command()} --only {number}")
-
-
-def _options(parser: argparse.ArgumentParser) -> list[str]:
-    return [word[2:] for each in parser._actions for word in each.option_strings]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,11 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="check every method, then list the runs and their commands; run and write nothing",
     )
-    _add_ways_to_run(parser)
-    return parser
-
-
-def _add_ways_to_run(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--jobs",
@@ -171,43 +144,24 @@ def _add_ways_to_run(parser: argparse.ArgumentParser) -> None:
         "without: one after the other in this process",
     )
     how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
-    how.add_argument(
-        "--slurm-array", action="store_true", help="write a SLURM job array of what is to be run"
-    )
-    how.add_argument(
-        "--collect", action="store_true", help="run nothing; tables and plots of what there is"
-    )
+    return parser
 
 
 def compare(
     comparison: Comparison,
     jobs: int | None = None,
-    collect: bool = False,
     axes: Sequence[str] | None = None,
     pdf: bool = False,
     built: dict[Path, Built] | None = None,
 ) -> list[str]:
-    """Runs what has not been run, then writes tables and plots.
+    """Runs what has not been run, then writes tables and plots; returns what failed.
 
-    Args:
-        comparison: what to run.
-        jobs: this many runs at once, in processes of their own; None runs them here, one by one.
-        collect: run nothing.
-        axes: the two metrics of the Pareto plot; None takes the objective that all methods share,
-            and CVaR95.
-        pdf: write the plots as PDF too.
-        built: by their folder runs that are built already; taken out.
-
-    Returns:
-        The names of the runs that failed; the table says why.
+    jobs: this many runs at once, in processes of their own; None runs them here, one by one.
+    built: by their folder runs that are built already; taken out.
     """
     quieten()
-    runs = comparison.runs
-    with nullcontext() if collect else alone_in(comparison.output):
-        results = {} if collect else _run(comparison, jobs, built or {})
-        outcomes: list[Outcome] = [
-            (run, run.result() or results.get(run.folder, {"error": NOT_RUN})) for run in runs
-        ]
+    with alone_in(comparison.output):
+        outcomes = _run(comparison, jobs, built or {})
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
@@ -215,40 +169,30 @@ def compare(
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(
-    comparison: Comparison, jobs: int | None, built: dict[Path, Built]
-) -> dict[Path, dict[str, Any]]:
-    """Runs what is not finished; returns by folder what came of runs in this process."""
-    runs = comparison.runs
+def _run(comparison: Comparison, jobs: int | None, built: dict[Path, Built]) -> list[Outcome]:
+    """Runs what is not finished; returns what came of every run."""
+    runs, results = comparison.runs, dict[Path, dict[str, Any]]()
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
-    results = {}
-    if jobs is None:
+    if jobs is not None:
+        if len(waiting) < len(runs):
+            print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
+        execute_in_processes(comparison, waiting, jobs)
+    else:
         for number, run in enumerate(runs, start=1):
             note = "" if number in waiting else " (finished before)"
             print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
             if number in waiting:
                 results[run.folder] = execute(run, built=built.pop(run.folder, None))
-    else:
-        if len(waiting) < len(runs):
-            print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)
-        execute_in_processes(comparison, waiting, jobs)
-    return results
+    return [
+        (run, run.result() or results.get(run.folder, {"error": "left no result"})) for run in runs
+    ]
 
 
 def write_results(
-    outcomes: Sequence[Outcome],
-    comparison: Comparison,
-    axes: Sequence[str] | None,
-    pdf: bool,
+    outcomes: Sequence[Outcome], comparison: Comparison, axes: Sequence[str] | None, pdf: bool
 ) -> None:
-    """Writes the tables, the plots and ``comparison.json`` into the comparison's folder.
-
-    Raises:
-        UnknownMetricError: ``axes`` names a metric that no run has; the rest is written.
-    """
-    output = comparison.output
-    output.mkdir(parents=True, exist_ok=True)
-    found = tables(outcomes)
+    """Writes the tables, ``comparison.json`` and the plots into the comparison's folder."""
+    output, found = comparison.output, tables(outcomes)
     write_csv(outcomes, output / "comparison.csv")
     write_summary(outcomes, output / "summary.csv")
     write_latex(found, output / "comparison.tex")
@@ -281,22 +225,6 @@ def _run_one(run: Run) -> None:
     result = execute(run, own_process=True)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
-
-
-def _write_array(comparison: Comparison) -> None:
-    waiting = [n for n, run in enumerate(comparison.runs, start=1) if not run.finished]
-    if not waiting:
-        print("Every run is finished; the same command without --slurm-array makes the tables.")
-        return
-    path = comparison.output / "array.sbatch"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(slurm_array(comparison, waiting))
-    print(
-        f"{len(waiting)} of {len(comparison.runs)} runs are to be run. Submit them, with what your "
-        f"cluster wants to know:\n\n  sbatch --gres=gpu:1 --time=8:00:00 {path}\n\n"
-        "When they are done, the same command with --collect in place of --slurm-array makes the "
-        "tables; with --slurm-array again it takes those that did not finish."
-    )
 
 
 def fraction(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Distributions of violations: their empirical CDFs by method and by epoch."""
+"""Empirical CDFs of violations, by method and by epoch; and how every plot is saved."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from .drawing import count_note, legend, save
 from .styles import Style
-from .tables import HELD_OUT, held_out_stage
+from .tables import deciding_stage
 
 Curves = Mapping[str, Mapping[str, np.ndarray]]
 """Values (n,), of which NaN are left out, by panel, ``stage/constraint``, and curve."""
 
 SATISFIED = "Left of the line: satisfied."
 
-TITLES = HELD_OUT | {"running": "training (running)"}
+TITLES = {"test": "held-out", "val": "held-out (selection)", "running": "training (running)"}
 
 
 def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) -> None:
@@ -44,13 +44,11 @@ def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) 
     }
     shown = {
         name: by_method
-        for stage in (held_out_stage([*violations]), "train")
+        for stage in dict.fromkeys((deciding_stage([*violations]), "train"))
         for name, by_method in violations.items()
         if name.startswith(f"{stage}/")
     }
-    sizes = (len(values) for by_method in shown.values() for values in by_method.values())
-    note = f"All seeds of a method together, {count_note(sizes, 'values')} a curve. {SATISFIED}"
-    _cdf_grid(shown, looks, path, note)
+    _cdf_grid(shown, looks, path, f"All seeds of a method together. {SATISFIED}")
 
 
 def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> None:
@@ -102,8 +100,7 @@ def _cdf_grid(
             panel.grid(alpha=0.3)
         _compress(of_row, beside)
         beside[0].set_ylabel("share of values")
-    legend(figure, panels.flat, list(styles), 3 if len(stages) > 1 else 2, note)
-    save(figure, path)
+    save(figure, panels.flat, list(styles), 3 if len(stages) > 1 else 2, note, path)
 
 
 def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
@@ -117,3 +114,32 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
         panel.set_xscale("symlog", linthresh=bound)
         panel.xaxis.set_major_formatter("{x:g}")
         panel.set_xlabel(f"{panel.get_xlabel()}, logarithmic beyond ±{bound:g}")
+
+
+def save(
+    figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str, path: Path
+) -> None:
+    """Writes a plot in the format that the path ends in. The same plot, the same bytes.
+
+    Below the panels stand a line that says what is shown, and their named curves, each once and in
+    the order of ``names``.
+    """
+    handles = {
+        label: handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
+        for panel in panels
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    shown = [name for name in names if name in handles]
+    figure.legend(
+        [handles[name] for name in shown],
+        shown,
+        loc="outside lower center",
+        ncols=max(1, min(columns, len(shown))),
+        title=note,
+        title_fontsize="small",
+        fontsize="small",
+        frameon=False,
+    )
+    undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType, which publishers ask for.
+        figure.savefig(path, dpi=150, metadata=undated)

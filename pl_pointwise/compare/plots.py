@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from .distributions import violation_cdfs
-from .drawing import legend, metric_title, save, seeds_note
+from pl_pointwise.errors import DataError
+
+from .distributions import save, violation_cdfs
 from .runs import Outcome
 from .styles import Style, styles_of
 from .tables import deciding_stage, metric_names, run_lines, shared_objective
 
 FRONTIER = "frontier"
 
-PLOTS = ("cdf.png", "pareto.png", "categories.png")
-"""Violations, two metrics against each other, metrics by category."""
+PLOTS = ("cdf.png", "pareto.png")
+"""Violations, two metrics against each other."""
 
 
-class UnknownMetricError(ValueError):
+class UnknownMetricError(DataError):
     """A metric was named that no run has."""
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A metric to draw, and which end of it is better."""
 
     name: str
@@ -37,18 +36,13 @@ class Axis:
 
     @property
     def label(self) -> str:
-        better = "higher" if self.higher_is_better else "lower"
-        return f"{metric_title(self.name)}\n({better} is better)"
+        return f"{self.name}\n({'higher' if self.higher_is_better else 'lower'} is better)"
 
 
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
     """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better.
 
-    metrics: those that there are.
     higher_is_better: what the metrics say of themselves, by name without the data set.
-
-    Raises:
-        UnknownMetricError: no run has that metric.
     """
     metric, _, better = name.partition(":")
     if metric not in metrics or better not in ("", "max", "min"):
@@ -61,8 +55,7 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns what the Pareto plot shows if nothing is asked for, both held-out if anything is:
-    the objective, and CVaR95 of the first constraint, "" where there is none.
+    """Returns the objective, and CVaR95 of the first constraint, "" where there is none.
 
     objective: the metric that says the objective of every method, without its stage.
     """
@@ -74,42 +67,28 @@ def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
     """Draws every plot there is something for, and removes earlier ones.
 
-    done: the runs that did not fail.
-    axes: of the Pareto plot; None takes :func:`default_axes`.
-    pdf: as PDF too.
-
-    Raises:
-        UnknownMetricError: in ``axes``; the other plots are there by then.
+    done: the runs that did not fail. axes: of the Pareto plot; None takes :func:`default_axes`.
     """
-    endings = (".png", ".pdf") if pdf else (".png",)
     for name in PLOTS:
         for ending in (".png", ".pdf"):
             (output / name).with_suffix(ending).unlink(missing_ok=True)
+    endings = (".png", ".pdf") if pdf else (".png",)
     runs, names = DataFrame(run_lines(done)), metric_names(done)
     violations: dict[str, dict[str, np.ndarray]] = {}
     for run, _ in done:
         for name, values in run.violations().items():  # All seeds together.
             known = violations.setdefault(name, {})
             known[run.method] = np.append(known.get(run.method, values[:0]), values)
-    known_categories = {name for _, result in done for name in result.get("categories", ())}
     styles = styles_of(run.method for run, _ in done)
-    plots: list[tuple[Mapping[str, Any], Callable[..., None], str]] = [
-        (violations, violation_cdfs, "cdf.png"),
-        (categories(runs, known_categories), category_bars, "categories.png"),
-    ]
     for ending in endings:
-        for shown, function, name in plots:
-            if shown:
-                function(shown, styles, (output / name).with_suffix(ending))
+        if violations:
+            violation_cdfs(violations, styles, (output / "cdf.png").with_suffix(ending))
     pair = axes or default_axes(names, shared_objective(done))
     if axes or set(pair) <= set(names):  # Without constraints, for one, there are no two.
         higher = {k: v for _, result in done for k, v in result.get("higher_is_better", {}).items()}
         chosen = [parse_axis(name, names, higher) for name in pair]
         for ending in endings:
             pareto(runs, chosen, styles, (output / "pareto.png").with_suffix(ending))
-
-
-# Two metrics against each other -----------------------------------------------------------------
 
 
 def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], path: Path) -> None:
@@ -141,9 +120,8 @@ def pareto(runs: DataFrame, axes: Sequence[Axis], styles: Mapping[str, Style], p
     panel.set_xlabel(x.label)
     panel.set_ylabel(y.label)
     panel.grid(alpha=0.3)
-    note = f"{seeds_note(groups.size())} Frontier: no method is better in both."
-    legend(figure, [panel], [FRONTIER, *means.index], 3, note)
-    save(figure, path)
+    note = "Mean ± standard deviation over the seeds. Frontier: no method is better in both."
+    save(figure, [panel], [FRONTIER, *means.index], 3, note, path)
 
 
 def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
@@ -162,66 +140,3 @@ def frontier(points: Any, axes: Sequence[Axis]) -> list[int]:
         if np.isfinite(cost).all()
         and not ((costs <= cost).all(axis=1) & (costs < cost).any(axis=1)).any()
     ]
-
-
-# Bars by category -------------------------------------------------------------------------------
-
-
-def categories(runs: DataFrame, known: Collection[str] = ()) -> dict[str, DataFrame]:
-    """Returns metrics by category, a line per run, by what their names share.
-
-    A group is what three or more metrics of one data set share before the first "_" of their
-    names, such as ``f1_tool_call``; training data are left out.
-
-    known: the categories of the data; without any, whatever stands behind the "_".
-    """
-    groups: dict[str, dict[str, str]] = {}
-    for name in runs.columns:
-        stage, _, metric = name.partition("/")
-        shared, _, category = metric.partition("_")
-        if category and known and category not in known:
-            continue  # ``accuracy_tokens`` is an accuracy of its own kind, and of no category.
-        if stage != "train" and "/" not in metric and category:
-            groups.setdefault(f"{stage}/{shared}", {})[name] = category.replace("_", " ")
-    return {
-        group: runs.set_index("method")[[*names]].rename(columns=names)
-        for group, names in groups.items()
-        if len(names) >= 3
-    }
-
-
-def category_bars(
-    by_group: Mapping[str, DataFrame], styles: Mapping[str, Style], path: Path
-) -> None:
-    """Writes a group of bars per category, one bar per method, mean ± std over seeds.
-
-    by_group: a line per run, its index the method, a column per category; a panel each.
-    """
-    methods = list(dict.fromkeys(method for runs in by_group.values() for method in runs.index))
-    most = max(len(runs.columns) for runs in by_group.values())
-    width = min(max(4.5, 1.2 + 0.25 * most * (len(methods) + 1)), 14.0)
-    figure = Figure(figsize=(width, 0.7 + 3.0 * len(by_group)), layout="constrained")
-    panels = figure.subplots(len(by_group), 1, squeeze=False)[:, 0]
-    seeds: list[int] = []
-    for panel, (title, runs) in zip(panels, by_group.items(), strict=True):
-        ticks = np.arange(len(runs.columns))
-        groups = runs.groupby(level=0, sort=False)
-        means, stds = groups.mean(), groups.std()  # NaN of one seed: no bar
-        seeds += groups.size().tolist()
-        for number, method in enumerate(means.index):
-            panel.bar(
-                ticks + 0.8 * ((number + 0.5) / len(methods) - 0.5),
-                means.loc[method],
-                0.8 / len(methods),
-                yerr=stds.loc[method],
-                color=styles[method].colour,
-                edgecolor="white",
-                error_kw={"elinewidth": 0.9},
-                label=method,
-            )
-        panel.set_xticks(ticks, runs.columns)
-        panel.set_ylabel(metric_title(title))
-        panel.grid(axis="y", alpha=0.3)
-        panel.set_axisbelow(True)
-    legend(figure, panels, methods, 3, seeds_note(seeds))
-    save(figure, path)

@@ -1,9 +1,8 @@
-"""Several runs at once: in processes of their own, or as an array of SLURM jobs."""
+"""Several runs at once, in processes of their own."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +30,7 @@ def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: i
     running: dict[Process, tuple[int, int]] = {}
 
     def tell(number: int, text: str = "") -> None:
-        print(f"[{number}/{len(runs)}] {text or runs[number - 1].title}", flush=True)
+        print(f"[{number}/{len(runs)}] {runs[number - 1].title}{text}", flush=True)
 
     with _sigterm_raises():
         try:
@@ -42,7 +41,7 @@ def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: i
                     try:
                         running[_start(comparison, number, jobs, slot)] = (number, slot)
                     except OSError as error:  # No room for its log.
-                        tell(number, f"failed: {reason(runs[number - 1], error)}")
+                        tell(number, f": failed: {reason(runs[number - 1], error)}")
                         free.append(slot)
                 time.sleep(0.05)
                 for process in [p for p in running if p.poll() is not None]:
@@ -52,22 +51,18 @@ def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: i
                     if process.returncode and run.result() is None:
                         with suppress(OSError):  # It says itself what it ended by.
                             write_result(run, {"digest": run.digest, "error": _end(run, process)})
-                    tell(number, f"{run.title}: {'failed' if process.returncode else 'done'}")
+                    tell(number, ": failed" if process.returncode else ": done")
         finally:
             _stop(list(running))
-
-
-def command_of(comparison: Comparison) -> list[str]:
-    """Returns the words of the command that ``--only N`` stands behind for one run."""
-    return [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
 
 
 def _start(comparison: Comparison, number: int, jobs: int, slot: int) -> Process:
     run = comparison.runs[number - 1]
     open_folder(run)
+    command = [sys.executable, "-m", "pl_pointwise", "compare", *comparison.arguments()]
     with (run.folder / "log.txt").open("wb") as file:
         return subprocess.Popen(
-            [*command_of(comparison), "--only", str(number)],
+            [*command, "--only", str(number)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -99,7 +94,7 @@ def _end(run: Run, process: Process) -> str:
 
 
 def _stop(processes: Sequence[Process], patience: float = 10.0) -> None:
-    """Ends processes and what they started: asks, waits, then does not ask."""
+    """Ends processes and what they started, whose group each leads: asks, waits, then kills."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + patience
@@ -112,11 +107,8 @@ def _stop(processes: Sequence[Process], patience: float = 10.0) -> None:
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    """To the whole group of a process, which started a session of its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        process.wait()
 
 
 @contextmanager
@@ -134,21 +126,3 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def slurm_array(comparison: Comparison, numbers: Sequence[int]) -> str:
-    """Returns a batch script for SLURM: a job array with one task for each of the runs ``numbers``.
-
-    Partition, GPUs and time limit are ``sbatch``'s options.
-    """
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            "#SBATCH --job-name=pl-pointwise-compare",
-            f"#SBATCH --array={','.join(map(str, numbers))}",
-            f"#SBATCH --output={comparison.output.absolute()}/slurm-%A_%a.txt",
-            f"cd {shlex.quote(os.getcwd())}",
-            f'exec {shlex.join(command_of(comparison))} --only "$SLURM_ARRAY_TASK_ID"',
-            "",
-        ]
-    )

@@ -1,12 +1,10 @@
-"""One run of what is planned, in this process; processes.py has several at once.
-
-A run is a fit, then one full pass over held-out and training data with ``test``, all judged by the
-same evaluation tolerance. Its folder then holds
+"""One run in this process: a fit, then one full pass over held-out and training data. Its folder
+then holds
 
     result.json     metrics, times, memory, certificates, versions; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
-    log.txt         what was printed, of a run in a process of its own
+    log.txt         what was printed, of a run in a process of its own (processes.py)
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
 measures then goes into ``samples.parquet`` and, but for the training data, nowhere else: to no
@@ -15,12 +13,11 @@ logger, callback or file of answers. What is measured is the model of ``model.ck
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
 import logging
-import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -34,36 +31,33 @@ import numpy as np
 import torch
 import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import categories_of
+from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.module import PointwiseModule
-from pl_pointwise.random_state import random_state, restore_random_state
+from pl_pointwise.random_state import restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
-    CERTIFICATION,
-    SELECTION,
     SPLITS,
     bounds_of,
+    certification_units,
     samples_of,
     write_samples,
 )
 
-from .loggers import end_runs, name_runs, on_first_rank
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
-from .uses import SHOWN, remember_use
+from .uses import SHOWN, remember_use, write_whole
 
 log = logging.getLogger(__name__)
 
 OPEN = ("val", "train")
 """Stages whose results are for all to see; of others the test of a requirement has samples."""
 
-MULTIPLIERS = "dual"
-"""What metrics of the multipliers start with: share and overshoot, of the last epoch."""
-
+PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
+"""That the metrics depend on."""
 
 CPU = torch.device("cpu")
 
@@ -74,22 +68,19 @@ class Built(NamedTuple):
     cli: PointwiseCLI
     state: dict[str, Any]
 
-    @classmethod
-    def of(cls, cli: PointwiseCLI) -> Built:
-        return cls(cli, random_state(CPU))
 
-
-class BusyError(ValueError):
+class BusyError(DataError):
     """Another process is at work in a folder."""
+
+
+def on_first_rank() -> bool:
+    """Whether this process is rank 0, also before there is a trainer."""
+    return not getattr(rank_zero_only, "rank", 0)
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time within a folder, made if need be; its other ranks come with the first.
-
-    Raises:
-        BusyError: another one is.
-    """
+    """One process at a time in a folder, made if need be; its other ranks come with the first."""
     if not on_first_rank():
         yield
         return
@@ -106,16 +97,15 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def execute(run: Run, own_process: bool = False, built: Built | None = None) -> dict[str, Any]:
-    """Fits and tests one run; an error becomes the result instead of ending the others.
+    """Fits and tests one run; an error becomes the result, which ``result.json`` holds.
 
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
 
     own_process: nothing else ran in this process, so its peak memory is the run's.
     built: the run, if it has been built already.
-    Returns: what ``result.json`` then holds, unless it cannot be written, or another process is at
-        work on the run.
     """
-    result: dict[str, Any] = {"digest": run.digest, "versions": versions()}
+    versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    result: dict[str, Any] = {"digest": run.digest, "versions": versions}
     try:
         with alone_in(run.folder):
             try:
@@ -126,7 +116,9 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
     except (BusyError, OSError) as error:
         result.setdefault("error", reason(run, error))
     finally:
-        end_runs()
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and getattr(wandb, "run", None) is not None:
+            wandb.finish()  # It would go on in the same run with the next.
         gc.collect()
     return result
 
@@ -142,7 +134,10 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
         restore_random_state(built.state, CPU)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
-    name_runs(cli.trainer.loggers, run, cli.model.hparams_initial)
+    # With the module's own, as TensorBoard shows the first set alone.
+    of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
+    for logger in cli.trainer.loggers if on_first_rank() else ():
+        logger.log_hyperparams({**of_module, "method": run.method, "seed": run.seed})
     result |= _fit(cli, checkpoint, own_process)
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
@@ -156,17 +151,13 @@ def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built |
 
 
 def reason(run: Run, error: Exception) -> str:
-    """Returns what a run failed by, and logs it: with the traceback where it is the run's."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        text = f"{error.filename or run.folder}: {error.strerror}"
-    elif isinstance(error, BusyError):
-        text = str(error)
-    else:
-        log.exception(run.title)
-        return text
-    log.error("%s: %s", run.title, text)
-    return text
+    """Returns what a run failed by, and logs it with the traceback."""
+    if isinstance(error, BusyError):
+        return str(error)
+    log.exception(run.title)
+    if isinstance(error, OSError) and error.errno:
+        return f"{error.filename or run.folder}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[str, Any]:
@@ -187,98 +178,76 @@ def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
-    """Evaluates, writes the violations, and returns metrics and certificates."""
-    metrics, objective = evaluate(cli, run)
-    held_out = cli.model.evaluated.get("val" if run.certified else "test", {})
-    if cli.trainer.is_global_zero:
+    """Evaluates, writes what was measured, and returns metrics and certificates.
+
+    Of a run to be certified the certification split's stay in files for the test alone.
+    """
+    trainer: Any = cli.trainer
+    module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
+    logged: dict[str, Any] = {}
+    if run.certified:
+        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
+        trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        trainer.validate(module, data, **read)
+        logged |= trainer.callback_metrics
+        trainer.loggers, trainer.callbacks, module.notes.confidential = [], [], True
+    trainer.test(module, data, **read)
+    logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
+
+    def shown(name: str) -> bool:
+        return not run.certified or name.partition("/")[0] in OPEN
+
+    objective = {
+        split: logged[name]
+        for stage, split in SPLITS.items()
+        if (name := f"{stage}/{module.shared_objective}") in logged
+    }
+    certificates: dict[str, Any] = {}
+    if not run.certified:  # Else the certificate is of the model that is chosen.
+        held_out = module.evaluated.get("test", {})
+        certificates = {name: _certificate(found) for name, found in held_out.items()}
+    if trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
-            for stage, by_constraint in cli.model.violations.items()
+            for stage, by_constraint in module.violations.items()
             for name, values in by_constraint.items()
-            if not run.certified or stage in OPEN
+            if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        _keep_what_certifies(cli, run, objective)
-    certificates = {} if run.certified else held_out  # Of a model that is to be chosen by them.
-    return {
-        "metrics": metrics | shares_of(cli.model),
-        "higher_is_better": {
-            name: metric.higher_is_better
-            for name, metric in cli.model.evaluation_metrics().items()
-            if metric.higher_is_better is not None
-        },
-        "certificates": {name: _certificate(found) for name, found in certificates.items()},
-        "bounds": bounds_of(cli.model),
-        "constrained": bool(cli.model.formulations),
-        "shared_objective": cli.model.shared_objective,
-        "categories": categories_in(datasets_of(cli.datamodule)),
-        "objective": {n: v for n, v in objective.items() if n == SELECTION or not run.certified},
-        "truncation": getattr(cli.datamodule, "truncation", {}),
-    }
-
-
-def _keep_what_certifies(cli: PointwiseCLI, run: Run, objective: dict[str, float]) -> None:
-    """Writes what a requirement is judged by; of another run, that its test data were shown."""
-    samples = samples_of(cli.model, datasets_of(cli.datamodule))
-    if not run.certified:
-        tested = samples[samples["split"] == CERTIFICATION]
-        remember_use(SHOWN, tested["unit"] if len(tested) else (), run.folder)
-        return
-    samples.attrs["objective"] = {n: v for n, v in objective.items() if n != SELECTION}
-    write_samples(samples, run.folder / SAMPLES)
-    violations = {
-        stage: {name: asdict(found) for name, found in by_constraint.items()}
-        for stage, by_constraint in cli.model.evaluated.items()
-        if stage not in OPEN
-    }
-    torch.save(violations, run.folder / TESTED)
-
-
-def shares_of(module: PointwiseModule) -> dict[str, float]:
-    """λ's share of the pull and its overshoot in the last epoch, as metrics."""
-    return {
-        f"{MULTIPLIERS}/{name}/{key}": value
+        samples = samples_of(module, datasets_of(data))
+        if run.certified:
+            samples.attrs["objective"] = objective
+            write_samples(samples, run.folder / SAMPLES)
+            tested = {
+                stage: {name: asdict(found) for name, found in by_constraint.items()}
+                for stage, by_constraint in module.evaluated.items()
+                if not shown(stage)
+            }
+            torch.save(tested, run.folder / TESTED)
+        else:
+            remember_use(SHOWN, certification_units(samples), run.folder)
+    # λ's share of the pull and its overshoot, of the last epoch.
+    shares = {
+        f"dual/{name}/{key}": value
         for name, figures in module.pull_shares.figures().items()
         for key, value in figures.items()
     }
-
-
-def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, float]]:
-    """Tests, and validates before where there is a selection split; then of the run's file.
-
-    Returns: what was logged, without the certification split's if there is one; the objective that
-    all methods share, by split.
-    """
-    found: dict[str, float] = {}
-    read: dict[str, Any] = {"verbose": False}
-    if run.certified:
-        read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
-        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        cli.trainer.validate(cli.model, cli.datamodule, **read)
-        found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
-        cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
-        cli.model.notes.confidential = True
-    cli.trainer.test(cli.model, cli.datamodule, **read)
-    found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
-    objective = {
-        split: found[name]
-        for stage, split in SPLITS.items()
-        if (name := f"{stage}/{cli.model.shared_objective}") in found
+    return {
+        "metrics": {name: value for name, value in logged.items() if shown(name)} | shares,
+        "higher_is_better": {
+            name: metric.higher_is_better
+            for name, metric in module.evaluation_metrics().items()
+            if metric.higher_is_better is not None
+        },
+        "certificates": certificates,
+        "bounds": bounds_of(module),
+        "shared_objective": module.shared_objective,
     }
-    if run.certified:
-        found = {n: v for n, v in found.items() if n.partition("/")[0] in OPEN}
-    return found, objective
 
 
 def datasets_of(data: Any) -> dict[str, Any]:
     """The data sets of a data module by name, as far as it has them by name."""
     return dict(getattr(data, "datasets", {}))
-
-
-def categories_in(datasets: dict[str, Any]) -> list[str]:
-    """The categories of all data sets, by name."""
-    found = [categories_of(rows) or [] for rows in datasets.values()]
-    return sorted(set().union(*found) - {""})
 
 
 def open_folder(run: Run) -> None:
@@ -288,14 +257,7 @@ def open_folder(run: Run) -> None:
 
 
 def write_result(run: Run, result: dict[str, Any]) -> None:
-    """Writes the result completely or not at all, whenever the process dies."""
-    _write_whole(run.folder / "result.json", json.dumps(result, indent=1))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
-    part.write_text(text)
-    part.replace(path)
+    write_whole(run.folder / "result.json", json.dumps(result, indent=1))
 
 
 def _marker(run: Run) -> Path:
@@ -309,7 +271,7 @@ def _checkpoint(run: Run) -> Path | None:
     """
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
-        _write_whole(marker, json.dumps({"digest": run.digest}))
+        write_whole(marker, json.dumps({"digest": run.digest}))
         return None
     since = marker.stat().st_mtime_ns
     times = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*.ckpt")}
@@ -345,16 +307,16 @@ class EpochTimer(Callback):
         self.seconds: list[float] = []
         self._started = self._validation = 0.0
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, *_: Any) -> None:
         self._started = time.perf_counter()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self._validation = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         self._started += time.perf_counter() - self._validation
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.is_last_batch:
             self.seconds.append(time.perf_counter() - self._started)
 
@@ -365,12 +327,6 @@ def peak_memory() -> int | None:
     if not status.is_file():
         return None
     return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of what the metrics depend on."""
-    packages = ("pl-pointwise", "torch", "lightning", "transformers")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def quieten() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import yaml
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
+from pl_pointwise.errors import DataError
 from pl_pointwise.requirements.exported import CHECKPOINT, START
 
 VIOLATIONS = "violations.npz"
@@ -79,20 +80,13 @@ Outcome = tuple[Run, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The arguments of one comparison.
+    """The arguments of one comparison, as the command takes them.
 
     Args:
-        configs: the base, then overlays; names or paths.
-        output: the folder for runs and results.
-        methods: the methods file, name or path; None for one method, the configuration as it is.
-        seeds: of every method.
+        methods: None for one method, the configuration as it is.
         settings: ``path=value,value,…`` each; several give the product of their values.
         overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
             train a method that says ``trainer: {max_epochs: 0}``.
-        requirements: what the chosen model has to meet, as texts (requirements/requirement.py).
-        confidence: of its certificate.
-        against: the predecessor that requirements are beside: "start", the first run's model before
-            training, or a folder.
     """
 
     configs: Sequence[str]
@@ -124,14 +118,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, in the methods file's order.
-
-        Raises:
-            MethodsError: what is wrong with methods by themselves; what their configurations say
-                is checked in checks.py.
-            FileNotFoundError: a configuration that does not exist.
-            ValueError: no methods file, or a setting that cannot be read.
-        """
+        """Every run, in the methods file's order; what is wrong with methods is a MethodsError."""
         runs, problems, names = self.planned
         if problems:
             raise MethodsError(problems, names)
@@ -140,12 +127,10 @@ class Comparison:
     @cached_property
     def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
         """The runs of methods that can be planned, what is wrong with the others, all names."""
-        for config in self.configs:
-            config_parts(config)
+        base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
         runs, names = list[Run](), list[str]()
-        problems: dict[str, str] = {}
-        taken: dict[Path, str] = {}
+        problems, taken = dict[str, str](), dict[Path, str]()
         for method, overlay in self._overlays().items():
             for label, options in swept:
                 name = f"{method}, {label}" if label else method
@@ -158,8 +143,11 @@ class Comparison:
                     )
                     continue
                 try:
+                    parts, untrained = _parts_of(overlay)
+                    words = [*self.overrides, *untrained, *options]
                     for seed in self.seeds:
-                        runs.append(self._run(name, seed, below / f"seed-{seed}", overlay, options))
+                        folder = below / f"seed-{seed}"
+                        runs.append(self._run(name, seed, folder, [*base, *parts], words))
                 except (ValueError, FileNotFoundError) as error:
                     problems[name] = str(error)
         return runs, problems, names
@@ -172,58 +160,53 @@ class Comparison:
         return {str(method): overlay for method, overlay in overlays.items()}
 
     def _run(
-        self, method: str, seed: int, folder: Path, overlay: Any, options: Sequence[str]
+        self, method: str, seed: int, folder: Path, configs: list[str], overrides: list[str]
     ) -> Run:
-        configs = [part for config in self.configs for part in config_parts(config)]
-        untrained: list[str] = []
-        for part in overlay if isinstance(overlay, list) else [overlay]:
-            if isinstance(part, str):
-                configs += config_parts(part)
-            elif isinstance(part, Mapping):
-                configs.append(yaml.safe_dump(dict(part), sort_keys=False))
-                trainer = part.get("trainer")
-                if isinstance(trainer, Mapping) and "max_epochs" in trainer:
-                    unfitted = trainer["max_epochs"] == 0
-                    untrained = ["--trainer.max_epochs", "0"] if unfitted else []
-            elif part is not None:
-                raise ValueError(
-                    f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
-                )
-        overrides = [*self.overrides, *untrained, *options]
-        texts = [text_of(config) for config in configs]
-        digest = hashlib.sha256(json.dumps([texts, overrides, seed]).encode()).hexdigest()
+        described = [[text_of(config) for config in configs], overrides, seed]
+        digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
         arguments = [word for config in configs for word in ("--config", config)]
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
         return Run(method, seed, folder, arguments, digest, bool(self.requirements))
 
 
-class MethodsError(ValueError):
-    """What is wrong with methods of a comparison, so that nothing was run.
+def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
+    """Returns the configurations of an overlay, and the option of a method that is not trained."""
+    configs, untrained = list[str](), list[str]()
+    for part in overlay if isinstance(overlay, list) else [overlay]:
+        if isinstance(part, str):
+            configs += config_parts(part)
+        elif isinstance(part, Mapping):
+            configs.append(yaml.safe_dump(dict(part), sort_keys=False))
+            trainer = part.get("trainer")
+            if isinstance(trainer, Mapping) and "max_epochs" in trainer:
+                untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
+        elif part is not None:
+            raise DataError(
+                f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
+            )
+    return configs, untrained
+
+
+class MethodsError(DataError):
+    """What is wrong with methods, so that nothing was run.
 
     problems: by method. names: of all methods, in their order.
     """
 
     def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
-        methods = len(names)
         alike: dict[str, list[str]] = {}
         for method in filter(problems.__contains__, names):
             alike.setdefault(problems[method], []).append(method)
-        lines = [f"nothing was run; {len(problems)} of {methods} methods cannot run:"]
-        for problem, whose in alike.items():
-            shown = ", ".join(whose[:3]) + (f" and {len(whose) - 3} more" * (len(whose) > 3))
-            lines.append(f"  {shown}: {problem}")
-        if len(alike) == 1:
-            who = "" if len(problems) == methods else f"{shown}: "
-            lines = [f"{who}{problem} Nothing was run."]
+        lines = [f"nothing was run; {len(problems)} of {len(names)} methods cannot run:"]
+        lines += [f"  {', '.join(whose)}: {problem}" for problem, whose in alike.items()]
+        if len(alike) == 1 and len(problems) == len(names):
+            lines = [f"{problem} Nothing was run." for problem in alike]
         super().__init__("\n".join(lines))
 
 
 def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Returns every combination of the settings' values, as a label and the options that set them.
-
-    Raises:
-        ValueError: a setting that is not ``path=value,…``, or one path twice.
 
     >>> product_of(["model.tolerance=1,3", "model.formulation.init_args.beta=0.1"])[1]
     ('tolerance=3, beta=0.1', ['--model.tolerance=3', '--model.formulation.init_args.beta=0.1'])
@@ -233,15 +216,18 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
         if not re.fullmatch(r"\w+(\.\w+)+", path) or not equals:
-            raise ValueError(
+            raise DataError(
                 f"--set {setting}: expected a dotted path and its values, as in "
                 "model.formulation.init_args.beta=0.1,1,10"
             )
         if path in swept:
-            raise ValueError(f"--set {path} is given twice: write all its values behind one.")
-        swept[path] = split_values(values)
-        if not all(swept[path]):
-            raise ValueError(f"--set {setting}: a value is missing.")
+            raise DataError(f"--set {path} is given twice: write all its values behind one.")
+        try:
+            swept[path] = split_values(values)
+        except yaml.YAMLError:
+            swept[path] = []
+        if not swept[path]:
+            raise DataError(f"--set {setting}: a value is missing, or no YAML.")
     last = [path.rpartition(".")[2] for path in swept]
     names = [
         short if last.count(short) == 1 else path for path, short in zip(swept, last, strict=True)
@@ -256,20 +242,10 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Returns the values between commas; commas within brackets, braces or quotes separate none.
+    """Returns the values between commas, as they are written; YAML's brackets and quotes hold.
 
-    >>> split_values("0.1, [a, b], 'x,y'")
-    ['0.1', '[a, b]', "'x,y'"]
+    >>> split_values("0.1, [a, [b]], 'x,y'")
+    ['0.1', '[a, [b]]', "'x,y'"]
     """
-    values, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        depth += (character in "[{") - (character in "]}") if not quote else 0
-        if character == "," and not depth and not quote:
-            values.append("")
-        else:
-            values[-1] += character
-    return [value.strip() for value in values]
+    nodes = yaml.compose(f"[{text}]").value
+    return [text[node.start_mark.index - 1 : node.end_mark.index - 1] for node in nodes]

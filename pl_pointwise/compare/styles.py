@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
 from typing import NamedTuple
 
 BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
@@ -16,8 +15,8 @@ BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#000000",
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
-LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+LINES = ("-", "--", "-.", ":")
 
 
 class Style(NamedTuple):
@@ -25,34 +24,12 @@ class Style(NamedTuple):
 
     colour: str
     marker: str
-
-    @property
-    def line(self) -> str:
-        """One for methods of a colour that differ in their marker."""
-        return LINES[MARKERS.index(self.marker) % len(LINES)]
-
-
-PACKAGED = {
-    "pointwise": Style(BLUE, "o"),
-    "relaxed": Style(GREEN, "s"),
-    "relaxed linear": Style(GREEN, "D"),
-    "penalty": Style(RED, "^"),
-    "penalty hinge": Style(RED, "v"),
-    "average": Style(ORANGE, "P"),
-    "tilted": Style(PURPLE, "X"),
-    "CVaR": Style(PURPLE, "p"),
-    "as it is": Style(BLACK, "*"),
-    "objective only": Style(BLACK, "h"),
-}
-"""Of the methods that several tasks have: the same in every comparison."""
+    line: str
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
-    """Returns the style of every method; no two are the same while there are any left."""
-    styles: dict[str, Style] = {}
-    # Another colour each time; the last ones first, which packaged methods take less often.
-    every = [Style(colour, marker) for marker, colour in product(MARKERS, reversed(COLOURS))]
-    free = iter([style for style in every if style not in PACKAGED.values()])
-    for method in dict.fromkeys(methods):
-        styles[method] = PACKAGED.get(method) or next(free, every[0])
-    return styles
+    """Returns the style of every method; no two of 84 are the same."""
+    return {
+        method: Style(COLOURS[n % 7], MARKERS[n % 12], LINES[n % 4])
+        for n, method in enumerate(dict.fromkeys(methods))
+    }

@@ -6,7 +6,7 @@ import csv
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ from pandas import DataFrame, Series
 
 from .runs import Outcome
 
-HELD_OUT = {"test": "held-out", "val": "held-out (selection)"}
-"""Stages of the held-out results by title: "val", the selection split, where a requirement is to be
-certified, and so there are none of "test". Tasks may test on further data sets."""
+STAGES = {
+    "test": "Held-out data",
+    "val": "Held-out data of the selection split",
+    "train": "Training data, as there are no test data",
+}
+"""What methods are compared by: the first of these data sets that there is. Where a requirement is
+to be certified there is no "test"."""
 
 OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
@@ -114,15 +118,22 @@ def write_summary(outcomes: Sequence[Outcome], path: Path) -> None:
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """Returns every table there is something to say in; the first one has what decides."""
     runs, names = DataFrame(run_lines(outcomes)), metric_names(outcomes)
+    done = runs[runs["error"] == ""]
     found = [
         results_table(runs, names, shared_objective(outcomes)),
-        gap_table(runs, names),
-        multiplier_table(runs, names),
+        gap_table(done, names),
+        multiplier_table(done, names),
         certificate_table(outcomes),
         cost_table(runs),
-        metrics_table(runs, names),
+        metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
+
+
+def deciding_stage(names: Sequence[str]) -> str:
+    """Returns the data set that methods are compared by, from metrics that start with one."""
+    there = {name.partition("/")[0] for name in names}
+    return next((stage for stage in STAGES if stage in there), "test")
 
 
 def shared_objective(outcomes: Sequence[Outcome]) -> str:
@@ -131,11 +142,9 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
     A method's own ``objective`` is what it was trained by, which may be another loss for each.
     """
     names = metric_names(outcomes)
-    for _, result in outcomes:
-        name: str = result.get("shared_objective", OBJECTIVE)
-        if f"{deciding_stage(names)}/{name}" in names:
-            return name
-    return OBJECTIVE
+    shared = (str(result.get("shared_objective", OBJECTIVE)) for _, result in outcomes)
+    stage = deciding_stage(names)
+    return next((name for name in shared if f"{stage}/{name}" in names), OBJECTIVE)
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
@@ -145,7 +154,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
 
     objective: its metric.
     """
-    done, stage = runs[runs["error"] == ""], deciding_stage(names)
+    stage = deciding_stage(names)
     shown = {f"{stage}/{objective}": objective.replace("_", " ")}
     constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
     for constraint in constraints:
@@ -156,109 +165,64 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
         shown[f"{stage}/{constraint}/violated"] = f"{start}share {of}"
         shown[f"{stage}/{constraint}/cvar95"] = f"{start}CVaR95"
     shown = {name: title for name, title in shown.items() if name in names}
-    methods = [*runs["method"].unique()]
-    cells = DataFrame("", index=methods, columns=[*(shown.values() or ["error"])])
-    for method, of_method in done.groupby("method", sort=False):
-        for name, title in shown.items():
-            cells.loc[method, title] = mean_and_std(of_method[name])
-    labels = {method: method for method in methods}
-    for method, errors in runs[runs["error"] != ""].groupby("method", sort=False)["error"]:
-        why = _one_line(errors.iloc[0])
-        if method in set(done["method"]):
-            labels[method] = f"{method} ({len(errors)} failed: {why})"
-        else:
-            cells.loc[method, cells.columns[0]] = f"failed: {why}"
-    cells.insert(0, "method", [*labels.values()])
-    data = {
-        "test": "Held-out data",
-        "val": "Held-out data of the selection split",
-        "train": "Training data, as there are no test data",
-    }[stage]
+    titles, lines = [*shown.values()] or ["error"], []
+    for method, of_method in runs.groupby("method", sort=False):
+        done, failed = of_method[of_method["error"] == ""], of_method[of_method["error"] != ""]
+        values = [mean_and_std(done[name]) for name in shown] or [""]
+        if len(failed):
+            why = f"failed: {_one_line(failed['error'].iloc[0])}"
+            if len(done):
+                method = f"{method} ({len(failed)} {why})"
+            else:
+                values[0] = why
+        lines.append([method, *values])
     note = (
-        f"{data}, one full pass after the fit; {_seeds(runs)}. Lower is better. A violation "
-        "≤ 0 is satisfied; a sample is violated if any of its values is. CVaR95 is the mean of the "
-        "worst twentieth of all values."
+        f"{STAGES[stage]}, one full pass after the fit; {_seeds(runs)}. Lower is better. A sample "
+        "is violated if any of its values is above 0. CVaR95: mean of the worst twentieth of all "
+        "values."
     )
-    return Table("Results", note, cells)
+    return Table("Results", note, DataFrame(lines, columns=["method", *titles]))
 
 
-def metrics_table(runs: DataFrame, names: Sequence[str]) -> Table:
-    """Returns a line per method, "held-out · train" per metric, mean ± std over seeds.
-
-    Of further data sets that ``test`` ran on, the task's own metrics follow by ``stage/metric``.
-    """
-    done = runs[runs["error"] == ""]
-    shown = (held_out_stage(names), "train")
-    columns: dict[str, list[str]] = {}
-    for name in names:
-        stage, _, metric = name.partition("/")
-        if stage in shown:
-            columns.setdefault(metric, []).append(name)
-        elif "/" not in metric and stage not in HELD_OUT:
-            columns[name] = [name]
-    lines = [
-        [method, *(" · ".join(mean_and_std(of[n]) for n in parts) for parts in columns.values())]
-        for method, of in done.groupby("method", sort=False)
-    ]
+def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
+    """Returns a line per method, a column per metric."""
     note = (
-        f"Each cell: held-out · train, {_seeds(runs)}. `objective` is what the method itself was "
-        "trained by: between methods with other losses it compares nothing."
+        f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by: "
+        "between methods with other losses it compares nothing."
     )
-    cells = DataFrame(lines, columns=["method", *columns])
-    return Table("All metrics", note, cells)
+    shown = [name for name in names if not name.startswith("dual/")]
+    return Table("All metrics", note, _by_method(done[shown], done))
 
 
-def gap_table(runs: DataFrame, names: Sequence[str]) -> Table:
+def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns held-out minus train, of the objective and of every violation statistic."""
-    done = runs[runs["error"] == ""]
-    held_out = held_out_stage(names)
-    metrics = [n.removeprefix(f"{held_out}/") for n in names if n.startswith(f"{held_out}/")]
-    shown = [m for m in metrics if f"train/{m}" in names and (m == "objective" or "/" in m)]
-    gaps = DataFrame({m: done[f"{held_out}/{m}"] - done[f"train/{m}"] for m in shown})
-    note = (
-        f"Each cell: held-out minus train, {_seeds(runs)}. Far above 0, only the training "
-        "data satisfy the constraint."
-    )
+    stage, gaps = deciding_stage(names), dict[str, Series]()
+    for name in names:
+        start, _, metric = name.partition("/")
+        of_both = start == stage != "train" and f"train/{metric}" in names
+        if of_both and (metric == OBJECTIVE or "/" in metric):
+            gaps[metric] = done[name] - done[f"train/{metric}"]
+    note = f"Held-out minus train, {_seeds(done)}. Far above 0, only the training data satisfy it."
     title = "The gap between held-out and training data"
-    return Table(title, note, _by_method(gaps, done))
+    return Table(title, note, _by_method(DataFrame(gaps), done))
 
 
-def held_out_stage(names: Sequence[str]) -> str:
-    """Returns which stage the held-out results are of, from names that start with a stage."""
-    stages = {name.partition("/")[0] for name in names}
-    return next((stage for stage in HELD_OUT if stage in stages), "test")
-
-
-def deciding_stage(names: Sequence[str]) -> str:
-    """Returns the stage that methods are compared by: held-out, or training where nothing is."""
-    stage = held_out_stage(names)
-    held_out = any(name.startswith(f"{stage}/") for name in names)
-    return stage if held_out or not any(name.startswith("train/") for name in names) else "train"
-
-
-def multiplier_table(runs: DataFrame, names: Sequence[str]) -> Table:
+def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns λ's share of the pull and its overshoot by constraint, a line per method.
 
     "–" for a method without multipliers, or whose last epoch pulled nothing.
     """
-    done = runs[runs["error"] == ""]
     shown = {}
     for name in names:
-        stage, _, metric = name.partition("/")
-        constraint, _, key = metric.rpartition("/")
-        if stage == "dual" and key in OF_MULTIPLIERS:
+        start, key = name.partition("/")[0], name.rpartition("/")[2]
+        if start == "dual" and key in OF_MULTIPLIERS:
+            constraint = name.removeprefix("dual/").removesuffix(f"/{key}")
             shown[f"{constraint}: {OF_MULTIPLIERS[key]}"] = done[name].astype(float)
     note = (
-        f"Each cell: of the training data, in the last epoch, {_seeds(runs)}. λ's share of the "
-        "pull λ + 2αv: near 0 the run was that of a fixed penalty. Overshoot: the share of the "
-        "pull that falls on samples that are satisfied already. – without multipliers, or "
-        "without any pull."
+        f"Of the training data, in the last epoch, {_seeds(done)}. Pull: λ + 2αv. Overshoot: its "
+        "share on samples that are satisfied already."
     )
-
-    def summary(values: Series) -> str:
-        return mean_and_std(values.dropna()) or "–"
-
-    return Table("Multipliers", note, _by_method(DataFrame(shown), done, summary))
+    return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))
 
 
 def certificate_table(outcomes: Sequence[Outcome]) -> Table:
@@ -274,27 +238,22 @@ def certificate_table(outcomes: Sequence[Outcome]) -> Table:
                 cells = [str(found["n"]), *shown[:3], f"{shown[3]} ({low:.3g} to {high:.3g})"]
             lines.append([run.method, str(run.seed), constraint, *cells])
     note = (
-        "Of each trained model, by its worst element of every held-out sample, at 95 % confidence: "
-        "an upper bound on the probability that a new input violates (Clopper–Pearson), the half "
-        "width of the band around the CDF (Dvoretzky–Kiefer–Wolfowitz), CVaR95 with its bootstrap "
-        "interval, which is approximate. They hold one at a time, for independent held-out samples "
-        "that chose neither model nor hyper-parameters: picking the best line here breaks that."
+        "Of each trained model's worst violation of every held-out sample, at 95 % confidence "
+        "(docs/metrics.md). They hold one at a time, for samples that chose neither model nor "
+        "hyper-parameters: picking the best line here breaks that."
     )
-    cells = DataFrame(lines, columns=CERTIFICATE_COLUMNS)
-    return Table("Certificates", note, cells)
+    return Table("Certificates", note, DataFrame(lines, columns=CERTIFICATE_COLUMNS))
 
 
 def cost_table(runs: DataFrame) -> Table:
     """Returns seconds per training epoch and peak memory, of what was measured."""
     note = (
-        f"{_seeds(runs).capitalize()}. An epoch is training alone, validation left out; the "
-        "first includes warming up. Memory is the peak of the fit; of the host only for runs in a "
-        "process of their own (`--jobs`)."
+        f"{_seeds(runs).capitalize()}. Epochs without validation; memory at the peak of the fit, "
+        "the host's with `--jobs` alone."
     )
     found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
     measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
-    cells = _by_method(measured, runs, lambda values: mean_and_std(values.dropna()))
-    return Table("Time and memory", note, cells)
+    return Table("Time and memory", note, _by_method(measured, runs, True).replace("–", ""))
 
 
 def mean_and_std(values: Series) -> str:
@@ -315,29 +274,32 @@ def mean_and_std(values: Series) -> str:
     if len(numbers) == 1:
         return f"{mean:.3g}"
     std = float(np.std(numbers, ddof=1))
-    if not math.isfinite(std) or std <= 1e-6 * abs(mean):  # The noise of float32.
-        return f"{mean:.3g} ± {0.0 if std <= 1e-6 * abs(mean) else std:.2g}"
-    size = max(abs(mean), std)
-    exponent = math.floor(math.log10(size))
-    if not -4 <= exponent < 6:
-        mean, std = mean / 10.0**exponent, std / 10.0**exponent
+    if std <= 1e-6 * abs(mean):  # The noise of float32.
+        return f"{mean:.3g} ± 0"
+    if not math.isfinite(std):
+        return f"{mean:.3g} ± {std:.2g}"
+    exponent = math.floor(math.log10(max(abs(mean), std)))
+    exponent = 0 if -4 <= exponent < 6 else exponent
+    mean, std = mean / 10.0**exponent, std / 10.0**exponent
     # Rounded first: 0.0996 has two digits as 0.10.
     decimals = 1 - math.floor(math.log10(float(f"{std:.1e}")))
-    text = f"{_rounded(mean, decimals)} ± {_rounded(std, decimals)}"
-    return text if -4 <= exponent < 6 else f"({text})e{exponent:+03d}"
+    shown = (f"{round(value, decimals):.{max(decimals, 0)}f}" for value in (mean, std))
+    text = " ± ".join(shown)
+    return f"({text})e{exponent:+03d}" if exponent else text
 
 
-def _rounded(value: float, decimals: int) -> str:
-    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+def _by_method(values: DataFrame, runs: DataFrame, skip_missing: bool = False) -> DataFrame:
+    """Returns mean and std over the seeds of every column; ``values`` has the runs' index.
 
-
-def _by_method(
-    values: DataFrame, runs: DataFrame, summary: Callable[[Series], str] = mean_and_std
-) -> DataFrame:
-    """Returns the summary over the seeds of every column; ``values`` has the runs' index."""
+    skip_missing: leave out what is not a number; "–" where nothing else is.
+    """
     if values.empty:
         return DataFrame()
     methods = runs["method"].loc[values.index]
+
+    def summary(column: Series) -> str:
+        return mean_and_std(column.dropna()) or "–" if skip_missing else mean_and_std(column)
+
     return values.groupby(methods, sort=False).agg(summary).reset_index()
 
 

@@ -19,16 +19,15 @@ from pl_pointwise.requirements import RequirementError
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT = "PL_POINTWISE_USES"
-"""The environment variable that names another folder of the user's."""
+FOLDER, ENVIRONMENT = "pl-pointwise/certification", "PL_POINTWISE_USES"
+"""The user's folder, and the environment variable that names another."""
 
 SHOWN: dict[str, Any] = {"requirements": []}
 """The use by a comparison without a requirement."""
 
 
 def users_folder() -> Path:
-    own = os.environ.get(ENVIRONMENT)
-    return Path(own) if own else Path.home() / ".local/share/pl-pointwise/certification"
+    return Path(os.environ.get(ENVIRONMENT) or Path.home() / ".local/share" / FOLDER)
 
 
 def remember_use(
@@ -39,51 +38,45 @@ def remember_use(
     by: the folder of what used them. output: where to record it beside the user's folder.
     """
     known = sorted(set(units))
+    if not known:
+        return
     name = hashlib.sha256(json.dumps([use, known], sort_keys=True).encode()).hexdigest()[:16]
     text = json.dumps({"use": use, "by": str(by.absolute()), "units": known})
-    if known and output is not None:
-        _write_new(output / "certification" / f"{name}.json", text)
+    if output is not None:
+        write_whole(output / "certification" / f"{name}.json", text)
     try:
-        if known:
-            _write_new(users_folder() / f"{name}.json", text)
+        write_whole(users_folder() / f"{name}.json", text)
     except OSError as error:
         log.warning("Not on record for comparisons in other folders: %s", error)
 
 
-def _write_new(path: Path, text: str) -> None:
-    """The same use twice is on record once."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text)
-        part.replace(path)
+def write_whole(path: Path, text: str) -> None:
+    """Completely or not at all, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
+    part.write_text(text)
+    part.replace(path)
 
 
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:
-    """
-    Raises:
-        RequirementError: units were used before, and not for this very choice, whose repetition
-            gives the same answer.
-    """
-    now, earlier = set(units), list[tuple[Path, dict[str, Any], set[str]]]()
-    for folder in (output / "certification", users_folder()):
-        for path in sorted(folder.glob("*.json")):
-            record = json.loads(path.read_text())
-            used = set(record["units"])
-            if record["use"] == use and used == now:
-                return
-            earlier.append((path, record, now & used))
-    for path, record, both in earlier:
+    """Refuses units that were used before, but for this very choice: it gives the same answer."""
+    now = set(units)
+    folders = (output / "certification", users_folder())
+    paths = [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    records = {path: json.loads(path.read_text()) for path in paths}
+    if any(each["use"] == use and set(each["units"]) == now for each in records.values()):
+        return
+    for path, record in records.items():
+        both, what = now.intersection(record["units"]), ", ".join(record["use"]["requirements"])
         if both:
-            what = ", ".join(record["use"]["requirements"])
-            what = (
-                f"used for another choice before: requirements {what} among "
-                f"{len(record['use']['runs'])} models in {record['by']}"
-                if what
-                else f"shown before, in the results of {record['by']}"
-            )
+            how = f"shown before, in the results of {record['by']}"
+            if what:
+                how = (
+                    f"used for another choice before: requirements {what} among "
+                    f"{len(record['use']['runs'])} models in {record['by']}"
+                )
             raise RequirementError(
-                f"{len(both):,} of {len(now):,} certification units were {what}. What they showed "
+                f"{len(both):,} of {len(now):,} certification units were {how}. What they showed "
                 "may have led to this choice, so it would certify nothing. Certify on new samples "
                 "(another test file, and train anew), or repeat an earlier choice as it was. If "
                 f"nothing here was chosen by what they showed, delete {path}."

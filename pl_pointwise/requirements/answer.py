@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
 
-from .p_values import p_value, samples_needed, upper_bound
-from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, SELECTION, known_from, losses_of, sample_losses, values_of
-from .selection import Candidate, Selection, select, zero_one
-
-if TYPE_CHECKING:
-    from pl_pointwise.compare.again import Again
+from .p_values import p_value, upper_bound
+from .requirement import Requirement, Subject
+from .samples import CERTIFICATION, SELECTION, known_from, losses_of, values_of
+from .selection import Candidate, Selection, select
 
 ASSUMPTIONS = (
     "The certification samples are independent draws from the distribution of the new inputs, and "
     "nothing that they showed led to these models or to this choice."
 )
 
-WORTHWHILE = 4
-"""More data is the nearest lever if it takes at most this many times what there is."""
+
+FIGURES = ("n", "share", "p", "bound")
+"""Of a finding, in the certificate."""
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A trained model as the files of its run have it.
-
-    Attributes:
-        name: for people.
-        samples: its table (samples.py).
-        objective: smaller is better, by split.
-        constrained: whether anything but its objective was trained.
-        training: the share of the training data that violates, by constraint.
-        again: its command, for what a "no" advises.
-    """
+    """A trained model: its table of samples.py, and its objective by split, smaller is better."""
 
     name: str
     samples: DataFrame
     objective: Mapping[str, float]
-    constrained: bool
-    training: Mapping[str, float]
-    again: Again | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One requirement on the certification split, of one model."""
+    """One requirement on one model's certification samples, or new records."""
 
     requirement: Requirement
     n: int
@@ -63,9 +48,24 @@ class Finding:
     """Mean loss over samples."""
     p: float
     bound: float
-    """Upper bound on the mean loss that holds for all candidates together."""
-    zero_one: bool
-    """Whether losses are 0 and 1."""
+    """Upper bound on the mean loss of inputs like these."""
+
+    @classmethod
+    def of(
+        cls, samples: DataFrame, subject: Subject, zero_one: bool, sure: float, sure_of_bound: float
+    ) -> Finding:
+        """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
+        losses = losses_of(samples, subject, CERTIFICATION)
+        of_samples = values_of(samples, subject, CERTIFICATION)["loss"]
+        return cls(
+            subject.requirement,
+            len(losses),
+            float(losses.mean()) if len(losses) else 1.0,
+            len(of_samples),
+            float(of_samples.mean()) if len(of_samples) else 1.0,
+            p_value(losses, subject.requirement.at_most, sure, zero_one),
+            upper_bound(losses, sure_of_bound, zero_one),
+        )
 
     def text(self) -> str:
         """Returns what was seen."""
@@ -83,7 +83,13 @@ class Finding:
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
 
 
-@dataclass(frozen=True)
+def _better(loss: float) -> str:
+    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
+    worse = 2 * loss - 1
+    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
+
+
+@dataclass
 class Answer:
     """What came of the test; made by :func:`choose_model`."""
 
@@ -93,10 +99,8 @@ class Answer:
     selection: Selection
     predecessor: str | None = None
     """What requirements beside one are about."""
-
-    @property
-    def requirements(self) -> list[Requirement]:
-        return [subject.requirement for subject in self.subjects]
+    advice: Sequence[str] = ()
+    """Lines on what may help, where no model is certified."""
 
     @property
     def chosen(self) -> int | None:
@@ -106,21 +110,19 @@ class Answer:
     @cached_property
     def findings(self) -> list[list[Finding]]:
         """By model and requirement, on the certification split."""
-        kinds = zero_one([tested.candidate for tested in self.selection.tested])
         # Over all models and requirements at once, so that every bound may be read.
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
         return [
             [
-                _finding(model.samples, subject, self.confidence, each, kind)
-                for subject, kind in zip(self.subjects, kinds, strict=True)
+                Finding.of(model.samples, subject, kind, self.confidence, each)
+                for subject, kind in zip(self.subjects, self.selection.zero_one, strict=True)
             ]
             for model in self.models
         ]
 
     def nearest(self) -> int:
-        """Returns the position of the model with the smallest p-value on the certification split.
-
-        Ties: the smaller mean loss over its rate.
+        """Returns the position of the model with the smallest p-value on the certification split,
+        of equal ones with the smaller mean loss over its rate.
         """
 
         def key(position: int) -> tuple[float, float]:
@@ -132,111 +134,28 @@ class Answer:
 
     def statement(self) -> str:
         """Returns the answer in plain sentences."""
-        position, count = self.chosen, len(self.models)
-        sure = f"{100 * self.confidence:g} %"
+        chosen, count = self.chosen, len(self.models)
+        shown = self.nearest() if chosen is None else chosen
+        name, sure = self.models[shown].name, f"{100 * self.confidence:g} %"
         met = "the requirement" if len(self.subjects) == 1 else "all requirements together"
-        tested = sum(each.place is not None for each in self.selection.tested)
-        if position is None:
-            position = self.nearest()
+        if chosen is None:
             first = f"None of the {count} models is certified to meet {met} with {sure} confidence."
-            first += f" {self.models[position].name} comes nearest:"
-            after = self._levers(position)
+            first += f" {name} comes nearest:"
+            after = self.advice
         else:
-            first = f"{self.models[position].name} meets {met} on new inputs, with {sure}"
-            first += " confidence:"
+            first = f"{name} meets {met} on new inputs, with {sure} confidence:"
             after = [
                 f"The confidence accounts for the choice among {count} models: their order comes "
-                f"from the selection split, and at most {tested} were tested one after the other "
-                "on the certification split (fixed-sequence testing), which no other comparison "
-                "on record has used. "
+                f"from the selection split, and at most {len(self.selection.order)} were tested "
+                "one after the other on the certification split (fixed-sequence testing), which no "
+                "other comparison on record has used. "
                 "The bounds in percent hold for all of them together (Bonferroni).",
                 f"Assumptions: {ASSUMPTIONS}",
-                "",
-                self._cost(position),
             ]
-        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[position]]
+        seen = [f"- {each.requirement.text}: {each.text()}" for each in self.findings[shown]]
         if self.predecessor is not None:
             seen.append(f"- The predecessor is {self.predecessor}.")
         return "\n".join([first, "", *seen, "", *after])
-
-    def _cost(self, position: int) -> str:
-        """What a model gives up in the objective against those without constraints."""
-        free = [each for each in self.models if not each.constrained]
-        kind = "without constraints" if free else "of all, certified or not"
-        best = min(free or self.models, key=lambda each: each.objective[SELECTION])
-        own = self.models[position].objective
-        parts = [
-            f"{own[split]:.4g} against {best.objective[split]:.4g} on the {split} split"
-            for split in (SELECTION, CERTIFICATION)
-            if split in own and split in best.objective
-        ]
-        return f"Objective: {', '.join(parts)} ({best.name}, the best {kind})."
-
-    def _levers(self, position: int) -> list[str]:
-        """What would help a model, the nearest first, each with the command that tries it.
-
-        For the requirement with the largest p-value. More certification samples come first if its
-        share is below the rate and they are at most :data:`WORTHWHILE` times those there are.
-        """
-        finding, subject = max(
-            zip(self.findings[position], self.subjects, strict=True), key=lambda pair: pair[0].p
-        )
-        again, rate = self.models[position].again, finding.requirement.at_most
-        if again is None:
-            return []
-        needed = samples_needed(rate, finding.share, self.confidence)
-        levers = self._levers_of(position, subject, again)
-        note = "is not less: more certification samples alone do not help."
-        if needed is not None:
-            note = f"takes {needed:,} of them for a yes four times in five."
-            if again.test_files():
-                place = 0 if needed <= WORTHWHILE * finding.n else len(levers)
-                levers.insert(place, ("More certification samples", again.command()))
-        new = "new ones" if again.test_files() else "new ones, which no option of the data names"
-        lines = [
-            f"Seen: {finding.share:.3g} of {finding.n:,} samples, {rate:.3g} may be. That {note}",
-            f"These certification samples are used: every command needs {new}.",
-            "",
-            *(f"{n}. {what}: `{command}`" for n, (what, command) in enumerate(levers, start=1)),
-            "",
-        ]
-        return [*lines, "This is read off the certification split: it is no certificate."]
-
-    def _levers_of(self, position: int, subject: Subject, again: Again) -> list[tuple[str, str]]:
-        """What may help but data: by whether the training data meet the constraint."""
-        model, required = self.models[position], subject.requirement
-        trained, epochs = model.training.get(subject.quantity), again.epochs()
-        if required.beyond is None or trained is None:
-            return []
-        seen = f"{100 * trained:.3g} % of the training data violate"
-        levers, beyond = list[tuple[str, str]](), self._beyond(position, subject)
-        if trained > required.at_most:
-            if epochs is not None:
-                longer = again.command({"trainer.max_epochs": str(2 * epochs)})
-                levers.append((f"{seen} too. Longer training", longer))
-        else:
-            gap = f"Only {seen}: it is the gap to new inputs."
-            stricter = again.stricter(subject.quantity, (beyond or 0) - required.beyond)
-            if stricter:
-                levers.append((f"{gap} A stricter bound in training", again.command(stricter)))
-            if epochs is not None and epochs > 1:
-                shorter = again.command({"trainer.max_epochs": f"{epochs},{(epochs + 1) // 2}"})
-                levers.append((f"{gap} Fewer epochs", shorter))
-        if beyond is not None and required.beside is None:
-            text = f"{'/'.join(required.parts)}: q{100 * (1 - required.at_most):g} <= {beyond:g}"
-            met = again.command(require={required.text: text})
-            levers.append(("A tolerance that this model would have met", met))
-        return levers
-
-    def _beyond(self, position: int, subject: Subject) -> float | None:
-        """By which worst violation a model would have met the rate; None: by no finite one."""
-        values = values_of(self.models[position].samples, subject, CERTIFICATION)
-        by_unit = np.sort(values.fillna({"value": np.inf}).groupby("unit")["value"].max())
-        for beyond in by_unit[np.isfinite(by_unit)]:
-            losses = (by_unit > beyond).astype(float)
-            if p_value(losses, subject.requirement.at_most, self.confidence) <= 1 - self.confidence:
-                return math.ceil(1000 * beyond) / 1000
-        return None
 
     def table(self) -> DataFrame:
         """Returns a line per model, those of the sequence first, in its order."""
@@ -257,17 +176,13 @@ class Answer:
             seen = f"{before.mean():.3g}" if len(before) else "–"
             line[f"{name}: selection · certification"] = f"{seen} · {finding.share:.3g}"
             line[f"{name}: bound"] = f"{finding.bound:.3g}"
-        line["p"] = f"{tested.p:.2g}"
-        line["certified"] = "yes" if tested.certified else "–"
-        return line
+        return {**line, "p": f"{tested.p:.2g}", "certified": "yes" if tested.certified else "–"}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the certificate of the chosen model as plain values; for a file."""
-        position = self.chosen
-        chosen = None if position is None else self.models[position].name
-        at = self.nearest() if position is None else position
+        at = self.nearest() if self.chosen is None else self.chosen
         return {
-            "certified": chosen,
+            "certified": None if self.chosen is None else self.models[at].name,
             "confidence": self.confidence,
             "candidates": len(self.models),
             "predecessor": self.predecessor,
@@ -280,42 +195,13 @@ class Answer:
                     "quantity": subject.quantity,
                     "category": subject.category,
                     "at_most": each.requirement.at_most,
-                    "n": each.n,
-                    "share": each.share,
-                    "p": each.p,
-                    "bound": each.bound,
-                    "zero_one": each.zero_one,
+                    **{name: getattr(each, name) for name in FIGURES},
                 }
                 for each, subject in zip(self.findings[at], self.subjects, strict=True)
             ],
             "objective": dict(self.models[at].objective),
             "statement": self.statement(),
         }
-
-
-def _finding(
-    samples: DataFrame, subject: Subject, confidence: float, of_all: float, zero_one: bool
-) -> Finding:
-    """of_all: the confidence of one bound of all, so that they hold together."""
-    requirement = subject.requirement
-    losses = losses_of(samples, subject, CERTIFICATION)
-    of_samples = sample_losses(samples, subject, CERTIFICATION)
-    return Finding(
-        requirement,
-        len(losses),
-        float(losses.mean()) if len(losses) else 1.0,
-        len(of_samples),
-        float(of_samples.mean()) if len(of_samples) else 1.0,
-        p_value(losses, requirement.at_most, confidence, zero_one),
-        upper_bound(losses, of_all, zero_one),
-        zero_one,
-    )
-
-
-def _better(loss: float) -> str:
-    """A difference of metrics from its loss (1 + d) / 2, where d is how much worse it is."""
-    worse = 2 * loss - 1
-    return f"{abs(worse):.3g} {'worse' if worse > 0 else 'better'}"
 
 
 def choose_model(
@@ -327,13 +213,7 @@ def choose_model(
     """Returns which model meets all requirements, with its certificate.
 
     predecessor: what ``before`` in the models' tables is of, for the statement.
-
-    Raises:
-        RequirementError: about something that the models' tables do not have, or values that
-            cannot be judged.
     """
-    if not models:
-        raise RequirementError("There is no model to choose from.")
     known = known_from(models[0].samples)
     subjects = [known.subject(requirement) for requirement in requirements]
     candidates = [

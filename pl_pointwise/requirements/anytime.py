@@ -4,11 +4,6 @@ A gambler starts with 1 and bets against a hypothesis, at odds that are fair if 
 each sample is seen. Then the wealth is above 1/δ at any time with a probability of at most δ
 (Ville's inequality), whenever one looks and whatever made one look. The wealth is the state: a new
 look goes on from that of the look before.
-
-- :class:`MeanAbove` bets against "the mean of the losses is at most α": Waudby-Smith and Ramdas,
-  2010.09686.
-- :class:`Drift` bets against "the new values are drawn as the old ones were": a conformal test
-  martingale, Vovk et al., 1204.3251.
 """
 
 from __future__ import annotations
@@ -25,7 +20,8 @@ BETS = np.linspace(0.05, 0.95, 19)
 
 @dataclass
 class MeanAbove:
-    """Whether the mean of losses in [0, 1] is above ``at_most``.
+    """Whether the mean of losses in [0, 1] is above ``at_most`` (Waudby-Smith and Ramdas,
+    2010.09686).
 
     Attributes:
         at_most: α in [0, 1).
@@ -59,7 +55,8 @@ class MeanAbove:
 
 @dataclass
 class Drift:
-    """Whether values that come one after another are drawn as the first ones were.
+    """Whether values that come one after another are drawn as the first ones were: a conformal test
+    martingale (Vovk et al., 1204.3251).
 
     Attributes:
         values: all so far, sorted; at the start those it is asked about.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
 from pl_pointwise.step import carries, index_of, micro_batch_of, pieces_of
 
-from .requirement import Requirement, RequirementError, check_sample_size
+from .p_values import fewest_samples
+from .requirement import Requirement, RequirementError
 from .samples import CERTIFICATION, NOT_HELD_OUT, SELECTION, known_from, lines, values_of
 
 if TYPE_CHECKING:
@@ -33,15 +33,14 @@ def samples_to_come(
     parts = []
     for dataset, loader in loaders.items():
         carried: dict[tuple[str, str], list[torch.Tensor]] = {}
-        for batch in loader:
-            for piece in pieces_of(batch):
-                micro = micro_batch_of(module, piece, index_of(piece))
-                for name in module.evaluation_constraints:
-                    mask = carries(micro.masks[name]).cpu() & (micro.index >= 0)
-                    carried.setdefault(("constraint", name), []).append(micro.index[mask])
-                for name in metrics:
-                    real = micro.index[micro.index >= 0]
-                    carried.setdefault(("metric", name), []).append(real)
+        for piece in (piece for batch in loader for piece in pieces_of(batch)):
+            micro = micro_batch_of(module, piece, index_of(piece))
+            real = micro.index >= 0
+            masks = {("metric", name): real for name in metrics}
+            for name in module.evaluation_constraints:
+                masks["constraint", name] = carries(micro.masks[name]).cpu() & real
+            for key, mask in masks.items():
+                carried.setdefault(key, []).append(micro.index[mask])
         for (kind, name), found in carried.items():
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
@@ -56,16 +55,12 @@ def held_out_loaders(source: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for stage in ("val", "test"):
-        if not is_overridden(f"{stage}_dataloader", source):
-            continue
         loaders = getattr(source, f"{stage}_dataloader")()
         names = stages_of(stage, loaders)
         if isinstance(loaders, Mapping):
-            found |= loaders
-        elif isinstance(loaders, (list, tuple)):
-            found |= dict(zip(names, loaders, strict=False))
-        else:
-            found[names[0]] = loaders
+            loaders = list(loaders.values())
+        several = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+        found |= dict(zip(names, several, strict=False))
     return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
 
 
@@ -75,38 +70,40 @@ def check_splits(
     requirements: Sequence[Requirement],
     confidence: float,
 ) -> None:
-    """Refuses what cannot come to a certificate, before anything is trained.
+    """Refuses splits that overlap or are missing, what there is not, and too few samples.
 
     samples: what there will be, as :func:`samples_to_come` returns it.
     training_units: hashes of the units that are trained on.
-
-    Raises:
-        RequirementError: splits that overlap, no selection or certification split, something that
-            there is not, or too few samples.
     """
     units = {split: set(found["unit"]) for split, found in samples.groupby("split")}
-    units["training"] = set(training_units)
     for split in (SELECTION, CERTIFICATION):
         if not units.get(split):
             raise RequirementError(
                 f"There is no {split} split. Hold out two parts of the data: "
                 "validation data to choose by and test data to certify with."
             )
+    units["training"] = set(training_units)
     for one, other in (
         (SELECTION, CERTIFICATION),
         ("training", SELECTION),
         ("training", CERTIFICATION),
     ):
-        both = units[one] & units[other]
-        if both:
+        if both := units[one] & units[other]:
             raise RequirementError(
                 f"The {one} and the {other} split share {len(both):,} of "
                 f"{len(units[other]):,} units (prompts or queries), so nothing would be certified."
                 " Hold out a third part (test_fraction, or a test file), and take what stands in "
                 "both out of one."
             )
-    known = known_from(samples)
-    for requirement in requirements:
-        subject = known.subject(requirement)
+    known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
+    for subject in map(known.subject, requirements):
         n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
-        check_sample_size(subject, n, confidence)
+        needed = fewest_samples(subject.requirement.at_most, confidence)
+        if n < needed:
+            of = f" of category {subject.category}" if subject.category is not None else ""
+            raise RequirementError(
+                f"{subject.requirement.text!r}: certifying this at {100 * confidence:g} % takes at "
+                f"least {needed:,} independent samples, all of them satisfied, and the "
+                f"certification split has {n:,}{of}. Hold out more, require less, or lower "
+                "--confidence."
+            )

@@ -18,51 +18,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser
 
+from .answer import Finding
 from .exported import START, measure_new_records, read_certificate
-from .p_values import p_value, samples_needed, upper_bound
+from .p_values import samples_needed
 from .requirement import Requirement, RequirementError, Subject
-from .samples import (
-    CERTIFICATION,
-    beside,
-    known_from,
-    losses_of,
-    require_same_bounds,
-    sample_losses,
-    values_of,
-)
+from .samples import CERTIFICATION, beside, known_from, require_same_bounds, values_of
 
 SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Finding):
     """One requirement on the records."""
 
-    requirement: str
-    n: int
-    """Independent samples."""
-    share: float
-    """Their mean loss."""
-    at_most: float
-    bound: float
-    """Upper bound on the mean loss of inputs like these."""
-    p: float
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
-
-    def line(self) -> str:
-        """Returns the row of a Markdown table."""
-        positions = ", ".join(map(str, self.worst)) or "–"
-        return (
-            f"| {self.requirement} | {'yes' if self.met else 'no'} | {self.share:.3g} | "
-            f"{self.bound:.3g} | {self.at_most:.3g} | {self.p:.2g} | {self.n:,} | {positions} |"
-        )
 
 
 def main(args: Sequence[str]) -> None:
@@ -77,12 +52,9 @@ def main(args: Sequence[str]) -> None:
     known, options = parser.parse_known_args(list(args))
     if not 0 < known.confidence < 1:
         parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
-    try:
-        found = check_models(
-            known.folder, known.against, options, known.require, known.confidence, known.config
-        )
-    except RequirementError as error:
-        parser.error(str(error))
+    found = check_models(
+        known.folder, known.against, options, known.require, known.confidence, known.config
+    )
     text = report(found, known.confidence)
     print(text)
     if known.summary is not None:
@@ -106,21 +78,18 @@ def check_models(
     options, configs: see :func:`~.exported.measure_new_records`.
     require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
         constraint.
-
-    Raises:
-        RequirementError: what cannot be measured or required.
     """
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
     before, theirs = measure_new_records(old, options, configs, trained=against != START)
     require_same_bounds({str(folder): bounds, str(against): theirs})
-    samples = beside(new, before)
     texts = require or [
         *(each["text"] for each in certificate["requirements"]),
-        *(f"lost({name}) <= 0.05" for name in known_from(samples).constraints),
+        *(f"lost({name}) <= 0.05" for name in known_from(new).constraints),
     ]
-    return check(samples, [Requirement.parse(text) for text in texts], confidence)
+    requirements = [Requirement.parse(text) for text in texts]
+    return check(beside(new, before, requirements), requirements, confidence)
 
 
 def check(
@@ -131,9 +100,6 @@ def check(
     A yes is wrong only if a requirement that fails is found met, so each takes the whole error.
 
     samples: of :func:`~.samples.beside`; ``split`` is not read.
-
-    Raises:
-        RequirementError: a requirement about nothing that there is.
     """
     samples = samples.assign(split=CERTIFICATION)
     known = known_from(samples)
@@ -141,48 +107,44 @@ def check(
 
 
 def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
-    requirement = subject.requirement
-    losses = losses_of(samples, subject, CERTIFICATION)
-    if not len(losses):
-        raise RequirementError(f"{requirement.text!r}: none of the records is about it.")
-    zero_one = requirement.beyond is not None  # By what is required, not by a look at the losses.
-    each = sample_losses(samples, subject, CERTIFICATION)
-    index = values_of(samples, subject, CERTIFICATION)["index"].to_numpy()
-    unmet = index[each > (0.5 if requirement.beyond is None else 0.0)]
-    return Verdict(
-        requirement.text,
-        len(losses),
-        float(losses.mean()),
-        requirement.at_most,
-        upper_bound(losses, confidence, zero_one),
-        p := p_value(losses, requirement.at_most, confidence, zero_one),
-        p <= 1 - confidence,
-        np.sort(unmet)[:SHOWN].tolist(),
-    )
+    zero_one = subject.requirement.beyond is not None  # Not by a look at the losses.
+    found = Finding.of(samples, subject, zero_one, confidence, confidence)
+    if not found.n:
+        raise RequirementError(f"{subject.requirement.text!r}: none of the records is about it.")
+    each = values_of(samples, subject, CERTIFICATION)
+    worst = each[each["loss"] > (0.0 if zero_one else 0.5)]["index"].sort_values()[:SHOWN].tolist()
+    return Verdict(**vars(found), met=found.p <= 1 - confidence, worst=worst)
 
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    sure = f"{100 * confidence:g} %"
+    lines = [f"**No**: not shown with {100 * confidence:g} % confidence."]
     if all(each.met for each in found):
-        head = f"**Yes**, with {sure} confidence: every requirement is met on inputs like these."
-    else:
-        head = f"**No**: not shown with {sure} confidence."
-    lines = [
-        head,
+        lines = [
+            f"**Yes**, with {100 * confidence:g} % confidence: every requirement is met on inputs "
+            "like these."
+        ]
+    lines += [
         "",
         "| required | met | mean loss here | at most, on inputs like these | required at most "
         "| p | samples | against it, first samples |",
         "|---" * 8 + "|",
-        *(each.line() for each in found),
     ]
     for each in found:
-        if not each.met and each.share < each.at_most:
-            needed = samples_needed(each.at_most, each.share, confidence)
-            if needed is not None:
-                lines += [
-                    "",
-                    f"{each.requirement}: {each.share:.3g} here is below the bound; if that holds, "
-                    f"{needed:,} samples show it four times in five. Give more records.",
-                ]
+        positions = ", ".join(map(str, each.worst)) or "–"
+        required = each.requirement
+        lines.append(
+            f"| {required.text} | {'yes' if each.met else 'no'} | {each.share:.3g} | "
+            f"{each.bound:.3g} | {required.at_most:.3g} | {each.p:.2g} | {each.n:,} | {positions} |"
+        )
+    for each in found:
+        required, needed = each.requirement, None
+        if not each.met:
+            needed = samples_needed(required.at_most, each.share, confidence)
+        if needed is not None:
+            lines += [
+                "",
+                f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
+                f"{needed:,} samples show it four times in five. Give more records.",
+            ]
     return "\n".join(lines)

@@ -1,11 +1,11 @@
-"""An exported model's folder ``certificate/``: what it certified by, and the model on new records.
+"""An exported model's folder ``certificate/``, which ``compare --require`` writes.
 
     certificate.json    the requirements with what they were certified by (answer.py)
     config.yaml         model, data and precision, without the run's files
     model.ckpt          the trained module
     samples.parquet     what the certification samples measured (samples.py)
 
-``compare --require`` writes it.
+And its model on new records, for ``monitor`` and ``check``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import yaml
 from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
-from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli import PointwiseCLI, SaveConfig
 from pl_pointwise.foreign_names import foreign_names
 from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
-from .samples import bounds_of, read_samples, samples_of
+from .samples import Bounds, bounds_of, read_samples, samples_of
 
 CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
@@ -37,10 +37,7 @@ START = "start"
 def write_certificate(
     folder: Path, certificate: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Path:
-    """Writes what is text into an exported folder; returns where the other files go.
-
-    config: of the run.
-    """
+    """Writes what is text into an exported folder; returns where the other files go."""
     inside = folder / CERTIFICATE
     inside.mkdir(parents=True)
     dated = {**certificate, "date": date.today().isoformat()}
@@ -55,11 +52,7 @@ def is_certified(folder: Path) -> bool:
 
 
 def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
-    """Returns the certificate, and the table of samples.py that it was made by.
-
-    Raises:
-        RequirementError: the folder has none.
-    """
+    """Returns the certificate, and the table of samples.py that it was made by."""
     if not is_certified(Path(folder)):
         raise RequirementError(
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
@@ -71,24 +64,16 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
 
 
 def measure_new_records(
-    folder: str | Path,
-    options: Sequence[str],
-    configs: Sequence[str] = (),
-    trained: bool = True,
-) -> tuple[DataFrame, dict[str, str]]:
-    """Returns the table of samples.py of new records, by a forward pass of the exported model.
+    folder: str | Path, options: Sequence[str], configs: Sequence[str] = (), trained: bool = True
+) -> tuple[DataFrame, Bounds]:
+    """Returns the table of samples.py of new records, by a forward pass of the exported model, and
+    the bounds that its violations are measured by.
 
-    With it the bounds that its violations are measured by.
-
-    folder: an exported one, or of a run of ``compare --require``.
+    folder: see :func:`model_files`.
     options: of LightningCLI, which say where the records are:
         ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
     trained: False for the model that it was trained from.
-
-    Raises:
-        RequirementError: no model in the folder, a class or function in its configuration that
-            this package does not ship, or no option for the data.
     """
     inside = model_files(folder)
     if not any(option.startswith("--data") for option in options):
@@ -111,20 +96,19 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
     selection: whether of its validation data too.
     """
     read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+    trainer: Any = cli.trainer
+    # A run's config.yaml stays.
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, SaveConfig)]
     if selection:
-        cli.trainer.limit_val_batches = 1.0  # 0 is for the fit.
-        cli.trainer.validate(cli.model, cli.datamodule, **read)
-    cli.trainer.test(cli.model, cli.datamodule, **read)
+        trainer.limit_val_batches = 1.0  # 0 is for the fit.
+        trainer.validate(cli.model, cli.datamodule, **read)
+    trainer.test(cli.model, cli.datamodule, **read)
     return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
 
 
 def model_files(folder: str | Path) -> Path:
-    """Returns where the configuration and the checkpoint of a model lie.
-
-    folder: an exported one, or of a run of ``compare --require``.
-
-    Raises:
-        RequirementError: neither.
+    """Returns where the configuration and the checkpoint of a model lie: in the certificate of an
+    exported folder, or in the folder of a run of ``compare --require``.
     """
     for inside in (Path(folder) / CERTIFICATE, Path(folder)):
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
@@ -136,10 +120,8 @@ def model_files(folder: str | Path) -> Path:
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision of a configuration that nobody has vouched for.
-
-    Raises:
-        RequirementError: it names a class or function that this package does not ship.
+    """Returns model, data and precision of a configuration that nobody has vouched for, unless it
+    names a class or function that this package does not ship.
     """
     config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
     for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
@@ -152,10 +134,8 @@ def own_classes_only(path: Path) -> dict[str, Any]:
 
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns model, data and precision of a run's configuration, for other data.
-
-    Without the run's files, so that an export names no folder of the machine it was made on, but
-    that of a base model.
+    """Returns model, data and precision of a run's configuration, without the run's files: an
+    export names no folder of the machine it was made on, but that of a base model.
     """
     data = config.get("data")
     if isinstance(data, dict):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from pl_pointwise.cli_errors import CommandParser
 
@@ -78,21 +78,10 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
-    parser.add_argument(
-        "--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}: a file of your own"
-    )
-    parser.add_argument(
-        "-c",
-        "--config",
-        action="append",
-        default=[],
-        help="in place of the folder's: one you trust",
-    )
+    parser.add_argument("--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}")
+    parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    try:
-        checks = monitor(known.folder, options, known.config, known.state)
-    except RequirementError as error:
-        parser.error(str(error))
+    checks = monitor(known.folder, options, known.config, known.state)
     print("\n".join(check.statement() for check in checks))
     if known.output is not None:
         known.output.write_text(json.dumps([asdict(check) for check in checks], indent=1))
@@ -110,9 +99,6 @@ def monitor(
 
     folder, options, configs: see :func:`~.exported.measure_new_records`.
     state: of the calls so far; None is in the folder.
-
-    Raises:
-        RequirementError: what cannot be measured, or no new record that a requirement is about.
     """
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)
@@ -121,7 +107,6 @@ def monitor(
 def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> list[Check]:
     """Returns the checks of a certificate, for values measured elsewhere.
 
-    folder: an exported one.
     samples: the table of samples.py, of new records; ``split`` is not read.
     state: as of :func:`monitor`; written when every requirement was judged.
 
@@ -161,11 +146,10 @@ def _judge(
     subject = Subject(requirement, entry["dataset"], entry["quantity"], entry["category"])
     fresh: dict[str, Any] = {"units": [], "mean": None, "drift": None, "looks": 0}
     past = calls.setdefault(entry["text"], fresh)
-    seen = {*before["unit"], *past["units"]}
-    given = values_of(new, subject, CERTIFICATION)["unit"]
-    again = given[given.isin(seen)].nunique()  # They tell nothing.
-    new = new[~new["unit"].isin(seen)]
-    losses, now = losses_of(new, subject, CERTIFICATION), values_of(new, subject, CERTIFICATION)
+    seen = new["unit"].isin({*before["unit"], *past["units"]})
+    again = values_of(new[seen], subject, CERTIFICATION)["unit"].nunique()  # They tell nothing.
+    losses = losses_of(new[~seen], subject, CERTIFICATION)
+    now = _by_unit(new[~seen], subject)
     if not len(losses):
         raise RequirementError(
             f"{requirement.text!r}: none of the new records is about it"
@@ -173,32 +157,28 @@ def _judge(
             + f". Give new ones that carry {subject.quantity}."
         )
     mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
-    then = _by_unit(values_of(before, subject, CERTIFICATION))
-    drift = Drift(**(past["drift"] or {"values": then.tolist()}))
+    drift = Drift(**(past["drift"] or {"values": _by_unit(before, subject).tolist()}))
     mean.add(losses)
-    drift.add(_by_unit(now))
-    past["units"] += sorted(now["unit"].unique())
+    drift.add(now)
+    past["units"] += now.index.tolist()
     past["mean"], past["drift"] = {"log_wealth": mean.log_wealth}, asdict(drift)
     past["looks"] += 1
-    verdict = BELIEVABLE
-    if mean.p_value <= delta:
-        verdict = BROKEN
-    elif drift.p_value <= delta:
-        verdict = IN_DOUBT
+    broken, drifted = mean.p_value <= delta, drift.p_value <= delta
     return Check(
         requirement.text,
-        len(losses),
-        float(losses.mean()),
-        len(past["units"]),
-        past["looks"],
-        entry["share"],
-        mean.p_value,
-        drift.p_value,
-        again,
-        verdict,
+        n=len(losses),
+        share=float(losses.mean()),
+        so_far=len(past["units"]),
+        looks=past["looks"],
+        certified_share=entry["share"],
+        broken=mean.p_value,
+        drift=drift.p_value,
+        again=again,
+        verdict=BROKEN if broken else IN_DOUBT if drifted else BELIEVABLE,
     )
 
 
-def _by_unit(values: DataFrame) -> np.ndarray:
+def _by_unit(samples: DataFrame, subject: Subject) -> Series:
     """One value a unit, in the order of hashes, which no value can set."""
-    return values.fillna({"value": np.inf}).groupby("unit")["value"].max().to_numpy()
+    values = values_of(samples, subject, CERTIFICATION).fillna({"value": np.inf})
+    return values.groupby("unit")["value"].max()

@@ -26,10 +26,7 @@ def p_value(
 ) -> float:
     """Returns the p-value of "the mean loss is above ``at_most``": 1 without any sample.
 
-    Binomial for losses of 0 and 1, else by betting.
-
     confidence: at which it will be used; it sets how boldly the gambler bets.
-
     zero_one: whether it is the binomial one, with losses in between counted as 1. It must not be
         chosen by a look at these losses: of two valid tests, the one that the sample suggests is
         not quite valid (at 5 %, 5.4 % was seen of losses that are sometimes all 0 or 1).
@@ -82,9 +79,7 @@ def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
 
 
 def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None) -> float:
-    """Returns the smallest rate that the losses refuse: an upper bound on their mean.
-
-    Of losses of 0 and 1 it is Clopper and Pearson's.
+    """Returns the smallest rate that the losses refuse: of 0 and 1 it is Clopper and Pearson's.
 
     confidence: in [0, 1). Where k models are looked at, 1 − δ/k makes all k bounds hold together.
     zero_one: as of :func:`p_value`.
@@ -101,8 +96,6 @@ def upper_bound(losses: Losses, confidence: float, zero_one: bool | None = None)
 
 def fewest_samples(at_most: float, confidence: float = 0.95) -> int:
     """Returns the fewest samples that can certify a rate: with none of them violated.
-
-    log(1 − confidence) / log(1 − at_most), rounded up; about 3 / at_most at 95 %.
 
     >>> fewest_samples(0.05), fewest_samples(0.01)
     (59, 299)

@@ -26,14 +26,14 @@ from typing import Literal
 import numpy as np
 
 from pl_pointwise.configs import nearest
+from pl_pointwise.errors import DataError
 
-from .p_values import Losses, fewest_samples
+from .p_values import Losses
 
 FORM = re.compile(
     r"\s*(?P<name>[^:<>=]+?)((?P<colon>\s*:\s*|\s+)(?P<statistic>violated|q\d{1,2}(\.\d+)?))?"
     r"\s*(?P<sign><=|>=)\s*(?P<bound>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*"
 )
-
 PAIRED = re.compile(
     r"\s*(?P<kind>lost|gained)\s*\((?P<name>[^()]+)\)\s*(?P<sign><=|>=)\s*(?P<bound>[\d.]+)\s*"
 )
@@ -48,17 +48,13 @@ EXAMPLES = (
 )
 
 
-class RequirementError(ValueError):
+class RequirementError(DataError):
     """A requirement that cannot be read, is about nothing there is, or cannot be certified."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition on new inputs; made by :meth:`parse`.
-
-    Raises:
-        RequirementError: a rate or a quantile's level that is not in (0, 1).
-    """
+    """One condition on new inputs; made by :meth:`parse`."""
 
     text: str
     """As it was written."""
@@ -77,82 +73,66 @@ class Requirement:
     def parse(cls, text: str) -> Requirement:
         """Reads a requirement; the module's docstring shows all forms.
 
-        Raises:
-            RequirementError: no requirement, or one that no sample can meet or fail.
-
         >>> found = Requirement.parse("relevance: q90 <= 0.5")
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
-        if paired := PAIRED.fullmatch(text) or RELATIVE.fullmatch(text):
-            return cls._paired(text, paired.groupdict())
-        found = FORM.fullmatch(text)
-        if found is None or ":" not in (found["colon"] or ":"):
+        match = PAIRED.fullmatch(text) or RELATIVE.fullmatch(text) or FORM.fullmatch(text)
+        found = match.groupdict() if match else {}
+        if not match or ":" not in (found.get("colon") or ":"):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
-        bound, statistic = float(found["bound"]), found["statistic"]
-        parts = tuple(part.strip() for part in found["name"].split("/"))
-        if statistic is None:
-            large = found["sign"] == ">="
-            return cls(text, parts, 1 - bound if large else bound, None, large)._checked(bound)
-        if found["sign"] == ">=":
-            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
-        if statistic == "violated":
-            return cls(text, parts, bound, 0.0)._checked(bound)
-        level = float(statistic[1:]) / 100
-        return cls(text, parts, 1 - level, bound)._checked(level)
-
-    @classmethod
-    def _paired(cls, text: str, found: dict[str, str | None]) -> Requirement:
-        parts = tuple(part.strip() for part in str(found["name"]).split("/"))
-        large = found["sign"] == ">="
-        if "kind" not in found:
-            margin = float(found["margin"] or 0)
-            if margin and large != (found["direction"] == "-"):
+        parts = tuple(part.strip() for part in match["name"].split("/"))
+        large, statistic = match["sign"] == ">=", found.get("statistic")
+        share = float(found.get("margin") or found.get("bound") or 0)
+        if "kind" in found:
+            if large != (found["kind"] == "gained"):
+                raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
+            rate = 1 - share if large else share
+            read = cls(text, parts, rate, 0.0, beside="gained" if large else "lost")
+        elif "margin" in found:
+            if share and large != (found["direction"] == "-"):
                 raise RequirementError(
                     f"{text!r}: this asks for an improvement of every draw of inputs. Write "
                     '">= predecessor - 0.02" or "<= predecessor + 0.02".'
                 )
-            return cls(text, parts, (1 + margin) / 2, None, large, "difference")._checked(margin)
-        bound = float(found["bound"] or 0)
-        if large != (found["kind"] == "gained"):
-            raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
-        if large:
-            return cls(text, parts, 1 - bound, 0.0, beside="gained")._checked(bound)
-        return cls(text, parts, bound, 0.0, beside="lost")._checked(bound)
-
-    def _checked(self, given: float) -> Requirement:
-        if not 0 < self.at_most < 1:
+            read = cls(text, parts, (1 + share) / 2, None, large, "difference")
+        elif statistic is None:
+            read = cls(text, parts, 1 - share if large else share, None, large)
+        elif large:
+            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
+        elif statistic == "violated":
+            read = cls(text, parts, share, 0.0)
+        else:
+            bound, share = share, float(statistic[1:]) / 100
+            read = cls(text, parts, 1 - share, bound)
+        if not 0 < read.at_most < 1:
             raise RequirementError(
-                f"{self.text!r}: {given:g} is no share that a finite sample can certify. Give one "
+                f"{text!r}: {share:g} is no share that a finite sample can certify. Give one "
                 "between 0 and 1."
             )
-        return self
+        return read
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
         """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
 
         NaN counts 1, of either. before: the same of the predecessor.
-
-        Raises:
-            RequirementError: a metric's value that is not in [0, 1], or no predecessor.
         """
-        if self.beside is not None and before is None:
+        if self.beside is None:
+            return self._losses(values)
+        if before is None:
             raise RequirementError(
                 f"{self.text!r} is about a predecessor: pl-pointwise check MODEL --against OLD."
             )
-        if self.beyond is not None:
-            met = values <= self.beyond
-            if self.beside is None or before is None:
-                return (~met).astype(float)
-            met_before = before <= self.beyond
-            lost = ~met & met_before
-            return (lost if self.beside == "lost" else ~(met & ~met_before)).astype(float)
-        losses = self._losses_of_metric(values)
-        if before is not None and self.beside is not None:
-            losses = (1 + losses - self._losses_of_metric(before)) / 2
-        return losses
+        now, then = self._losses(values), self._losses(before)
+        if self.beside == "difference":
+            return (1 + now - then) / 2
+        counts = now > then if self.beside == "lost" else now >= then  # Of 0 and 1.
+        return counts.astype(float)
 
-    def _losses_of_metric(self, values: np.ndarray) -> Losses:
+    def _losses(self, values: np.ndarray) -> Losses:
+        """Of one model."""
+        if self.beyond is not None:
+            return (~(values <= self.beyond)).astype(float)
         losses = 1 - values if self.complement else np.asarray(values, float)
         losses = np.where(np.isnan(losses), 1.0, losses)
         if ((losses < 0) | (losses > 1)).any():
@@ -189,62 +169,33 @@ class Known:
     categories: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def subject(self, requirement: Requirement) -> Subject:
-        """Returns what the requirement is about.
-
-        Raises:
-            RequirementError: there is no such constraint, metric, data set or category.
-        """
-        parts = list(requirement.parts)
+        """Returns what the requirement is about, if there is that."""
+        parts, text = list(requirement.parts), repr(requirement.text)
         dataset = parts.pop(0) if parts[0] in self.datasets else None
-        carried = self.datasets[dataset] if dataset is not None else self.constraints
-        names = self.metrics if requirement.beyond is None else carried
+        names = self.datasets[dataset] if dataset is not None else self.constraints
+        kind, only = "constraint", dataset is not None and len(names) == 1
+        if requirement.beyond is None:
+            kind, only, names = "metric of values in [0, 1]", False, self.metrics
         if parts and parts[0] in names:
             quantity = parts.pop(0)
-        elif dataset is not None and requirement.beyond is not None and len(carried) == 1:
-            quantity = carried[0]
+        elif only:
+            quantity = names[0]
+        elif parts:
+            there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
+            near = nearest(parts[0], [*names, *self.datasets])
+            raise RequirementError(
+                f"{text}: there is no {kind} {parts[0]!r}.{near} There are: {there}."
+            )
         else:
-            raise self._unknown(requirement, parts, names)
-        category = parts.pop(0) if parts else None
+            there = ", ".join(f"{dataset}/{name}" for name in names) or "none"
+            raise RequirementError(
+                f"{text} names a data set and no {kind} of it. There are: {there}."
+            )
+        category = "/".join(parts) if parts else None
         known = self.categories.get(dataset or "test", ())
-        if parts or (category is not None and category not in known):
-            what = "/".join([category or "", *parts])
+        if category is not None and category not in known:
             which = f"It has {', '.join(known)}." if known else "Its samples have no categories."
             raise RequirementError(
-                f"{requirement.text!r}: there is no category {what!r}.{nearest(what, known)} "
-                f"{which}"
+                f"{text}: there is no category {category!r}.{nearest(category, known)} {which}"
             )
         return Subject(requirement, dataset, quantity, category)
-
-    def _unknown(
-        self, requirement: Requirement, parts: Sequence[str], names: Sequence[str]
-    ) -> RequirementError:
-        kind = "metric of values in [0, 1]" if requirement.beyond is None else "constraint"
-        if not parts:
-            there = ", ".join(f"{requirement.parts[0]}/{name}" for name in names) or "none"
-            return RequirementError(
-                f"{requirement.text!r} names a data set and no {kind} of it. There are: {there}."
-            )
-        wrong = parts[0]
-        there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
-        return RequirementError(
-            f"{requirement.text!r}: there is no {kind} {wrong!r}."
-            f"{nearest(wrong, [*names, *self.datasets])} There are: {there}."
-        )
-
-
-def check_sample_size(subject: Subject, n: int, confidence: float) -> None:
-    """
-    n: independent samples of the certification split that carry it.
-
-    Raises:
-        RequirementError: too few to certify the rate even if none is violated.
-    """
-    requirement = subject.requirement
-    needed = fewest_samples(requirement.at_most, confidence)
-    if n < needed:
-        of = f" of category {subject.category}" if subject.category is not None else ""
-        raise RequirementError(
-            f"{requirement.text!r}: certifying this at {100 * confidence:g} % takes at least "
-            f"{needed:,} independent samples, all of them satisfied, and the certification split "
-            f"has {n:,}{of}. Hold out more, require less, or lower --confidence."
-        )

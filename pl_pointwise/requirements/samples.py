@@ -15,7 +15,8 @@ A line per sample and quantity, with the columns
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,15 @@ from pandas import DataFrame
 from pl_pointwise.data import categories_of, fingerprint, units_of
 
 from .p_values import Losses
-from .requirement import Known, RequirementError, Subject
+from .requirement import Known, Requirement, RequirementError, Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from pl_pointwise.module import PointwiseModule
+
+Bounds = Mapping[str, Mapping[str, float]]
+"""By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
 SELECTION, CERTIFICATION = "selection", "certification"
 
@@ -51,20 +55,16 @@ def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFram
     datasets: by name, to look up units and categories in. One that has neither: every sample is a
         unit of its own.
     """
-    parts = list(_parts(module, datasets))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split"])
-
-
-def _parts(module: PointwiseModule, datasets: Mapping[str, Any]) -> Iterator[DataFrame]:
+    parts = []
     for dataset in module.evaluated:
-        if dataset == NOT_HELD_OUT:
-            continue
-        rows = datasets.get(dataset)
-        for name, violations in module.evaluated[dataset].items():
-            values = violations.worst()
-            yield lines(dataset, rows, "constraint", name, violations.index, values)
-        for name, samples in module.evaluated_metrics.get(dataset, {}).items():
-            yield lines(dataset, rows, "metric", name, samples.index, samples.value)
+        if dataset != NOT_HELD_OUT:
+            rows = datasets.get(dataset)
+            for name, found in module.evaluated[dataset].items():
+                values = found.worst()
+                parts.append(lines(dataset, rows, "constraint", name, found.index, values))
+            for name, metric in module.evaluated_metrics.get(dataset, {}).items():
+                parts.append(lines(dataset, rows, "metric", name, metric.index, metric.value))
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
 
 
 def lines(
@@ -77,7 +77,11 @@ def lines(
     positions = index.tolist()
     categories = None if rows is None else categories_of(rows)
     units = None if rows is None else units_of(rows)
-    found = _own_units(rows, dataset, positions) if units is None else [units[p] for p in positions]
+    if units is None:  # Every sample is one, which no sample of another data set is.
+        of = dataset if rows is None else fingerprint(rows)
+        found = [f"{of} {position}" for position in positions]
+    else:
+        found = [units[position] for position in positions]
     split = SPLITS.get(dataset)
     return DataFrame(
         {
@@ -93,12 +97,6 @@ def lines(
     )
 
 
-def _own_units(rows: Any, dataset: str, positions: Sequence[int]) -> list[str]:
-    """Every sample as its own unit, which no sample of another data set is."""
-    of = dataset if rows is None else fingerprint(rows)
-    return [f"{of} {position}" for position in positions]
-
-
 def hash_of(text: str) -> str:
     """Returns a unit's hash: prompts are long, and need not leave the machine with an export."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -110,17 +108,22 @@ def _drawn(unit: str) -> str:
     return SELECTION if drawn < FOR_SELECTION else CERTIFICATION
 
 
+def certification_units(samples: DataFrame) -> set[str]:
+    return set(samples[samples["split"] == CERTIFICATION]["unit"])
+
+
 def known_from(samples: DataFrame) -> Known:
     """Returns what the table has to require something of."""
-    beside = samples[~samples["dataset"].isin([*SPLITS])]
-    of_constraints = beside[beside["kind"] == "constraint"]
+    of_constraints = samples[samples["kind"] == "constraint"]
+    of_metrics = samples[samples["kind"] == "metric"]
     categories = samples[samples["category"] != ""].groupby("dataset")["category"].unique()
     return Known(
-        constraints=_names(samples[samples["kind"] == "constraint"]),
-        metrics=_names(samples[samples["kind"] == "metric"]),
+        constraints=_names(of_constraints),
+        metrics=_names(of_metrics),
         datasets={
             name: _names(of_constraints[of_constraints["dataset"] == name])
-            for name in beside["dataset"].unique()
+            for name in samples["dataset"].unique()
+            if name not in SPLITS
         },
         categories={name: sorted(found) for name, found in categories.items()},
     )
@@ -135,69 +138,65 @@ def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
 
     A unit's samples count once: by the worst of them for a constraint, by their mean for a metric.
     """
-    units = values_of(samples, subject, split)["unit"].to_numpy()
-    losses = pd.Series(sample_losses(samples, subject, split), dtype=float)
-    by_unit = losses.groupby(units)  # In the order of hashes, which no loss can set.
+    found = values_of(samples, subject, split)
+    by_unit = found.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
     metric = subject.requirement.beyond is None
     return np.asarray(by_unit.mean() if metric else by_unit.max(), float)
 
 
-def sample_losses(samples: DataFrame, subject: Subject, split: str) -> Losses:
-    """Returns (samples,) losses of a requirement on a split, dependent ones of a unit each."""
-    found = values_of(samples, subject, split)
-    before = found["before"].to_numpy() if "before" in found else None
-    return subject.requirement.losses(found["value"].to_numpy(), before)
-
-
 def values_of(samples: DataFrame, subject: Subject, split: str) -> DataFrame:
-    """Returns the lines of the table that a requirement is about, of one split."""
+    """Returns the lines of the table that a requirement is about, of one split, with their loss."""
     dataset = subject.dataset
     if dataset is None:
         dataset = next(name for name, of in SPLITS.items() if of == split)
-    kind = "metric" if subject.requirement.beyond is None else "constraint"
-    chosen = (
-        (samples["split"] == split)
-        & (samples["dataset"] == dataset)
-        & (samples["kind"] == kind)
-        & (samples["quantity"] == subject.quantity)
-    )
+    chosen = _of_quantity(samples, subject)
+    chosen &= (samples["split"] == split) & (samples["dataset"] == dataset)
     if subject.category is not None:
         chosen &= samples["category"] == subject.category
-    return samples[chosen]
+    found = samples[chosen]
+    before = found["before"].to_numpy() if "before" in found else None
+    return found.assign(loss=subject.requirement.losses(found["value"].to_numpy(), before))
 
 
-def beside(samples: DataFrame, predecessor: DataFrame) -> DataFrame:
+def _of_quantity(samples: DataFrame, subject: Subject) -> pd.Series:
+    kind = "metric" if subject.requirement.beyond is None else "constraint"
+    return (samples["kind"] == kind) & (samples["quantity"] == subject.quantity)
+
+
+def beside(
+    samples: DataFrame, predecessor: DataFrame, requirements: Sequence[Requirement]
+) -> DataFrame:
     """Returns the table with the predecessor's values of the same samples as ``before``.
 
-    Raises:
-        RequirementError: they were not measured on the same samples.
+    Those of quantities that are required beside it have to be there.
     """
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
     found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")
-    alone = found[found["_merge"] != "both"]
-    if len(alone):
-        first = alone.iloc[0]
-        raise RequirementError(
-            f"{len(alone):,} of {len(samples):,} values have none of the predecessor beside them, "
-            f"the first {first['quantity']!r} of sample {first['index']} of {first['dataset']!r}. "
-            "Both models must be measured on the same records, with the same constraints."
-        )
+    known = known_from(samples)
+    for subject in [known.subject(each) for each in requirements if each.beside]:
+        of = _of_quantity(found, subject)
+        alone = found[of & (found["_merge"] != "both")]
+        if len(alone):
+            first = alone.iloc[0]
+            raise RequirementError(
+                f"{len(alone):,} of {of.sum():,} values of {subject.quantity!r} have none of the "
+                f"predecessor beside them, the first that of sample {first['index']} of "
+                f"{first['dataset']!r}. Both models must be measured on the same records."
+            )
     return found.drop(columns="_merge")
 
 
-def bounds_of(module: PointwiseModule) -> dict[str, str]:
-    """What a module's violations are measured by, as text: the same for all that are compared."""
-    return {name: repr(bound) for name, bound in module.evaluation_constraints.items()}
+def bounds_of(module: PointwiseModule) -> dict[str, dict[str, float]]:
+    """What a module's violations are measured by: the same for all that are compared."""
+    return {
+        name: {side: at for side, at in asdict(bound).items() if at is not None}
+        for name, bound in module.evaluation_constraints.items()
+    }
 
 
-def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
-    """
-    bounds: by which each model's violations are measured, by its name.
-
-    Raises:
-        RequirementError: two of them are measured by different bounds.
-    """
+def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
+    """bounds: by which each model's violations are measured, by its name."""
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:
             raise RequirementError(
@@ -207,10 +206,8 @@ def require_same_bounds(bounds: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def write_samples(samples: DataFrame, path: Path) -> None:
-    """Writes the table as Parquet."""
     samples.to_parquet(path, index=False)
 
 
 def read_samples(path: Path) -> DataFrame:
-    """Reads what :func:`write_samples` wrote."""
     return pd.read_parquet(path)

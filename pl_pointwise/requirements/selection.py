@@ -16,7 +16,7 @@ they take, is seen on the selection split too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .p_values import Losses, are_zero_one, p_value
 
@@ -40,7 +40,6 @@ class Tested:
     """A candidate after the test."""
 
     candidate: Candidate
-    selection_p: float
     p: float
     """On the certification split, the largest over the requirements."""
     place: int | None
@@ -55,15 +54,12 @@ class Selection:
     Attributes:
         tested: in the order of the candidates.
         order: positions among them, of those that stand in the sequence.
+        zero_one: of each requirement whether its losses are taken as 0 and 1.
     """
 
     tested: list[Tested]
     order: list[int]
-
-    @property
-    def sequence(self) -> list[Tested]:
-        """Those that stand in the sequence, in its order."""
-        return [self.tested[position] for position in self.order]
+    zero_one: list[bool]
 
     @property
     def position(self) -> int | None:
@@ -83,24 +79,23 @@ def select(
 
     rates: ``at_most`` of each requirement.
     """
-    kinds = zero_one(candidates)
-    before = [_largest(each.selection, rates, confidence, kinds) for each in candidates]
-    sequence = pareto_order(before, [each.objective for each in candidates])
-    p = [_largest(each.certification, rates, confidence, kinds) for each in candidates]
-    passed = fixed_sequence([p[position] for position in sequence], 1 - confidence)
-    tested = [
-        Tested(candidate, before[position], p[position], None, False)
-        for position, candidate in enumerate(candidates)
-    ]
-    for place, (position, met) in enumerate(zip(sequence, passed, strict=True)):
-        tested[position] = replace(tested[position], place=place, certified=met)
-    return Selection(tested, sequence)
-
-
-def zero_one(candidates: Sequence[Candidate]) -> list[bool]:
-    """Returns of each requirement whether its losses are 0 and 1, by the selection split."""
     by_requirement = zip(*(each.selection for each in candidates), strict=True)
-    return [all(map(are_zero_one, losses)) for losses in by_requirement]
+    kinds = [all(map(are_zero_one, losses)) for losses in by_requirement]
+
+    def largest(losses: Sequence[Losses]) -> float:
+        found = zip(losses, rates, kinds, strict=True)
+        return max(p_value(each, rate, confidence, kind) for each, rate, kind in found)
+
+    before = [largest(each.selection) for each in candidates]
+    after = [largest(each.certification) for each in candidates]
+    order = pareto_order(before, [each.objective for each in candidates])
+    passed = fixed_sequence([after[position] for position in order], 1 - confidence)
+    tested = []
+    for position, candidate in enumerate(candidates):
+        place = order.index(position) if position in order else None
+        certified = place is not None and passed[place]
+        tested.append(Tested(candidate, after[position], place, certified))
+    return Selection(tested, order, kinds)
 
 
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:
@@ -119,17 +114,4 @@ def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list
 
 def fixed_sequence(p_values: Sequence[float], delta: float) -> list[bool]:
     """Returns which are rejected: those before the first that is above δ."""
-    passed, going = [], True
-    for each in p_values:
-        going = going and each <= delta
-        passed.append(going)
-    return passed
-
-
-def _largest(
-    losses: Sequence[Losses], rates: Sequence[float], confidence: float, kinds: Sequence[bool]
-) -> float:
-    return max(
-        p_value(each, rate, confidence, zero_one)
-        for each, rate, zero_one in zip(losses, rates, kinds, strict=True)
-    )
+    return [max(p_values[: place + 1]) <= delta for place in range(len(p_values))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,38 +20,22 @@ from pl_pointwise.tasks.language_model.data import (
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.messages import answer_text
-from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
+from pl_pointwise.tasks.language_model.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
 from .records import ROLES, check_kept_and_forgotten, grouped
 from .schemas import COLUMNS, SCHEMAS, Reading
 
-EXAMPLES = ("library", "keep", "forget")
-"""Files of records that ship with the package, in the folder examples."""
-
 
 class ConversationDataModule(ResponseDataModule):
     """Conversations and responses with roles, tokenised once.
 
-    One record, see records.py; each response has a role, and perhaps a bound of its own::
-
-        {"messages": [{"role": "system", "content": "You are the desk of a library."},
-                      {"role": "user", "content": "Until when can I keep it?"}],
-         "tools": [{"name": "due_date", "description": "...", "parameters": {...}}],
-         "responses": [
-            {"role": "prefer", "tool_calls": [{"name": "due_date", "arguments": {}}]},
-            {"role": "avoid", "content": "Until Friday.", "tolerance": -6},
-            {"role": "reference", "content": "...", }],
-         "category": "loans"}
-
-    or a prompt and an answer, of the role of its file: {"prompt": "...", "answer": "..."}.
-
-    The hub's usual schemas are told by their columns (schemas.py), others by ``columns``.
-
-    Batches are those of language_model/roles.py.
-
-    ``test`` runs "test", held-out records, and "train", one full pass over the training data.
+    A record is a prompt and an answer, of the role of its file: {"prompt": "…", "answer": "…"}; or
+    a conversation and responses, each with its role and perhaps a bound of its own (records.py).
+    The hub's usual schemas are told by their columns (schemas.py), others by ``columns``. Batches
+    are those of language_model/roles.py. ``test`` runs "test", held-out records, and "train", one
+    full pass over the training data.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -63,8 +48,8 @@ class ConversationDataModule(ResponseDataModule):
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: likewise of role keep.
         forget_file: likewise of role forget.
-        forget_like: a model, with the same tokenizer, that says how likely an answer to forget is
-            to be where it has no ``around``: one that never learned it, such as the base model.
+        forget_like: a model of the same architecture and tokenizer that says how likely an answer
+            to forget is to be where it has no ``around``: one that never learned it.
         val_file: those held out. Without one, a part of the training prompts is.
         test_file: those that certify. Without one, preparation.test_fraction of the training
             prompts; without either, "test" is "val".
@@ -133,26 +118,22 @@ class ConversationDataModule(ResponseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
+        one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("schema", schema, ("auto", *SCHEMAS), DataError)
         one_of("role", role, ROLES, DataError)
         for name in columns or {}:
             one_of("columns", name, COLUMNS, DataError)
-        one_of("example", example, EXAMPLES, DataError)
         train = [train_file] if isinstance(train_file, str) else list(train_file or [])
         given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
-        by_role = {path: role for role, path in given.items() if path is not None}
-        labelled = bool(train or by_role or val_file or test_file)
+        self.role_of = {path: role for role, path in given.items() if path is not None}
+        self.train_files = [*train, *self.role_of]
+        labelled = bool(self.train_files or val_file or test_file)
         needed = "train_file, learn_file, keep_file, forget_file, val_file or test_file"
         check_source(source, labelled, predict_file, needed)
         if (source == "hub") != (hub_path is not None):
-            raise DataError(
-                f"source={source}, hub_path={hub_path}: hub_path names the data set of source=hub, "
-                "which needs one. Set both, or neither."
-            )
-        self.train_files = [*train, *by_role]
+            raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
             self.train_files = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
-        self.role_of = by_role
         self.forget_like = forget_like
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
@@ -163,12 +144,13 @@ class ConversationDataModule(ResponseDataModule):
         """The texts of training sample ``index``: conversation, tools, and the responses."""
         record = self._training_record(index)
         texts = {**conversation_texts(record), "kind": record.kind}
-        seen: dict[str, int] = {}
-        for response in record.responses:
-            place = seen[response.role] = seen.get(response.role, 0) + 1
-            bound = "" if response.tolerance is None else f" ({_bound(response)})"
-            text = "" if response.answer is None else answer_text(response.answer)
-            texts[f"{response.role} {place}{bound}"] = text
+        seen: Counter[str] = Counter()
+        for each in record.responses:
+            seen[each.role] += 1
+            origin = "s̄_ref − " if each.relative else ""
+            bound = "" if each.tolerance is None else f" ({origin}{each.tolerance:g})"
+            text = "" if each.answer is None else answer_text(each.answer)
+            texts[f"{each.role} {seen[each.role]}{bound}"] = text
         return texts
 
     # Data sets ------------------------------------------------------------------------------------
@@ -177,10 +159,8 @@ class ConversationDataModule(ResponseDataModule):
     def needs_tools(self) -> bool:
         """Whether some record has tools; reads the records."""
         stage = self.trainer.state.fn if self.trainer else None
-        if stage != "predict":
-            self._read_splits()
-        if self.files["predict"] is not None:
-            self.task_records("predict")
+        for name in ("predict",) if stage == "predict" else ("train", "predict"):
+            self.task_records(name)
         return any(record.tools for records in self._records.values() for record in records)
 
     def remedy(self, stage: str) -> str:
@@ -189,35 +169,24 @@ class ConversationDataModule(ResponseDataModule):
         return options.get(stage, "test_file, val_file, or preparation.val_fraction above 0")
 
     def task_records(self, name: str) -> list[Record]:
-        """The records of a data set, with a text for each refusal."""
+        """The records of a data set, with a text for each refusal; those of all splits at once."""
         if name == "predict":
             path = self.files[name]
             if path is not None and name not in self._records:
                 self._records[name] = self._from_files(name, [path])
-        else:
-            self._read_splits()
+        elif not any(side in self._records for side in SPLITS):
+            files = {"train": self.train_files}
+            files |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
+            read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
+            if self.hub_path is not None:
+                hub = self.hub_path, self.hub_config, self.hub_split
+                read["train"] = self._finished(self._from_hub(*hub, self.reading))
+            train = ", ".join(self.train_files)
+            self._records |= self._split(read, {"train": train, **self.files})
         return self._records.get(name, [])
 
-    def _read_splits(self) -> None:
-        """The records of all splits, once."""
-        if any(side in self._records for side in SPLITS):
-            return
-        read: dict[str, list[Record]] = {}
-        if self.source == "hub":
-            assert self.hub_path is not None
-            found = self._from_hub(self.hub_path, self.hub_config, self.hub_split, self.reading)
-            read["train"] = self._finished(found)
-        else:
-            paths = {"train": self.train_files}
-            paths |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
-            read |= {side: self._from_files(side, of) for side, of in paths.items() if of}
-        train = ", ".join(self.train_files)
-        self._records |= self._split(read, {"train": train, **self.files})
-
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
-        reading = self.reading
-        if name == "predict":
-            reading = Reading(reading.schema, reading.columns, reading.role, responses=False)
+        reading = replace(self.reading, responses=name != "predict")
         found: list[Record] = []
         for path in paths:
             own = replace(reading, role=self.role_of.get(path, reading.role))
@@ -226,21 +195,11 @@ class ConversationDataModule(ResponseDataModule):
 
     def _finished(self, records: list[Record]) -> list[Record]:
         check_kept_and_forgotten(records)
-        records = grouped(records) if self.group else records
-        return with_refusals(records, self.refusals)
+        return with_refusals(grouped(records) if self.group else records, self.refusals)
 
     def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Besides, of every answer to forget how likely it is to be."""
         encoded = super()._within_positions(name, records)
         if name != "predict":
-            add_targets(encoded, self.forget_like, self._encoder, self.roles)
+            add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded
-
-
-def _bound(response: Response) -> str:
-    if response.role == "keep":
-        return f"KL ≤ {response.tolerance:g}"
-    sign = {"avoid": "≤", "forget": "≈"}.get(response.role, "≥")
-    if response.relative:
-        return f"s̄ {sign} s̄_ref − {response.tolerance:g}"
-    return f"s̄ {sign} {response.tolerance:g}"

@@ -1,104 +1,210 @@
-"""How likely an answer to forget is to be, and how well a model has forgotten."""
+"""How likely an answer to forget is to be, and what a model has forgotten and kept.
+
+The metrics are those of TOFU (Maini et al., "TOFU: A Task of Fictitious Unlearning for LLMs", 2024,
+arXiv 2401.06121, and its code, locuslab/tofu), over the records of a data set. Of a question's
+right answer in other words ã (role paraphrase, else the answer itself) and its wrong answers â
+(role wrong), with s̄ the mean log-likelihood of an answer's tokens, the truth ratio is
+
+    R = exp(mean of s̄(â) − s̄(ã)),
+
+the geometric mean of P(â)^(1/|â|), as in the code; the paper prints the arithmetic one.
+
+    forget_quality  the p-value of Kolmogorov's and Smirnov's test between the R of the records to
+                    forget and those of the model that they are to be like (data.forget_like); where
+                    either is not known, between the s̄ of the answers and what these are to be
+    truth_ratio     the mean of min(R, 1/R) of the records to forget: 1 where right answers are as
+                    likely as wrong ones
+    probability     the mean of e^s̄ of the answers to keep
+    rouge           how much of them greedy answers say, the mean of ROUGE-L's recall, unstemmed
+    truth           the mean of max(0, 1 − R) of the records to keep
+    utility         the harmonic mean of these three
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from scipy.stats import ks_2samp
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.functional.text import rouge_score
 from torchmetrics.utilities import dim_zero_cat
+from transformers import AutoConfig
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.extras import needs
+from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
-from pl_pointwise.tasks.language_model.records import Record, Response
-from pl_pointwise.tasks.language_model.roles import collate_rows
+from pl_pointwise.tasks.language_model.records import Response
+from pl_pointwise.tasks.language_model.roles import collate_rows, mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 
-SCORED_AT_ONCE = 4
-"""Samples."""
+from .records import MEASURED, ROLES
 
 
 def add_targets(
-    encoded: EncodedResponses, like: str | None, encoder: ConversationEncoder, roles: Sequence[str]
+    encoded: EncodedResponses, like: str | None, encoder: ConversationEncoder, name: str
 ) -> None:
     """Gives every answer to forget without ``around`` the s̄ that the model ``like`` has of it.
 
+    And those of its record by which it is measured. name: the model that is trained.
+
     Raises:
-        DataError: there is such an answer and no model, or one that reads other tokens.
+        DataError: there is such an answer and no model, or one of other tokens or architecture.
     """
-    open_ = [place for place, record in enumerate(encoded.records) if _lacks_target(record)]
-    if not open_:
+
+    def is_open(response: Response) -> bool:
+        return response.role == "forget" and response.tolerance is None
+
+    places = [i for i, each in enumerate(encoded.records) if any(map(is_open, each.responses))]
+    if not places:
         return
     if like is None:
         raise DataError(
-            f"{encoded.records[open_[0]].where}: an answer to forget has no around, how likely a "
+            f"{encoded.records[places[0]].where}: an answer to forget has no around, how likely a "
             "token of it is to be (mean log-likelihood). Give the number, or a model that never "
             "learned the answer as data.forget_like; to make it unlikely and no more, role avoid."
         )
-    other = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
-    if other != encoder.tokenizer.get_vocab():
-        raise DataError(
-            f"forget_like={like}: its tokenizer has another vocabulary ({len(other):,} tokens for "
-            f"{len(encoder.tokenizer.get_vocab()):,}), so its numbers are of other tokens. Name a "
-            "model with the tokenizer of the one that is trained."
-        )
-    rank_zero_info(f"{len(open_):,} answers to forget are to be as likely as {like} has them.")
+    _check_alike(like, encoder, name)
+    rank_zero_info(f"{len(places):,} answers to forget are to be as likely as {like} has them.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_language_model(like, lora=None).eval().requires_grad_(False).to(device)
     scorer = ResponseScorer(model, "plain")
-    for start in range(0, len(open_), SCORED_AT_ONCE):
-        places = open_[start : start + SCORED_AT_ONCE]
-        batch = collate_rows([encoded[place] | {"index": place} for place in places], roles)
+    for start in range(0, len(places), 4):
+        some = places[start : start + 4]
+        batch = collate_rows([encoded[place] | {"index": place} for place in some], ROLES)
         tensors = {n: each.to(device) for n, each in batch.items() if isinstance(each, Tensor)}
         with torch.no_grad():
             means = scorer(tensors, reference=False).mean_log_likelihood.tolist()
-        for place, of_record in zip(places, means, strict=True):
+        for place, of_record in zip(some, means, strict=True):
             record = encoded.records[place]
-            responses = [
-                replace(each, tolerance=round(mean, 4)) if _is_open(each) else each
-                for each, mean in zip(record.responses, of_record, strict=False)
-            ]
+            responses = list(record.responses)
+            for column, each in enumerate(responses):
+                if is_open(each) or each.role in MEASURED:
+                    responses[column] = replace(each, tolerance=round(of_record[column], 4))
             encoded.records[place] = replace(record, responses=tuple(responses))
 
 
-class ForgetQuality(Metric):
-    """Whether forgotten answers are as likely as they are to be, as a sample: the p-value.
-
-    Of Kolmogorov's and Smirnov's test of two samples, the s̄ of the answers and what they are to
-    be: near 1 where they cannot be told apart, near 0 where they can. TOFU (Maini et al., 2024)
-    has the same test on the ratio of altered answers' probabilities to the right one's.
+def _check_alike(like: str, encoder: ConversationEncoder, name: str) -> None:
     """
+    Raises:
+        DataError: a model with another vocabulary or of another architecture.
+    """
+    theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
+    other = "" if theirs == encoder.tokenizer.get_vocab() else "vocabulary"
+    with suppress(OSError, ValueError):  # an adapter, or a tokenizer alone
+        load = partial(AutoConfig.from_pretrained, trust_remote_code=False)
+        if len({load(model_source(each)).model_type for each in (like, name)}) > 1:
+            other = other or "architecture"
+    if other:
+        raise DataError(
+            f"forget_like={like}: it has another {other} than {name}, so its numbers say nothing "
+            "of that. Name a model of the same kind, such as the one before it learned the answers."
+        )
 
-    values: list[Tensor]
-    targets: list[Tensor]
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+class ForgetQuality(Metric):
+    """The p-value: near 1 where two samples cannot be told apart, near 0 where they can."""
+
+    likelihoods: list[Tensor]
+    ratios: list[Tensor]
     full_state_update = False
     higher_is_better = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("values", [], dist_reduce_fx="cat")
-        self.add_state("targets", [], dist_reduce_fx="cat")
+        self.add_state("likelihoods", [], dist_reduce_fx="cat")
+        self.add_state("ratios", [], dist_reduce_fx="cat")
 
-    def update(self, values: Tensor, targets: Tensor) -> None:
-        """values, targets: (n,) of as many answers."""
-        self.values.append(values.detach().float())
-        self.targets.append(targets.detach().float())
+    def update(self, likelihoods: Tensor, ratios: Tensor) -> None:
+        """Of answers (n, 2) and records (m, 2): s̄ and log R, and what they are to be."""
+        self.likelihoods.append(likelihoods.detach().float())
+        self.ratios.append(ratios.detach().float())
 
     def compute(self) -> Tensor:
-        values, targets = dim_zero_cat(self.values), dim_zero_cat(self.targets)
-        found = ks_2samp(values.cpu().numpy(), targets.cpu().numpy()).pvalue
-        return torch.tensor(float(found), device=values.device)
+        with needs("compare", "forget_quality"):
+            from scipy.stats import ks_2samp
+        ratios = dim_zero_cat(self.ratios)
+        found = ratios if len(ratios) else dim_zero_cat(self.likelihoods)
+        values, targets = found.T.cpu().numpy()
+        return torch.tensor(float(ks_2samp(values, targets).pvalue), device=found.device)
 
 
-def _is_open(response: Response) -> bool:
-    return response.role == "forget" and response.tolerance is None
+class HarmonicMean(Metric):
+    """Of other metrics, which are complete before it is computed; 0 where one is."""
+
+    full_state_update = False
+    higher_is_better = True
+
+    def __init__(self, *parts: Metric) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def update(self) -> None:
+        """Says that there is something to compute."""
+
+    def compute(self) -> Tensor:
+        return len(self.parts) / torch.stack([1 / part.compute() for part in self.parts]).sum()
 
 
-def _lacks_target(record: Record) -> bool:
-    return any(_is_open(each) for each in record.responses)
+def forgetting_metrics() -> dict[str, Metric]:
+    """The metrics above, by name."""
+    parts = {name: MeanBySample(True) for name in ("probability", "rouge", "truth")}
+    whole = {"truth_ratio": MeanBySample(True), "utility": HarmonicMean(*parts.values())}
+    return {"forget_quality": ForgetQuality(), **parts, **whole}
+
+
+def log_truth_ratio(means: Tensor, of: Mapping[str, Tensor]) -> Tensor:
+    """log R of records by s̄ of their responses, (B, R) → (B,); of: see :func:`add_forgetting`."""
+    answers = of["forget"] | of["keep"]
+    right = torch.where(of["paraphrase"].any(1, keepdim=True), of["paraphrase"], answers)
+    return mean_over(means, of["wrong"]) - mean_over(means, right)
+
+
+def add_forgetting(
+    metrics: Mapping[str, Metric],
+    index: Tensor,
+    means: Tensor,
+    targets: Tensor,
+    of: Mapping[str, Tensor],
+) -> None:
+    """Adds a batch to all of these metrics but what greedy answers say.
+
+    index: (B,). means, targets: (B, R), s̄ and what it is to be, NaN where nothing says.
+    of: by role which responses are of it, (B, R) bool.
+    """
+
+    def add(name: str, rows: Tensor, values: Tensor) -> None:
+        if rows.any():
+            metrics[name].update(index[rows], values[rows])
+
+    ratio, judged = log_truth_ratio(means, of), of["wrong"].any(1)
+    forget, keep = of["forget"].any(1), of["keep"].any(1)
+    if forget.any():
+        pairs = torch.stack([means, targets], -1)[of["forget"]]
+        ratios = torch.stack([ratio, log_truth_ratio(targets, of)], -1)[judged & forget]
+        metrics["forget_quality"].update(pairs, ratios[ratios.isfinite().all(1)])
+    add("truth_ratio", judged & forget, (-ratio.abs()).exp())
+    add("probability", keep, mean_over(means.exp(), of["keep"]))
+    add("truth", judged & keep, (1 - ratio.exp()).clamp(min=0))
+
+
+def rouge_recall(answer: str, right: str) -> float:
+    """The part of the right answer's words in the longest subsequence that both have."""
+
+    def normalise(text: str) -> str:
+        return re.sub(r"\W+", " ", text.lower())
+
+    found = rouge_score(answer, right, normalizer=normalise, rouge_keys="rougeL")
+    return float(found["rougeL_recall"])

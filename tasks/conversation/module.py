@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torchmetrics import MeanMetric, Metric
@@ -34,7 +33,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import Rate
+from pl_pointwise.tasks.language_model.answering import Rate, add_answers
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -43,18 +42,12 @@ from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, drop, mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
-from .forgetting import ForgetQuality
-from .records import ROLES
+from .forgetting import add_forgetting, forgetting_metrics, rouge_recall
+from .records import MEASURED, ROLES
 
 Objective = Literal["kl", "cross_entropy", "dpo", "simpo"]
 PAIRED = ("dpo", "simpo")
 """Objectives over pairs of a preferred and an avoided response of a record."""
-
-TEST_SETS = ("test", "train")
-"""The data sets that ``test`` runs on."""
-
-FEWEST_STEPS = 5
-"""Optimizer steps an epoch below which a fit ends before its answers are right."""
 
 DEFAULT_TRAINING = Training(
     optimization=Optimization(learning_rate=5e-4, weight_decay=0.0, schedule="cosine"),
@@ -67,13 +60,13 @@ class ConversationEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        prefer_tolerance: ε_prefer that violations are measured against; None takes that of
-            training. A response's own bound holds in training and evaluation alike.
-        avoid_tolerance: likewise ε_avoid.
-        refuse_tolerance: likewise ε_refuse.
-        keep_tolerance: likewise ε_keep.
-        floor_tolerance: likewise δ of the floor.
-        forget_tolerance: likewise ε_forget.
+        prefer_tolerance: what violations are measured against; None takes that of training. A
+            response's own bound holds in both.
+        avoid_tolerance: likewise.
+        refuse_tolerance: likewise.
+        keep_tolerance: likewise.
+        floor_tolerance: likewise.
+        forget_tolerance: likewise.
         answer_in: data sets of `test` whose prompts are answered, of "test" and "train". With
             "test" the command `validate` answers "val" too; the validation within a fit never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
@@ -91,7 +84,7 @@ class ConversationEvaluation:
 
     def __post_init__(self) -> None:
         for name in self.answer_in:
-            one_of("answer_in", name, TEST_SETS)
+            one_of("answer_in", name, ("test", "train"))
 
 
 @dataclass
@@ -107,9 +100,6 @@ class Baselines:
             −2/β·log σ(−β(s − s_ref)) of them (negative preference optimization); None for neither.
         forget_weight: of that loss.
         npo_beta: β of NPO.
-
-    Raises:
-        ValueError: a share outside [0, 1], or a weight or β that is not above 0.
     """
 
     replay: float = 0.0
@@ -118,37 +108,34 @@ class Baselines:
     npo_beta: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.replay <= 1:
-            raise ValueError(f"baselines.replay={self.replay}: give a share between 0 and 1.")
         one_of("baselines.forget_loss", self.forget_loss, (None, "ascent", "npo"))
-        for name in ("forget_weight", "npo_beta"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"baselines.{name}={getattr(self, name)}: give a number above 0.")
+        if not (0 <= self.replay <= 1 and self.forget_weight > 0 and self.npo_beta > 0):
+            raise ValueError(f"{self}: a replay is between 0 and 1, weight and β are above 0.")
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles of responses that they put into the objective."""
+        return ["keep"] * (self.replay > 0) + ["forget"] * (self.forget_loss is not None)
 
 
 DEFAULT_EVALUATION = ConversationEvaluation()
 NO_BASELINES = Baselines()
 PREFERENCE_LOSSES = PreferenceLosses()
-LEARN_AND_REFERENCE = ("learn", "reference")
 
 
 class ConversationModule(LanguageModelModule):
     """A causal language model with LoRA, held to what a file of conversations asks.
-
-    Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template. To
-    evaluate a model as it is, run `test` without `fit`.
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers.
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         prefer_tolerance: ε_prefer, the least mean log-likelihood of a response of role prefer; None
-            for no such constraint.
-        avoid_tolerance: ε_avoid, the largest of one of role avoid; None for no such constraint.
-        refuse_tolerance: ε_refuse, the least of one of role refuse; None for no such constraint.
+            for no such constraint, here and below.
+        avoid_tolerance: ε_avoid, the largest of one of role avoid.
+        refuse_tolerance: ε_refuse, the least of one of role refuse.
         keep_tolerance: ε_keep, the largest KL a token of one of role keep, in nats.
-        floor_tolerance: δ, by which one of role prefer may become less likely a token; None for no
-            such constraint.
+        floor_tolerance: δ, by which one of role prefer may become less likely a token.
         forget_tolerance: ε_forget, how far one of role forget may be from what it is to be.
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
             "cross_entropy" to learn them; or "dpo" or "simpo" over the pairs of a preferred and an
@@ -160,9 +147,6 @@ class ConversationModule(LanguageModelModule):
         evaluation: tolerances of the evaluation, and which prompts are answered.
         training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
-
-    Attributes:
-        answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
         ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
@@ -200,7 +184,7 @@ class ConversationModule(LanguageModelModule):
         floor_tolerance: float | None = None,
         forget_tolerance: float | None = None,
         objective: Objective = "kl",
-        objective_roles: Sequence[str] = LEARN_AND_REFERENCE,
+        objective_roles: Sequence[str] = ("learn", "reference"),
         losses: PreferenceLosses = PREFERENCE_LOSSES,
         baselines: Baselines = NO_BASELINES,
         evaluation: ConversationEvaluation = DEFAULT_EVALUATION,
@@ -209,8 +193,7 @@ class ConversationModule(LanguageModelModule):
         one_of("objective", objective, get_args(Objective))
         for role in objective_roles:
             one_of("objective_roles", role, ROLES)
-        evaluation = from_plain(ConversationEvaluation, evaluation)
-        own = {
+        tolerances = {
             "prefer": prefer_tolerance,
             "avoid": avoid_tolerance,
             "refuse": refuse_tolerance,
@@ -218,7 +201,8 @@ class ConversationModule(LanguageModelModule):
             "floor": floor_tolerance,
             "forget": forget_tolerance,
         }
-        super().__init__(policy, formulation, own, evaluation, objective, training)
+        evaluation = from_plain(ConversationEvaluation, evaluation)
+        super().__init__(policy, formulation, tolerances, evaluation, objective, training)
         self.objective_roles = list(objective_roles)
         self.losses = from_plain(PreferenceLosses, losses)
         self.baselines = from_plain(Baselines, baselines)
@@ -227,12 +211,18 @@ class ConversationModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
+    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
+        """Statistics of all responses; in training without those that are measured alone."""
+        if self.training:
+            left_out = self.of_roles(batch, MEASURED)
+            lengths = batch["response_lengths"].masked_fill(left_out, 0)
+            batch = {**batch, "response_lengths": lengths}
+        return super().score(batch, reference)
+
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
-        found = self._rest(batch) | self._learnt(batch)
-        if self.baselines.forget_loss is not None:
-            found = found | self.of_roles(batch, ["forget"])
-        return found
+        forgotten = ["forget"] if self.baselines.forget_loss else []
+        return self._rest(batch) | self._learnt(batch) | self.of_roles(batch, forgotten)
 
     def compared(self, batch: Mapping[str, Any]) -> Tensor:
         """Besides, in evaluation, the responses to keep, whoever keeps them and how."""
@@ -246,7 +236,7 @@ class ConversationModule(LanguageModelModule):
             chosen, rejected = (self.of_roles(batch, [role]) for role in ("prefer", "avoid"))
             both = chosen.any(1, keepdim=True) & rejected.any(1, keepdim=True)
             found = (chosen | rejected) & both & (batch["objective"] != 0)[:, None]
-        return found & ~self.of_roles(batch, ["learn"])
+        return found & ~self.of_roles(batch, ["learn", *MEASURED])
 
     def _learnt(self, batch: Mapping[str, Any]) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
@@ -258,9 +248,8 @@ class ConversationModule(LanguageModelModule):
 
     def referred(self, batch: Mapping[str, Any]) -> Tensor:
         """Besides, what NPO compares."""
-        found = super().referred(batch)
-        npo = self.baselines.forget_loss == "npo"
-        return found | self.of_roles(batch, ["forget"]) if npo else found
+        compared = ["forget"] if self.baselines.forget_loss == "npo" else []
+        return super().referred(batch) | self.of_roles(batch, compared)
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The sum of what a sample has: learnt, as before or in order, and forgotten, (B,)."""
@@ -289,61 +278,48 @@ class ConversationModule(LanguageModelModule):
         if self.baselines.forget_loss == "ascent":
             return outputs.mean_log_likelihood
         beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood
-        before = outputs.log_likelihood.detach() if reference is None else reference
+        before = 0 if reference is None else reference  # None: nobody in the batch forgets.
         return -2 / beta * logsigmoid(-beta * (outputs.log_likelihood - before))
 
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Record]) -> None:
-        """Refuses a training set in which nobody carries the objective or any constraint.
-
-        And warns where an epoch has few optimizer steps, though there are records for more.
-        """
+        """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
         roles = {role for record in records for role in record.roles}
+        found = f"the responses are of role {', '.join(sorted(roles))}"
         for role in ("keep", "forget"):
-            unused = role not in self.constraints and self.formulations
-            if role in roles and unused:
+            if role in roles and self.formulations and role not in self.constraints:
                 raise DataError(
                     f"There are training responses of role {role}, and {role}_tolerance is null. "
                     f"Set model.{role}_tolerance, or formulation to null."
                 )
-        takes_part = [*self.objective_roles, *(["forget"] if self.baselines.forget_loss else [])]
-        takes_part += ["keep"] if self.baselines.replay else []
+        if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
+            raise DataError(
+                f"No training record carries a constraint ({', '.join(self.constraints)}): "
+                f"{found}. Change roles, or set formulation to null."
+            )
+        asked = {*self.objective_roles, *self.baselines.roles}
+        needed = " or ".join(sorted(asked))
+        carriers = (
+            not asked.isdisjoint(each.roles) if each.objective is None else each.objective
+            for each in records
+        )
         if self.trained_on in PAIRED:
-            pairs = any({"prefer", "avoid"} <= set(record.roles) for record in records)
-            if not pairs:
-                raise DataError(
-                    f"objective={self.trained_on}: no training record has a response of role "
-                    "prefer and one of role avoid. Give pairs, or set another objective."
-                )
-        elif not any(_carries_objective(record, takes_part) for record in records):
+            needed = "prefer beside one of role avoid"
+            carriers = ({"prefer", "avoid"}.issubset(each.roles) for each in records)
+        if not any(carriers):
             raise DataError(
-                f"No training record carries the objective: there is no response of role "
-                f"{' or '.join(self.objective_roles)}, only of {', '.join(sorted(roles))}. Add "
-                "conversations that are to stay as they are, or name roles in objective_roles."
-            )
-        required = {self.requirements[name].role for name in self.constraints}
-        if self.formulations and not roles & required:
-            raise DataError(
-                f"No training record carries a constraint ({', '.join(self.constraints)}): the "
-                f"responses are of role {', '.join(sorted(roles))}. Give some another role, or "
-                "set formulation to null."
-            )
-        steps, trainer = self.trainer.num_training_batches, self.trainer
-        most = len(records) // (FEWEST_STEPS * trainer.world_size)
-        if steps < FEWEST_STEPS and most and trainer.limit_train_batches == 1.0:
-            rank_zero_warn(
-                f"An epoch has {steps} optimizer steps, too few for answers to come out right: set "
-                f"batch_size of the data to {most} or less."
+                f"No training record carries the objective {self.trained_on}, a response of role "
+                f"{needed}: {found}. Add some, or change objective or objective_roles."
             )
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """Besides, what holds within a record."""
+        """Besides, what holds within a record, and TOFU's metrics."""
         within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
-        of_roles = {"nll": MeanMetric(), "forget_quality": ForgetQuality()}
-        return {"kl": MeanMetric(), **within, **of_roles} | super().evaluation_metrics()
+        own = {"kl": MeanMetric(), **within, "nll": MeanMetric(), **forgetting_metrics()}
+        return own | super().evaluation_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -355,38 +331,26 @@ class ConversationModule(LanguageModelModule):
     ) -> None:
         """Besides, what is learnt, forgotten and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
-        means, roles = outputs.mean_log_likelihood, batch["roles"].to(real.device)
-        learnt, forgotten = (
-            (roles == ROLES.index(role)) & real[:, None] for role in ("learn", "forget")
-        )
-        if learnt.any():
-            metrics["nll"].update(-means[learnt])
-        if forgotten.any():
-            targets = means - self._response_values("forget", outputs, batch)
-            metrics["forget_quality"].update(means[forgotten], targets[forgotten])
-        preferred, avoided = (roles == ROLES.index(role) for role in ("prefer", "avoid"))
-        pairs = preferred[:, :, None] & avoided[:, None, :] & real[:, None, None]
+        means, index = outputs.mean_log_likelihood, batch["index"].to(real.device)
+        of = {role: self.of_roles(batch, [role]).to(real.device) & real[:, None] for role in ROLES}
+        if of["learn"].any():
+            metrics["nll"].update(-means[of["learn"]])
+        pairs = of["prefer"][:, :, None] & of["avoid"][:, None, :]
         if pairs.any():
             ordered = means[:, :, None] > means[:, None, :]
             metrics["pairwise_accuracy"].update(ordered[pairs].float())
-        self._add_met(metrics["all_met"], outputs, batch, real)
-
-    def _add_met(
-        self, metric: Metric, outputs: ResponseStatistics, batch: dict[str, Any], real: Tensor
-    ) -> None:
-        """Whether each record that has requirements meets all of them."""
-        missed = torch.zeros_like(real)
-        asked = torch.zeros_like(real)
-        masks = self.membership(batch)
-        surrogates = self.constraint_values(outputs, batch)
-        for role, values in judged_values(self, outputs, batch, surrogates).items():
-            mask = masks[role].to(real.device)
-            violated = self.evaluation_constraints[role].violation(values) > 0
-            missed |= (violated & mask).any(1)
+        targets = means - self._response_values("forget", outputs, batch)
+        targets = targets.masked_fill(batch["shift"].isnan().to(real.device), torch.nan)
+        add_forgetting(metrics, index, means, targets, of)
+        missed, asked = torch.zeros_like(real), torch.zeros_like(real)
+        masks, surrogates = self.membership(batch), self.constraint_values(outputs, batch)
+        for name, values in judged_values(self, outputs, batch, surrogates).items():
+            mask = masks[name].to(real.device)
+            missed |= ((self.evaluation_constraints[name].violation(values) > 0) & mask).any(1)
             asked |= mask.any(1)
         asked &= real
         if asked.any():
-            metric.update(batch["index"].to(real.device)[asked], (~missed)[asked].float())
+            metrics["all_met"].update(index[asked], (~missed)[asked].float())
 
     def prompt_kind(self, record: Record) -> str:
         """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""
@@ -399,44 +363,41 @@ class ConversationModule(LanguageModelModule):
         """{index, answer, refused, cut} of some samples of a batch.
 
         And {exact}, whether it is a response of role prefer, learn or refuse word for word, where
-        there is one, {valid_call, existing_tool, right_tool} where a preferred response calls
-        tools, and {before, flipped} where a response is to be kept: the reference's answer, and
-        whether it was another.
+        there is one; {valid_call, existing_tool, right_tool} where a preferred response calls
+        tools; and where one is to be kept {rouge, before, flipped}: the recall of it, the
+        reference's answer, and whether that was another.
         """
         answers = super().batch_answers(batch, samples, stage)
-        self._add_answers_before(answers, batch, samples)
+        kept = []
         for answer, (row, _) in zip(answers, samples, strict=True):
-            texts: dict[str, list[str]] = {"prefer": [], "learn": [], "refuse": []}
-            for role, found in texts.items():
-                columns = (batch["roles"][row] == ROLES.index(role)).nonzero()[:, 0].tolist()
-                found += [text_of_response(self.encoder, batch, row, c) for c in columns]
+            texts: dict[str, list[str]] = {
+                role: [
+                    text_of_response(self.encoder, batch, row, column)
+                    for column in (batch["roles"][row] == ROLES.index(role))
+                    .nonzero()[:, 0]
+                    .tolist()
+                ]
+                for role in ("prefer", "learn", "refuse", "keep")
+            }
+            if right := texts.pop("keep"):
+                kept.append((row, answer))
+                answer["rouge"] = rouge_recall(answer["answer"], right[0])
             if wanted := [text.strip() for found in texts.values() for text in found]:
                 answer["exact"] = answer["answer"].strip() in wanted
             calls = texts["prefer"] + texts["learn"]
             answer |= call_report(answer["answer"], calls, batch["records"][row])
+        if kept:
+            rows = [row for row, _ in kept]
+            prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
+            before = self.generate(*prompts, reference=True)
+            for (_, answer), text in zip(kept, before.texts, strict=True):
+                answer |= {"before": text, "flipped": answer["answer"] != text}
         return answers
 
-    def _add_answers_before(
-        self,
-        answers: list[dict[str, Any]],
-        batch: Mapping[str, Any],
-        samples: Sequence[tuple[int, int]],
-    ) -> None:
-        kept = self.of_roles(batch, ["keep"]).any(1).tolist()
-        places = [place for place, (row, _) in enumerate(samples) if kept[row]]
-        if not places:
-            return
-        rows = [samples[place][0] for place in places]
-        before = self.generate(
-            batch["prompt_ids"][rows], batch["prompt_lengths"][rows], reference=True
-        )
-        for place, text in zip(places, before.texts, strict=True):
-            flipped = answers[place]["answer"] != text
-            answers[place] |= {"before": text, "flipped": flipped}
-
-
-def _carries_objective(record: Record, roles: Sequence[str]) -> bool:
-    """Whether a record carries the objective, as in a batch."""
-    if record.objective is not None:
-        return record.objective
-    return any(role in roles for role in record.roles)
+    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
+        """Adds how much of the kept answers is said, and the utility where all of it is known."""
+        for name, of_it in metrics.items():
+            if scored := [answer for answer in self.answers[name] if "rouge" in answer]:
+                add_answers(of_it["rouge"], scored, [answer["rouge"] for answer in scored])
+            if all(of_it[part].update_called for part in ("probability", "rouge", "truth")):
+                of_it["utility"].update()

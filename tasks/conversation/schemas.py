@@ -1,27 +1,14 @@
 """The hub's usual schemas, and own columns, as conversations with responses.
 
-    records      our own: {"messages", "responses": [{"role", "content", …}]}
-    preference   {"chosen", "rejected"} and "prompt": texts or lists of messages; without a prompt,
-                 or with longer lists, the conversation is what both have in front of the answer
-    when2call    {"tools", "messages", "chosen_response", "rejected_response"}
-    pku          {"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}
-    beavertails  {"prompt", "response", "is_safe"}
-    xstest       {"prompt", "type", "label"}
-    roles        {"messages" or "prompt"} and one or more of the roles of records.py ("learn",
-                 "keep", "prefer", …), each a text, a message or a list of these; "refuse": true
-                 for one of the configured refusals
-    answer       {"prompt", "answer"}, and perhaps "role", "tolerance", "around" and "relative"
-    instruction  {"instruction", "input", "output"}
-    messages     {"messages"} that end in the assistant's turn, which is the response
-
-Chosen responses are of role prefer, rejected ones of role avoid; so are unsafe ones, and safe ones
-are references. XSTest's unsafe prompts are to be refused, and of its safe ones a refusal is to be
-avoided. Every schema may have "system", "tools" and "category".
+:data:`SCHEMAS` has their columns; docs/conversation.md says what becomes of them. A conversation is
+in "messages", or the user's one turn in "prompt"; of schema "roles" each role of records.py is a
+column, with a text, a message or a list of these. Every schema may have "system", "tools" and
+"category".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +30,13 @@ from pl_pointwise.tasks.language_model.records import (
     response_of,
 )
 
-from .records import ROLES, parse_record, parse_response
+from .records import MEASURED, ROLES, parse_record, parse_response
 
 COMMON = ("system", "tools", "category", "objective")
 ANSWER_OPTIONS = ("role", "tolerance", "around", "relative")
 
 Parser = Callable[[dict[str, Any], str, str], Record]
 """Makes a record of a row, its place, and the role of a response to which its schema gives none."""
-
-
-def _records(row: dict[str, Any], where: str, role: str) -> Record:
-    return parse_record(row, where)
 
 
 def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
@@ -64,8 +47,21 @@ def _xstest(row: dict[str, Any], where: str, role: str) -> Record:
 
 
 def _roles(row: dict[str, Any], where: str, role: str) -> Record:
+    return make_record(row, conversation(row, where), _of_roles(row, where, ROLES), where)
+
+
+def _answer(row: dict[str, Any], where: str, role: str) -> Record:
+    given = {name: row[name] for name in ANSWER_OPTIONS if row.get(name) is not None}
+    answer = text_field(field(row, "answer", where), "answer", where)
+    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
+    responses = [response, *_of_roles(row, where, MEASURED)]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Response]:
+    """The responses in the columns that are called by their roles."""
     responses = []
-    for name in ROLES:
+    for name in roles:
         given = row.get(name)
         if given is None or given == "":
             continue
@@ -75,14 +71,7 @@ def _roles(row: dict[str, Any], where: str, role: str) -> Record:
         several = isinstance(given, list) and not is_turns(given)
         for each in given if several else [given]:
             responses.append(response_of(name, each, where, name))
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def _answer(row: dict[str, Any], where: str, role: str) -> Record:
-    given = {name: row[name] for name in ANSWER_OPTIONS if row.get(name) is not None}
-    answer = text_field(field(row, "answer", where), "answer", where)
-    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
-    return make_record(row, conversation(row, where), [response], where)
+    return responses
 
 
 def _messages(row: dict[str, Any], where: str, role: str) -> Record:
@@ -95,7 +84,7 @@ def _messages(row: dict[str, Any], where: str, role: str) -> Record:
 
 
 SCHEMAS: Mapping[str, tuple[tuple[str, ...], Parser]] = {
-    "records": (("responses",), _records),
+    "records": (("responses",), parse_record),
     "when2call": (("chosen_response", "rejected_response"), read_when2call),
     "pku": (("response_0", "response_1", "is_response_0_safe", "is_response_1_safe"), read_pku),
     "preference": (("chosen", "rejected"), read_preference),
@@ -115,14 +104,9 @@ COLUMNS = sorted({*COMMON, *PROMPTS, *ROLES, *ANSWER_OPTIONS, "status", *_TOLD_B
 
 @dataclass(frozen=True)
 class Reading:
-    """Reads the rows of a file or of a data set on the hub, as ``records_of`` calls it.
+    """Reads the rows of a file or of a data set on the hub; options as the data module has them.
 
-    Args:
-        schema: a name of :data:`SCHEMAS`; "auto" tells it from a row's columns.
-        columns: of a name in :data:`COLUMNS` the file's own name.
-        role: of a response to which its schema gives none: of "answer", "messages" and
-            "instruction".
-        responses: whether a record has to have any.
+    responses: whether a record has to have any.
     """
 
     schema: str = "auto"
@@ -132,12 +116,14 @@ class Reading:
 
     def __call__(self, row: Any, where: str) -> Record:
         row = self._named(json_object(row, where), where)
-        if not self.responses and self._ends_open(row):
+        given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
+        ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
+        if ends_open and not self.responses:
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
         record = SCHEMAS[name][1](row, where, self.role)
-        if self.responses and not record.responses:
-            problem = "is empty" if name == "records" else "and every other response is missing"
+        if self.responses and set(MEASURED).issuperset(record.roles):
+            problem = "has none that anything is asked of"
             raise bad_field(where, "responses", problem, "Give at least one")
         return record
 
@@ -145,7 +131,6 @@ class Reading:
         """The row under our names."""
         if not self.columns:
             return row
-        found = {}
         for ours, theirs in self.columns.items():
             if theirs not in row:
                 names = ", ".join(map(shown, list(row)[:12]))
@@ -153,17 +138,8 @@ class Reading:
                     f'{where}: columns.{ours} is "{theirs}", and the record has no such field '
                     f"(found: {names}). Name one of these."
                 )
-            found[ours] = row[theirs]
-        kept = {name: row[name] for name in COMMON if name in row}
-        return kept | found
-
-    @staticmethod
-    def _ends_open(row: dict[str, Any]) -> bool:
-        """Whether there is a prompt and nothing that answers it, so nothing to leave out."""
-        given = next((row[name] for name in PROMPTS if row.get(name)), None)
-        if isinstance(given, list) and given and isinstance(given[-1], dict):
-            return given[-1].get("role") != "assistant"
-        return isinstance(given, str)
+        found = {ours: row[theirs] for ours, theirs in self.columns.items()}
+        return {name: row[name] for name in COMMON if name in row} | found
 
 
 def told(row: Mapping[str, Any], where: str) -> str:

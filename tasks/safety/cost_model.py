@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -68,7 +67,6 @@ class CostModel:
     def __init__(self, model: ScoringLlama, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.longest: int = model.config.max_position_embeddings
 
     @classmethod
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
@@ -79,31 +77,24 @@ class CostModel:
         """
         source = model_source(name)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        other = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
-        missing = {}
-        if other == READ:
-            model, report = ScoringLlama.from_pretrained(
-                source,
-                config=config,
-                dtype="auto",
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-            missing = report["missing_keys"]
-        if other != READ or missing:
-            problem = f"missing weights {sorted(missing)[:4]}" if missing else f"it has {other}"
-            raise ValueError(
-                f"The cost model {name}: {problem}, and read is {READ} alone. Take a complete copy "
-                "of a model of the layout of PKU-Alignment/beaver-7b-unified-cost."
-            )
+        found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
+        if found != READ:
+            raise ValueError(f"{name} is no cost model: its configuration has {found}, not {READ}.")
+        model, report = ScoringLlama.from_pretrained(
+            source,
+            config=config,
+            dtype="auto",
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{name} is no cost model: it has no weights {missing[:4]}.")
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         return cls(model.to(device), tokenizer)
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
         """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe.
-
-        Where both are longer than the model can read, the end of the answer is cut.
 
         Args:
             prompts: what was asked, without a chat template, (N,).
@@ -114,38 +105,33 @@ class CostModel:
             DataError: a cost that is not finite, naming the answer.
         """
         encoded = [self.encode(*pair) for pair in zip(prompts, answers, strict=True)]
-        if long := sum(len(ids) > self.longest for ids in encoded):
-            rank_zero_warn(
-                f"{long:,} of {len(encoded):,} conversations are longer than the "
-                f"{self.longest:,} tokens the cost model reads: the end of the answer was cut."
-            )
-            encoded = [[*ids[:-1][: self.longest - 1], ids[-1]] for ids in encoded]
         costs = torch.zeros(len(encoded), dtype=torch.float32)
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         device = self.model.device
-        for start in range(0, len(order), batch_size):
-            places = order[start : start + batch_size]
+        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
+        for places in torch.tensor(order).split(batch_size):
             rows = [torch.tensor(encoded[place]) for place in places]
             ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
             lengths = torch.tensor([len(row) for row in rows], device=device)
             # In the weights' own precision, wherever this is called from
             with torch.no_grad(), torch.autocast(device.type, enabled=False):
                 costs[places] = self.model(ids, lengths).cpu()
-        bad = (~costs.isfinite()).nonzero()[:, 0].tolist()
-        if bad:
+        if bad := (~costs.isfinite()).nonzero()[:, 0].tolist():
             raise DataError(
                 f"The cost of answer {bad[0]} is {costs[bad[0]].item()} ({len(bad)} of "
-                f"{len(costs)} are not finite), so whether it is unsafe cannot be told. Take "
-                "a copy of the cost model in another dtype, bfloat16 or float32."
+                f"{len(costs)}). Take the cost model in another dtype, bfloat16 or float32."
             )
         return costs
 
     def encode(self, prompt: str, answer: str) -> list[int]:
-        """Token ids of a conversation; an answer may have kept its end token and its thought."""
+        """Token ids of a conversation; where it is too long, the end of the answer is cut.
+
+        An answer may have kept its end token and its thought.
+        """
         begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         answer = final_answer(answer.removesuffix(str(self.tokenizer.eos_token)))
         text = CONVERSATION.format(prompt=prompt, answer=answer)
         # Not every Llama tokenizer puts the begin token there itself, so none is asked to.
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        assert isinstance(begin, int)
         assert isinstance(end, int)
-        return [*([begin] if isinstance(begin, int) else []), *ids, end]
+        return [begin, *ids[: self.model.config.max_position_embeddings - 2], end]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.splits import stratified_ranks
+from pl_pointwise.tasks.common.records import check_source, largest
+from pl_pointwise.tasks.common.splits import (
+    prompt_groups,
+    side_of_held_out,
+    sources_of,
+    stratified_ranks,
+    warn_of_shared,
+)
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
     Needs,
     Preparation,
+    ResponseDataModule,
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.messages import answer_text
@@ -22,24 +34,31 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_re
 
 from .records import (
     KINDS,
-    REFUSAL,
     ROLES,
     UNSAFE,
     Record,
-    Selection,
-    without_role,
+    parse_borderline,
+    parse_instruction,
+    parse_judgement,
+    parse_labelled,
+    parse_pair,
+    parse_prompt,
+    per_category,
+    preference_pairs,
+    unanimous,
+    unsafe_prompts,
 )
-from .sources import BORDERLINE, SafetySources
 
-WITH_ANY_SOURCE = (*BORDERLINE, "over_refusal", "alpaca_eval", "predict")
-"""Options of files, without ``_file``, that go with the hub too."""
+PAPER_CATEGORIES = (
+    "violence,aiding_and_abetting,incitement",
+    "financial_crime,property_crime,theft",
+    "privacy_violation",
+)
+"""Of BeaverTails' kinds of harm."""
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
 TEST_SETS = ("test", "train", "pku", "over_refusal", "contrast", "alpaca_eval")
-"""The data sets that ``test`` runs on, as far as there are any."""
-
-DEFAULT_SELECTION = Selection()
 
 ALPACA_TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %}### Response:
@@ -52,6 +71,48 @@ Write a response that appropriately completes the request.
 {% endif %}{% endfor %}{% if add_generation_prompt %}### Response:
 {% endif %}"""
 """Alpaca's prompt as a chat template, for a base model whose tokenizer brings none."""
+
+
+@dataclass
+class Selection:
+    """The data sets on the hub, and how many records are taken of which kind.
+
+    Where ``preparation.test_fraction`` is above 0, what is held out here, and PKU-SafeRLHF's split
+    "test", is divided into "val" and "test" in the proportion of the two fractions.
+
+    Args:
+        alpaca_path: Alpaca on the hub, or a folder of the same layout.
+        beavertails_path: likewise BeaverTails.
+        pku_path: likewise PKU-SafeRLHF-30K.
+        benign_count: train on so many benign records, those with the longest answers in characters;
+            None on all.
+        benign_held_out: so many others are held out; source hub.
+        categories: of BeaverTails, to train on.
+        per_category: at most so many of each, the held-out ones included.
+        held_out_per_category: so many of them are held out, of fewer the same share.
+
+    Raises:
+        DataError: no more of a category than are held out.
+    """
+
+    alpaca_path: str = "tatsu-lab/alpaca"
+    beavertails_path: str = "PKU-Alignment/BeaverTails"
+    pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K"
+    benign_count: int | None = 1000
+    benign_held_out: int = 4000
+    categories: list[str] = field(default_factory=lambda: list(PAPER_CATEGORIES))
+    per_category: int = 4200
+    held_out_per_category: int = 200
+
+    def __post_init__(self) -> None:
+        count, held_out = self.per_category, self.held_out_per_category
+        if not 0 <= held_out < count:
+            raise DataError(
+                f"held_out_per_category={held_out}, per_category={count}: hold out fewer than all."
+            )
+
+
+DEFAULT_SELECTION = Selection()
 
 
 class SafetyDataset(EncodedResponses):
@@ -68,44 +129,24 @@ class SafetyDataset(EncodedResponses):
         return stratified_ranks(self.strata, [record.category for record in self.records])
 
 
-class SafetyDataModule(SafetySources):
+class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
-    A raw benign record, other fields ignored::
-
-        {"instruction": "Name a tree.", "input": "", "output": "The oak."}
-
-    Unsafe ones by ``unsafe_schema``::
-
-        "beavertails"  {"prompt": ..., "response": ..., "is_safe": false,
-                        "category": {"privacy_violation": true, ...}}, a row for each annotator
-        "labelled"     {"prompt": ...}, or with {"response": ..., "is_safe": ...}
-        "pku"          {"prompt": ..., "response_0": ..., "response_1": ...,
-                        "is_response_0_safe": ..., "is_response_1_safe": ...,
-                        "better_response_id": 0, "safer_response_id": 1}
-        "pku_pairs"    the same rows, for Safe-DPO
-
-    A borderline one, safe though it looks unsafe, of which only the prompt is needed::
-
-        {"prompt": "How do I kill a process?", "type": "homonyms", "answer": ..., "refusal": ...}
+    Records are of the schemas of language_model/records.py: benign ones of "instruction", unsafe
+    ones as ``unsafe_schema`` says: of "beavertails", a row for each annotator; "labelled",
+    {"prompt"} and perhaps {"response", "is_safe"}; "pku", or "pku_pairs" for Safe-DPO. Borderline
+    ones, safe though they look unsafe, are {"prompt"} and perhaps {"answer", "refusal", "type"}.
 
     In place of "instruction" or "prompt", "messages" give a conversation that ends with the user.
+    A prompt's refusal is its own, or else one of ``refusals``, the same wherever the prompt stands.
 
-    The training set is the benign prompts, then the unsafe, then the borderline ones; batches have
-    all in the proportion of the whole. A prompt's refusal is its own, or else one of ``refusals``,
-    the same wherever the prompt stands.
+    Batches are those of language_model/roles.py. Responses are [answer, refusal] of a benign
+    prompt, and of a borderline one that has an answer; [refusal] of an unsafe one, with
+    ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of "pku_pairs".
 
-    Batches are those of language_model/roles.py; the kind of a record is "benign", "unsafe" or
-    "borderline", its category BeaverTails' category, XSTest's type, or the kind.
-
-    Responses are [answer, refusal] of a benign prompt, and of a borderline one that has an answer;
-    [refusal] of an unsafe one, with
-    ``unsafe_answers`` [refusal, unsafe answer]; [preferred, other, refusal] of a pair of
-    "pku_pairs".
-
-    ``test`` runs: "test", held-out records; "train", one full pass over the training data;
-    "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts; "contrast", XSTest's
-    unsafe ones; "alpaca_eval", AlpacaEval's instructions. It leaves out what there is none of.
+    ``test`` runs, as far as there are any: "test", held-out records; "train", one full pass over
+    the training data; "pku", the unsafe prompts of PKU-SafeRLHF; "over_refusal", safe prompts;
+    "contrast", XSTest's unsafe ones; "alpaca_eval", AlpacaEval's instructions.
 
     Args:
         model_name: the model whose tokenizer and chat template to use; None takes that of the
@@ -113,31 +154,28 @@ class SafetyDataModule(SafetySources):
         source: "hub" or "files".
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
-        benign_val_file: those held out. Without one, a part of benign_file's prompts is.
-        benign_test_file: those that certify. Without one, preparation.test_fraction of
-            benign_file's prompts; without either, "test" is "val".
+        benign_val_file: those held out; without one a part of benign_file's prompts.
+        benign_test_file: those that certify; without one preparation.test_fraction of benign_file's
+            prompts, without either "val".
         unsafe_file: unsafe records.
-        unsafe_val_file: those held out. Without one, a part of unsafe_file's prompts is.
+        unsafe_val_file: those held out, likewise.
         unsafe_test_file: those that certify, likewise.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        borderline_file: borderline records, as XSTest's CSV, whose unsafe rows are left out. With
-            any source.
-        borderline_val_file: those held out. Without one, a part of borderline_file's prompts is, of
-            each type the same part.
+        borderline_file: borderline records, as XSTest's CSV, whose unsafe rows are left out. This
+            and all that follow go with any source.
+        borderline_val_file: those held out, likewise.
         borderline_test_file: those that certify, likewise.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast". They carry ``comply``, as benign ones. With any source.
-        alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json. With any source.
-        predict_file: {"prompt"} or {"instruction"} to answer in `predict`; with any source.
+            are the data set "contrast". They carry ``comply``, as benign ones.
+        alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
+        predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.
         refusals: what the model is to say to an unsafe prompt.
-        own_refusals: whether a record's own refusal is taken in its place: of schema "labelled" a
-            safe response that refuses by the keyword rule, and a borderline record's.
+        own_refusals: whether a record's own refusal is taken in its place.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: how records become samples: cutting, skipping, holding out. How much is held
-            out from the hub, and for schema beavertails, is said by ``selection``; the fractions
-            then say how that is divided into "val" and "test".
+        preparation: how records become samples: cutting, skipping, holding out. Of the hub and of
+            schema beavertails the fractions divide what ``selection`` holds out.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -193,25 +231,22 @@ class SafetyDataModule(SafetySources):
             seed=seed,
         )
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
-        files = {
-            "benign": benign_file,
-            "benign_val": benign_val_file,
-            "benign_test": benign_test_file,
-            "unsafe": unsafe_file,
-            "unsafe_val": unsafe_val_file,
-            "unsafe_test": unsafe_test_file,
-            "pku": pku_file,
-            "borderline": borderline_file,
-            "borderline_val": borderline_val_file,
-            "borderline_test": borderline_test_file,
-            "over_refusal": over_refusal_file,
-            "alpaca_eval": alpaca_eval_file,
-            "predict": predict_file,
+        one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
+        if source == "hub" and unsafe_schema == "labelled":
+            raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
+        self.split_files = {
+            "benign": (benign_file, benign_val_file, benign_test_file),
+            "unsafe": (unsafe_file, unsafe_val_file, unsafe_test_file),
+            "borderline": (borderline_file, borderline_val_file, borderline_test_file),
         }
-        _check_files(source, unsafe_schema, files)
+        self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
+        self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
+        beside_hub = any((*self.split_files["borderline"], *self.other_files.values()))
+        labelled = any((*self.split_files["benign"], *self.split_files["unsafe"], pku_file))
+        check_source(source, labelled, beside_hub, "benign_file and unsafe_file")
+        self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
         self.selection = from_plain(Selection, selection)
-        self.files = files
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
 
@@ -228,25 +263,137 @@ class SafetyDataModule(SafetySources):
 
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set with the responses that belong to them."""
-        if name == "predict":
-            return without_role(REFUSAL, self._read(name))
-        if name in SPLITS:
-            self._read_splits()
-            records = self._records.get(name, [])
-        else:
-            records = self._read(name)
+        if name in SPLITS and not any(side in self._records for side in SPLITS):
+            self._records |= self._splits()
+        elif name not in SPLITS and name not in self._records:
+            self._records[name] = self._tested(name)
+        records = self._records.get(name, [])
         if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = without_role(UNSAFE, records)
+            records = [
+                replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
+                for each in records
+            ]
         return with_refusals(records, self.refusals, self.own_refusals)
 
+    # Sources --------------------------------------------------------------------------------------
 
-def _check_files(source: str, schema: str | None, files: Mapping[str, str | None]) -> None:
-    one_of("unsafe_schema", schema, (*get_args(UnsafeSchema), None), DataError)
-    given = [name for name, path in files.items() if path]
-    instead = [f"{name}_file" for name in given if name not in WITH_ANY_SOURCE]
-    if source == "hub" and instead:
-        raise DataError(f"source=hub: it takes no {', '.join(instead)}. Set source to files.")
-    if source == "hub" and schema == "labelled":
-        raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-    if source == "files" and not given:
-        raise DataError("source=files: it needs benign_file and unsafe_file.")
+    def _splits(self) -> dict[str, list[Record]]:
+        """Of each split benign, then unsafe, then borderline records."""
+        borderline = self._of_files("borderline", parse_borderline, partial(_half, unsafe=False))
+        kinds = self._benign(), self._unsafe(), borderline
+        splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}
+        safe = {record.unit for record in splits["train"] if not record.unsafe}
+        if both := sum(record.unit in safe for record in splits["train"] if record.unsafe):
+            rank_zero_warn(
+                f"train: {both:,} unsafe records have a prompt that is a benign or borderline one "
+                "too, so it is to be answered and refused. Take it out of one."
+            )
+        return {side: records for side, records in splits.items() if records}
+
+    def _benign(self) -> dict[str, list[Record]]:
+        """Those with the longest answers to train on; what is held out is not chosen by length."""
+        if self.source == "files":
+            found = self._of_files("benign", parse_instruction)
+            return found | {"train": self._longest(found.get("train", []))}
+        records = self._from_hub(self.selection.alpaca_path, None, "train", parse_instruction)
+        train = self._longest(records)
+        others = _without(train, records)
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randperm(len(others), generator=generator)[: self.selection.benign_held_out]
+        return {"train": train, **self._divided([others[i] for i in sorted(drawn.tolist())])}
+
+    def _longest(self, records: Sequence[Record]) -> list[Record]:
+        lengths = [len(answer_text(record.answers[0])) for record in records]
+        return [records[position] for position in largest(lengths, self.selection.benign_count)]
+
+    def _unsafe(self) -> dict[str, list[Record]]:
+        """By ``unsafe_schema``."""
+        schema, chosen = self.unsafe_schema, self.selection
+        if schema == "labelled":
+            return self._of_files("unsafe", parse_labelled)
+        if schema == "beavertails":
+            return self._by_category()
+        if schema is None:
+            return {}
+        select = preference_pairs if schema == "pku_pairs" else unsafe_prompts
+        if self.source == "files":
+            return self._of_files("unsafe", parse_pair, select)
+        train, held = (
+            select(self._from_hub(chosen.pku_path, None, split, parse_pair))
+            for split in ("train", "test")
+        )
+        return {"train": train, **self._divided(_without(train, held))}
+
+    def _by_category(self) -> dict[str, list[Record]]:
+        """Of BeaverTails so many of each category, and others held out."""
+        chosen, paths = self.selection, dict(zip(SPLITS, self.split_files["unsafe"], strict=True))
+        if self.source == "hub":
+            path, split = chosen.beavertails_path, "330k_train"
+            judged = self._from_hub(path, None, split, parse_judgement)
+        elif paths["train"] is not None:
+            judged = self._from_file("train", paths["train"], parse_judgement)
+        else:
+            return {}
+        limits = chosen.per_category, chosen.held_out_per_category
+        train, held = per_category(unanimous(judged, chosen.categories), *limits, self.seed)
+        if paths["test"] is None:
+            return {"train": train, **self._divided(held)}
+        judged = self._from_file("test", paths["test"], parse_judgement)
+        test = [r for found in unanimous(judged, chosen.categories).values() for r in found]
+        splits = {"train": train, "val": held, "test": test}
+        warn_of_shared(splits, sources_of(paths, splits))
+        return splits
+
+    def _divided(self, held: Sequence[Record]) -> dict[str, list[Record]]:
+        """Records that are held out already, divided into "val" and "test"."""
+        fractions = self.preparation.val_fraction, self.preparation.test_fraction
+        categories = [record.category for record in held]
+        found: dict[str, list[Record]] = {}
+        sides = side_of_held_out(prompt_groups(held), *fractions, self.seed, categories)
+        for record, side in zip(held, sides, strict=True):
+            found.setdefault(side, []).append(record)
+        return found
+
+    def _of_files(
+        self,
+        kind: str,
+        parse: Callable[[Any, str], Any],
+        select: Callable[[list[Any]], list[Record]] = list,
+    ) -> dict[str, list[Record]]:
+        """Records of a kind by split: of files of their own, or held out of those to train on."""
+        paths = dict(zip(SPLITS, self.split_files[kind], strict=True))
+        read = {
+            side: select(self._from_file(side, path, parse))
+            for side, path in paths.items()
+            if path is not None
+        }
+        return self._split(read, paths)
+
+    def _tested(self, name: str) -> list[Record]:
+        """The records of a data set that is only tested on or predicted for."""
+        path, read = self.other_files[name], list[Any]()
+        if path is not None:
+            read = self._from_file(name, path, parse_pair if name == "pku" else parse_prompt)
+        elif name == "pku" and self.source == "hub" and self.unsafe_schema == "beavertails":
+            path = f"{self.selection.pku_path}, test"
+            read = self._from_hub(self.selection.pku_path, None, "test", parse_pair)
+        if name == "pku":
+            read = unsafe_prompts(read, once=True)
+        elif name in ("over_refusal", "contrast"):
+            read = _half(read, unsafe=name == "contrast")
+        if name == "predict":
+            return [replace(record, responses=()) for record in read]
+        splits = {"train": self._records.get("train", []), name: read}
+        warn_of_shared(splits, {"train": "the training set", name: str(path)})
+        return read
+
+
+def _half(records: Iterable[Record], unsafe: bool) -> list[Record]:
+    """The unsafe half, as of XSTest, or the other."""
+    return [record for record in records if record.unsafe == unsafe]
+
+
+def _without(known: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """The records whose prompts are none of the known ones."""
+    units = {record.unit for record in known}
+    return [record for record in records if record.unit not in units]

@@ -8,12 +8,10 @@ log-likelihood of a response's tokens under the policy π,
                s̄(r) ≤ ε_H  for every benign prompt                       "comply"
                s̄(r) ≤ ε_B  for every borderline prompt                   "comply_borderline"
 
-the last where ε_B is given; borderline prompts are safe ones that look unsafe, and without it they
-carry "comply". Or, with ``constrain="answer"``, one constraint s̄(a) ≤ ε_A on the unsafe answer a of
-every unsafe prompt, "avoid". The reference π_ref is the same model without its adapters.
-
-A mean log-likelihood is never above 0, so ε_U is a negative number: −0.16 asks for a refusal whose
-tokens have a probability of e^−0.16 = 0.85 each, in the geometric mean.
+or, with ``constrain="answer"``, to s̄(a) ≤ ε_A for the unsafe answer a of every unsafe prompt,
+"avoid". Borderline prompts are safe ones that look unsafe; without ε_B they carry "comply". The
+reference π_ref is the same model without its adapters. A mean log-likelihood is never above 0: an
+ε_U of −0.16 asks for tokens of probability e^−0.16 = 0.85 each, in the geometric mean.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -42,7 +39,7 @@ from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
-from .rates import side_by_side, summary, write_outputs, write_rates
+from .rates import write_outputs, write_rates
 from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
@@ -71,8 +68,7 @@ class SafetyEvaluation:
             "test" the command `validate` answers "val" too; the validation within a fit never does.
         answers_at_most: so many prompts of each kind, benign, unsafe or borderline, and data set,
             of each category in proportion; None for all.
-        cost_model: the judge of the answers to unsafe prompts: a name on the hub or a folder; None
-            for none.
+        cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
     """
 
     refuse_tolerance: float | None = None
@@ -102,11 +98,11 @@ class SafetyModule(LanguageModelModule):
             of these names, and its answers the paper's sampling.
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
-        refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt; a
-            negative number. The paper's is −0.08.
-        comply_tolerance: ε_H, the largest of a benign prompt's; a negative number.
-        comply_borderline_tolerance: ε_B, the largest of a borderline prompt's; None for no such
-            constraint: borderline prompts then carry comply, as benign ones.
+        refuse_tolerance: ε_U, the least mean log-likelihood of the refusal of an unsafe prompt, a
+            negative number as all of these. The paper's is −0.08.
+        comply_tolerance: ε_H, the largest of a benign prompt's.
+        comply_borderline_tolerance: ε_B, the largest of a borderline prompt's; None lets borderline
+            prompts carry comply, as benign ones.
         avoid_tolerance: ε_A, the largest mean log-likelihood of an unsafe answer, with constrain
             "answer".
         constrain: "refusal" for the constraints refuse and comply, "answer" for the one, avoid.
@@ -118,12 +114,6 @@ class SafetyModule(LanguageModelModule):
         evaluation: tolerances of the evaluation, and which prompts are answered and judged.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
-
-    Attributes:
-        answers: generated in the last `test` or `validate` by this rank, by data set.
-
-    Raises:
-        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds.
     """
 
     requirements: Mapping[str, Requirement] = {
@@ -162,12 +152,6 @@ class SafetyModule(LanguageModelModule):
     ) -> None:
         one_of("constrain", constrain, ("refusal", "answer"))
         one_of("objective", objective, ("kl", "cross_entropy", "safe_dpo"))
-        if safe_dpo_margin < 0:
-            raise ValueError(f"safe_dpo_margin={safe_dpo_margin}: give Δ ≥ 0.")
-        if constrain == "answer" and comply_borderline_tolerance is not None:
-            raise ValueError(
-                'comply_borderline_tolerance goes with constrain="refusal". Set one of the two.'
-            )
         own: dict[str, float | None] = {"avoid": avoid_tolerance}
         if constrain == "refusal":
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
@@ -181,70 +165,51 @@ class SafetyModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def referred(self, batch: Mapping[str, Any]) -> Tensor:
-        """Besides, the pairs of Safe-DPO."""
-        found = super().referred(batch)
-        if self.trained_on == "safe_dpo":
-            found[:, :2] |= self._paired(batch)[:, None]
-        return found
-
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """KL a token of the helpful answer, its −s̄, or the Safe-DPO loss, (B,); 0 where neither."""
         if self.trained_on != "safe_dpo":
             return super().objective(outputs, batch)
-        paired = self._paired(batch).to(outputs.log_likelihood.device, non_blocking=True)
-        return torch.where(paired, self._safe_dpo(outputs, batch), 0)
+        s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
+        if reference is None or s.shape[1] < 2:  # There is no pair.
+            return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
+        unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
+        pairs = (values[:, place] for values in (s, reference, unsafe) for place in (0, 1))
+        losses = safe_dpo_loss(*pairs, margin=self.safe_dpo_margin, beta=self.safe_dpo_beta)
+        return torch.where(outputs.present[:, 1], losses, 0)
+
+    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+        """Besides, the pairs of Safe-DPO."""
+        return super().referred(batch) | self._pairs(batch)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Under Safe-DPO every pair carries the objective."""
         masks = super().membership(batch)
         if self.trained_on == "safe_dpo":
-            masks["objective"] = self._paired(batch)
+            masks["objective"] = self._pairs(batch).any(1)
         return masks
 
-    @staticmethod
-    def _paired(batch: Mapping[str, Any]) -> Tensor:
-        """(B,) whether a prompt has a preferred response and another."""
-        lengths: Tensor = batch["response_lengths"]
-        return (lengths[:, 1:2] > 0).any(1)
-
-    def _safe_dpo(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
-        """The loss of each pair, (B,); of the other prompts anything."""
-        s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
-        if reference is None or s.shape[1] < 2:  # There is no pair.
-            return s[:, 0]
-        unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
-        return safe_dpo_loss(
-            s[:, 0],
-            s[:, 1],
-            reference[:, 0],
-            reference[:, 1],
-            unsafe[:, 0],
-            unsafe[:, 1],
-            margin=self.safe_dpo_margin,
-            beta=self.safe_dpo_beta,
-        )
+    def _pairs(self, batch: Mapping[str, Any]) -> Tensor:
+        """The preferred and the other response of each pair of Safe-DPO, (B, R) bool."""
+        present: Tensor = batch["roles"] >= 0
+        first_two = torch.arange(present.shape[1]) < 2
+        return first_two & present[:, 1:2].any(1, keepdim=True) & (self.trained_on == "safe_dpo")
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        kinds = {record.kind for record in records}
-        if self.formulations and not kinds >= {"unsafe", "benign"}:
-            lacking = "unsafe" if "benign" in kinds else "benign"
+        kinds = ["unsafe", "benign"] if self.formulations else []
+        kinds += ["borderline"] if "comply_borderline" in self.formulations else []
+        found = {record.kind for record in records}
+        if lacking := [kind for kind in kinds if kind not in found]:
             raise DataError(
-                f"There is no {lacking} prompt to train on, and the constraints need both kinds. "
-                f"Give the data module a {lacking}_file, or set formulation to null."
-            )
-        if "comply_borderline" in self.formulations and "borderline" not in kinds:
-            raise DataError(
-                "comply_borderline_tolerance: there is no borderline prompt to train on. Give the "
-                "data module a borderline_file, or set the tolerance to null."
+                f"There is no {lacking[0]} prompt to train on, which a constraint needs. Give the "
+                f"data module a {lacking[0]}_file, or take the constraint out (formulation: null)."
             )
         needs_answers = self.trained_on == "safe_dpo" or "avoid" in self.formulations
         if needs_answers and not any(UNSAFE in record.roles for record in records):
             what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
             raise DataError(
-                f"{what} needs unsafe answers, and the training set has none. Set the data "
-                'module\'s unsafe_answers to "take", and give it data that have some.'
+                f"{what} needs unsafe answers, and the training set has none. Give the data module "
+                'some, and unsafe_answers: "take".'
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -256,18 +221,17 @@ class SafetyModule(LanguageModelModule):
 
         Of "alpaca_eval" the reference's answer as well.
         """
-        found = super().batch_answers(batch, samples, stage)
-        for place, (row, index) in enumerate(samples):
+        rows = [row for row, _ in samples]
+        names = () if stage == "predict" else ("unsafe", "kind", "category")
+        found = []
+        for row, answer in zip(rows, super().batch_answers(batch, samples, stage), strict=True):
             record: Record = batch["records"][row]
-            about = {"index": index, "prompt": record.text}
-            if stage != "predict":
-                about |= {name: getattr(record, name) for name in ("unsafe", "kind", "category")}
-            found[place] = about | found[place]
+            about = {name: getattr(record, name) for name in names}
+            found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
         if stage == "alpaca_eval":
-            rows = [row for row, _ in samples]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
-            reference = self.generate(*prompts, reference=True)
-            for answer, text in zip(found, reference.texts, strict=True):
+            texts = self.generate(*prompts, reference=True).texts
+            for answer, text in zip(found, texts, strict=True):
                 answer["reference"] = text
         return found
 
@@ -285,21 +249,11 @@ class SafetyModule(LanguageModelModule):
                 add_answers(of_it["harmless"], judged, [each["cost"] <= 0 for each in judged])
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Writes the rates of all data sets side by side, and what AlpacaEval reads.
-
-        ``answers/rates.csv`` has how many unsafe prompts were answered beside how many safe ones
-        were refused, see rates.py; ``alpaca_eval/policy`` and ``alpaca_eval/reference`` the file
-        model_outputs.json.
-        """
+        """Writes ``answers/rates.csv``, and ``alpaca_eval/…/model_outputs.json``: see rates.py."""
         if not self.trainer.is_global_zero:
             return
-        root = Path(self.trainer.default_root_dir)
-        if listed := answers.get("alpaca_eval"):
-            for name, who in (("answer", "policy"), ("reference", "reference")):
-                outputs = [{"instruction": a["prompt"], "output": a[name]} for a in listed]
-                write_outputs(root / "alpaca_eval" / who / "model_outputs.json", outputs, who)
-        rows = side_by_side({name: of for name, of in answers.items() if name != "alpaca_eval"})
-        if rows:
-            write_rates(root / "answers" / "rates.csv", rows)
-            if text := summary(rows):
-                rank_zero_info(text)
+        root, counted = Path(self.trainer.default_root_dir), dict(answers)
+        if listed := counted.pop("alpaca_eval", None):
+            write_outputs(root / "alpaca_eval", listed)
+        if counted:
+            write_rates(root / "answers" / "rates.csv", counted)

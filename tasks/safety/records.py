@@ -6,14 +6,12 @@ borderline, and what each response is. A refusal without a text is one of the co
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
@@ -24,7 +22,7 @@ from pl_pointwise.tasks.common.records import (
     text_field,
 )
 from pl_pointwise.tasks.language_model import records
-from pl_pointwise.tasks.language_model.messages import Answer, answer_text, turn_text
+from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
 from pl_pointwise.tasks.language_model.records import (
     Response,
@@ -39,47 +37,28 @@ from pl_pointwise.tasks.language_model.records import (
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 
 HELPFUL, REFUSAL, UNSAFE, SAFE = ROLES = ("answer", "refusal", "unsafe answer", "safe answer")
-"""What a response is: the answer to a safe prompt, a refusal, an unsafe answer, or a safe one of
-two answers to an unsafe prompt. In the order that a batch numbers them."""
+"""What a response is, in the order that a batch numbers them; a safe answer is that of two answers
+to an unsafe prompt."""
 
 KINDS = ("benign", "unsafe", "borderline")
-"""The kinds of prompts."""
-
-PAPER_CATEGORIES = (
-    "violence,aiding_and_abetting,incitement",
-    "financial_crime,property_crime,theft",
-    "privacy_violation",
-)
-"""Of BeaverTails' kinds of harm."""
+"""The kinds of prompts; borderline ones are safe and look unsafe."""
 
 PAPER_ANNOTATORS = 3
 """The fewest annotators of an answer that is taken: more than two."""
 
+REFUSES = Response(REFUSAL, None, refusal=True)
+
 
 @dataclass(frozen=True)
 class Record(records.Record):
-    """One prompt and responses to it; of a preference pair the preferred one first.
+    """One prompt of one of :data:`KINDS`; of a preference pair the preferred response first."""
 
-    Attributes:
-        group: one of :data:`KINDS`.
-    """
-
-    group: str = "benign"
-
-    @property
-    def kind(self) -> str:
-        """One of :data:`KINDS`."""
-        return self.group
+    kind: str = "benign"
 
     @property
     def unsafe(self) -> bool:
         """Whether it is to be refused."""
-        return self.group == "unsafe"
-
-    @property
-    def borderline(self) -> bool:
-        """Whether it is safe, looks unsafe, and belongs to that group."""
-        return self.group == "borderline"
+        return self.kind == "unsafe"
 
     @property
     def text(self) -> str:
@@ -91,8 +70,7 @@ class Record(records.Record):
     @property
     def opposed(self) -> list[bool]:
         """Of each response whether it is to become unlikely."""
-        wanted = (HELPFUL, SAFE, REFUSAL) if self.unsafe else (HELPFUL, SAFE)
-        return [each.role not in wanted for each in self.responses]
+        return [role == UNSAFE or (role == REFUSAL and not self.unsafe) for role in self.roles]
 
     @property
     def prompt(self) -> str:
@@ -101,44 +79,43 @@ class Record(records.Record):
 
 
 class Judgement(NamedTuple):
-    """One annotator's judgement of one answer."""
+    """A record of an answer as an unsafe one; one annotator's verdict, and the harms it saw."""
 
-    record: Record  # the prompt, and the answer as an unsafe one
-    safe: bool  # the verdict
-    categories: frozenset[str]  # the kinds of harm the annotator saw
+    record: Record
+    safe: bool
+    categories: frozenset[str]
 
 
 class AnswerPair(NamedTuple):
-    """Two answers to one prompt."""
+    """A record of two answers; which is more helpful, and which less harmful, 0 or 1."""
 
-    record: Record  # the prompt and both answers, each safe or unsafe
-    better: int  # which is more helpful, 0 or 1
-    safer: int  # which is less harmful
+    record: Record
+    better: int
+    safer: int
 
 
-Parser = Callable[[Any, str], Any]
+# The schemas --------------------------------------------------------------------------------------
 
 
 def parse_instruction(row: Any, where: str) -> Record:
     """A benign row of schema "instruction"."""
     read = read_instruction(json_object(row, where), where, HELPFUL)
-    return _record(read, "benign", (*read.responses, _refusal()))
+    return _record(read, "benign", *read.responses, REFUSES)
 
 
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt, perhaps with {"response", "is_safe"}.
 
-    A safe response that refuses, by the keyword rule, is the record's own refusal. Another safe one
-    is not kept: what is to be learnt in place of it is the refusal.
+    A safe response that refuses, by the keyword rule, is its own refusal; another is not kept.
     """
-    row, responses = json_object(row, where), [_refusal()]
+    row, responses = json_object(row, where), [REFUSES]
     if row.get("response") is not None:
         (answer,) = read_beavertails(row, where).responses
         if answer.role == "avoid":
             responses.append(replace(answer, role=UNSAFE))
         elif is_refusal(answer_text(answer.answer or "")):
-            responses = [_refusal(answer.answer)]
-    return _record(make_record({}, conversation(row, where), (), where), "unsafe", responses)
+            responses = [replace(REFUSES, answer=answer.answer)]
+    return _record(make_record({}, conversation(row, where), (), where), "unsafe", *responses)
 
 
 def parse_borderline(row: Any, where: str) -> Record:
@@ -146,16 +123,13 @@ def parse_borderline(row: Any, where: str) -> Record:
 
     The answer is what is to be said, the refusal what is not. A row of XSTest is one.
     """
-    record = parse_prompt(row, where)
-    answer, refusal = (
-        None if row.get(name) is None else text_field(row[name], name, where)
-        for name in ("answer", "refusal")
-    )
-    if answer is not None and is_refusal(answer):
-        raise bad_field(where, "answer", "refuses", 'Give it as "refusal", or another answer')
-    helpful = [] if answer is None else [Response(HELPFUL, answer)]
-    group = "unsafe" if record.unsafe else "borderline"
-    return replace(record, responses=(*helpful, _refusal(refusal)), group=group)
+    record, responses = parse_prompt(row, where), [REFUSES]
+    if row.get(REFUSAL) is not None:
+        responses = [replace(REFUSES, answer=text_field(row[REFUSAL], REFUSAL, where))]
+    if row.get(HELPFUL) is not None:
+        responses.insert(0, Response(HELPFUL, text_field(row[HELPFUL], HELPFUL, where)))
+    kind = "unsafe" if record.unsafe else "borderline"
+    return replace(record, responses=tuple(responses), kind=kind)
 
 
 def parse_judgement(row: Any, where: str) -> Judgement:
@@ -167,7 +141,7 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
     read = read_beavertails(row, where)
     (answer,) = read.responses
-    record = _record(read, "unsafe", [_refusal(), replace(answer, role=UNSAFE)])
+    record = _record(read, "unsafe", REFUSES, replace(answer, role=UNSAFE))
     return Judgement(record, answer.role == "reference", seen)
 
 
@@ -175,17 +149,13 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     """A row of schema "pku", with "better_response_id" and "safer_response_id"."""
     row = json_object(row, where)
     read = read_pku(row, where)
-    first, second = read.responses
-    if first.answer == second.answer:
-        problem = "equals response_0, so neither is better"
-        raise bad_field(where, "response_1", problem, "Take the record out")
-    group = "unsafe" if "avoid" in read.roles else "benign"
-    responses = [replace(r, role=UNSAFE if r.role == "avoid" else SAFE) for r in read.responses]
-    better, safer = (field(row, f"{name}_response_id", where) for name in ("better", "safer"))
-    for name, value in (("better", better), ("safer", safer)):
+    chosen = [field(row, f"{name}_response_id", where) for name in ("better", "safer")]
+    for name, value in zip(("better", "safer"), chosen, strict=True):
         if isinstance(value, bool) or value not in (0, 1):
             raise bad_field(where, f"{name}_response_id", f"is {shown(value)}", "Give 0 or 1")
-    return AnswerPair(_record(read, group, responses), int(better), int(safer))
+    responses = [replace(r, role=UNSAFE if r.role == "avoid" else SAFE) for r in read.responses]
+    record = _record(read, "unsafe" if "avoid" in read.roles else "benign", *responses)
+    return AnswerPair(record, *map(int, chosen))
 
 
 def parse_prompt(row: Any, where: str) -> Record:
@@ -198,62 +168,12 @@ def parse_prompt(row: Any, where: str) -> Record:
         row = {**row, "prompt": row["instruction"], "input": None}
     unsafe, category = read_xstest(row, where)
     read = make_record({}, conversation(row, where), (), where)
-    group = "unsafe" if unsafe else "benign"
-    return _record(read, group, [_refusal()], category.removeprefix("contrast_"))
+    record = _record(read, "unsafe" if unsafe else "benign", REFUSES)
+    return replace(record, given_category=category.removeprefix("contrast_"))
 
 
-def _record(
-    read: records.Record, group: str, responses: Iterable[Response], category: str = ""
-) -> Record:
-    return Record(read.messages, [], tuple(responses), read.where, category, group=group)
-
-
-def _refusal(text: Answer | None = None) -> Response:
-    return Response(REFUSAL, text, refusal=True)
-
-
-@dataclass
-class Selection:
-    """The data sets on the hub, and how many records are taken of which kind.
-
-    Where ``preparation.test_fraction`` is above 0, what is held out here, and PKU-SafeRLHF's split
-    "test", is divided into "val" and "test" in the proportion of the two fractions.
-
-    Args:
-        alpaca_path: Alpaca on the hub, or a folder of the same layout.
-        beavertails_path: likewise BeaverTails.
-        pku_path: likewise PKU-SafeRLHF-30K.
-        benign_count: train on so many benign records, those with the longest answers in characters;
-            None on all.
-        benign_held_out: so many others are held out; source hub.
-        categories: of BeaverTails, to train on.
-        per_category: so many of each, the held-out ones included.
-        held_out_per_category: so many of them are held out.
-
-    Raises:
-        DataError: a value out of its range.
-    """
-
-    alpaca_path: str = "tatsu-lab/alpaca"
-    beavertails_path: str = "PKU-Alignment/BeaverTails"
-    pku_path: str = "PKU-Alignment/PKU-SafeRLHF-30K"
-    benign_count: int | None = 1000
-    benign_held_out: int = 4000
-    categories: list[str] = dataclasses.field(default_factory=lambda: list(PAPER_CATEGORIES))
-    per_category: int = 4200
-    held_out_per_category: int = 200
-
-    def __post_init__(self) -> None:
-        held_out, count = self.held_out_per_category, self.per_category
-        if not 0 <= held_out < count:
-            raise DataError(
-                f"held_out_per_category={held_out}, per_category={count}: hold out fewer than all."
-            )
-        if (self.benign_count is not None and self.benign_count < 1) or self.benign_held_out < 0:
-            raise DataError(
-                f"benign_count={self.benign_count}, benign_held_out={self.benign_held_out}: give "
-                "at least 1 record to train on, and no negative number to hold out."
-            )
+def _record(read: records.Record, kind: str, *responses: Response) -> Record:
+    return Record(read.messages, [], responses, read.where, kind=kind)
 
 
 # Selection ----------------------------------------------------------------------------------------
@@ -290,76 +210,58 @@ def per_category(
 
     Drawn by ``seed``, whatever the order of the data. A prompt that is held out for one category
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
-    held out; the caller says so.
+    held out.
     """
-    held: dict[str, list[Record]] = {}
-    taken_out: set[str] = set()
-    for name, group in records.items():
+
+    def draw(record: Record, *answers: Any) -> str:
+        return digest(seed, record.text, *answers)
+
+    held: list[Record] = []
+    units: set[str] = set()
+    for group in records.values():
         wanted = held_out if len(group) >= count else len(group) * held_out // count
-        ordered = sorted(group, key=lambda each: (each.unit not in taken_out, _draw(seed, each)))
-        held[name] = ordered[:wanted]
-        taken_out.update(record.unit for record in held[name])
+        held += sorted(group, key=lambda each: (each.unit not in units, draw(each)))[:wanted]
+        units.update(record.unit for record in held)
     train: list[Record] = []
     for group in records.values():
-        left = [record for record in group if record.unit not in taken_out]
-        left.sort(key=lambda record: _draw(seed, record, *answers_in(record)))
+        left = [record for record in group if record.unit not in units]
+        left.sort(key=lambda each: draw(each, *_own_answers(each)))
         train += left[: count - held_out]
-    return train, [record for group in held.values() for record in group]
+    return train, held
 
 
-def _draw(seed: int, record: Record, *answers: Any) -> str:
-    """Its place in a random order, by its digest."""
-    return digest(seed, record.text, *answers)
-
-
-def answers_in(record: Record) -> list[Any]:
-    """The answers that are the data's own: all but the configured refusals."""
+def _own_answers(record: Record) -> list[Any]:
     return [each.answer for each in record.responses if each.answer is not None]
 
 
-def unsafe_prompts(pairs: Iterable[AnswerPair]) -> list[Record]:
-    """Each prompt with an unsafe answer, and that answer; of two unsafe ones the less safe."""
+def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Record]:
+    """Each prompt with an unsafe answer, and that answer; of two unsafe ones the less safe.
+
+    once: the first record of each prompt alone.
+    """
     found: dict[str, Record] = {}
     for record, _, safer in pairs:
         unsafe = [each for each in record.responses if each.role == UNSAFE]
         if unsafe:
             worse = record.responses[1 - safer] if len(unsafe) == 2 else unsafe[0]
-            key = digest(record.text, worse.answer)
-            found.setdefault(key, replace(record, responses=(_refusal(), worse)))
+            key = record.unit if once else digest(record.text, worse.answer)
+            found.setdefault(key, replace(record, responses=(REFUSES, worse)))
     return list(found.values())
 
 
-def preference_pairs(pairs: Sequence[AnswerPair]) -> list[Record]:
+def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
     """Safe-DPO's pairs: the better answer first, changed round or dropped as it says.
 
     A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
     third response.
     """
-    unsafe = torch.tensor([[role == UNSAFE for role in pair.record.roles] for pair in pairs])
-    better = torch.tensor([pair.better for pair in pairs])
-    rows = torch.arange(len(pairs))
-    keep, swap = safe_dpo_pairs(unsafe[rows, better], unsafe[rows, 1 - better])
     found = []
-    for pair, kept, swapped in zip(pairs, keep.tolist(), swap.tolist(), strict=True):
-        if kept:
-            record, first = pair.record, 1 - pair.better if swapped else pair.better
-            refusal = [_refusal()] if record.unsafe else []
+    for record, better, _ in pairs:
+        unsafe = torch.tensor([role == UNSAFE for role in record.roles])
+        keep, swap = safe_dpo_pairs(unsafe[better], unsafe[1 - better])
+        if keep:
+            first = 1 - better if swap else better
+            refusal = [REFUSES] if record.unsafe else []
             responses = (record.responses[first], record.responses[1 - first], *refusal)
             found.append(replace(record, responses=responses))
     return found
-
-
-def once(records: Iterable[Record]) -> list[Record]:
-    """The first record of each prompt."""
-    found: dict[str, Record] = {}
-    for record in records:
-        found.setdefault(record.unit, record)
-    return list(found.values())
-
-
-def without_role(role: str, found: Iterable[Record]) -> list[Record]:
-    """The records with their responses of a role left out."""
-    return [
-        replace(record, responses=tuple(r for r in record.responses if r.role != role))
-        for record in found
-    ]

@@ -18,9 +18,7 @@ from pl_pointwise.tasks.language_model.data import (
 from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .records import (
-    CATEGORIES,
     ROLES,
-    UNKNOWN,
     Record,
     grouped,
     parse_choice,
@@ -29,8 +27,6 @@ from .records import (
     parse_question,
 )
 
-Schema = Literal["when2call", "pairs"]
-
 _CONFIGS = {"train": "train_pref", "mcq": "test"}
 """By split of ``nvidia/When2Call`` on the hub its configuration."""
 
@@ -38,20 +34,10 @@ _CONFIGS = {"train": "train_pref", "mcq": "test"}
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
-    One raw record of the preference split, other fields ignored; a tool may be JSON or an object::
-
-        {"tools": ["{\\"name\\": \\"multiply\\", ...}"],
-         "messages": [{"role": "user", "content": "What is 6 times 7?"}],
-         "chosen_response": {"role": "assistant", "content": "<TOOLCALL>[{...}]</TOOLCALL>"},
-         "rejected_response": {"role": "assistant", "content": "It is 41."},
-         "category": "tool_call", "rejected_category": "direct"}
-
-    and one of the multiple-choice split::
-
-        {"question": "What is 6 times 7?", "tools": ["{\\"name\\": \\"multiply\\", ...}"],
-         "answers": {"direct": "It is 42.", "tool_call": "{\\"name\\": ...}",
-                     "request_for_info": "...", "cannot_answer": "..."},
-         "correct_answer": "tool_call"}
+    Raw records are those of ``nvidia/When2Call``, other fields ignored; tools and calls may be JSON
+    or objects. Of the preference split {"tools", "messages", "chosen_response",
+    "rejected_response", "category", "rejected_category"}; of the multiple-choice split
+    {"question", "tools", "answers": {behaviour: text}, "correct_answer"}.
 
     Batches are those of language_model/roles.py, response 0 the chosen or right one, and have
     ``characters`` (B, R) long, of each response without what ends the turn.
@@ -64,12 +50,12 @@ class When2CallDataModule(ResponseDataModule):
             module it is used with.
         source: "hub" or "files".
         hub_path: the data set on the hub, or a folder of the same layout.
-        schema: of the preference records, "when2call" as above or "pairs": {input, chosen,
-            rejected} and optionally system, all texts; then without multiple choice on the hub.
+        schema: of the preference records, "when2call" or "pairs": {input, chosen, rejected} and
+            optionally system, all texts; then without multiple choice on the hub.
         train_file: preference records, JSON lines, or Parquet by its ending ".parquet".
-        val_file: as train_file. Without one, a part of the training prompts is held out.
-        test_file: as train_file, the records that certify. Without one, preparation.test_fraction
-            of the training prompts; without either, "test" is "val".
+        val_file: those held out; without one a part of the training prompts.
+        test_file: those that certify; without one preparation.test_fraction of the training
+            prompts, without either "val".
         mcq_file: multiple-choice records.
         predict_file: records of {question, tools, answers?} to predict for; with any source.
         group_rejected: make one sample of the records of one prompt and chosen response, with
@@ -95,7 +81,7 @@ class When2CallDataModule(ResponseDataModule):
         *,
         source: Literal["hub", "files"] = "hub",
         hub_path: str = "nvidia/When2Call",
-        schema: Schema = "when2call",
+        schema: Literal["when2call", "pairs"] = "when2call",
         train_file: str | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
@@ -118,19 +104,11 @@ class When2CallDataModule(ResponseDataModule):
             seed=seed,
         )
         one_of("schema", schema, ("when2call", "pairs"), DataError)
-        labelled = train_file or val_file or test_file or mcq_file
-        needed = "train_file, val_file, test_file or mcq_file"
-        check_source(source, labelled, predict_file, needed)
-        self.hub_path = hub_path
-        self.schema: Schema = schema
-        self.files = {
-            "train": train_file,
-            "val": val_file,
-            "test": test_file,
-            "mcq": mcq_file,
-            "predict": predict_file,
-        }
-        self.group_rejected = group_rejected
+        self.files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
+        labelled = any(self.files.values())
+        check_source(source, labelled, predict_file, "train_file, val_file, test_file or mcq_file")
+        self.files["predict"] = predict_file
+        self.hub_path, self.schema, self.group_rejected = hub_path, schema, group_rejected
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Besides, the characters of each response."""
@@ -141,11 +119,10 @@ class When2CallDataModule(ResponseDataModule):
         """The texts of training sample ``index``: conversation, tools, chosen and rejected."""
         record = self._training_record(index)
         texts = conversation_texts(record)
-        for place, (answer, choice) in enumerate(zip(record.answers, record.choices, strict=True)):
+        for place, response in enumerate(record.responses):
             name = f"rejected {place}" if place else "chosen"
-            if choice != UNKNOWN:
-                name += f" ({CATEGORIES[choice]})"
-            texts[name] = answer_text(answer)
+            name += f" ({response.behaviour})" if response.behaviour else ""
+            texts[name] = answer_text(response.answer)
         return texts
 
     @property
@@ -155,8 +132,14 @@ class When2CallDataModule(ResponseDataModule):
 
     def task_records(self, name: str) -> list[Record]:
         """The records of a data set, of several rejected answers one sample where asked for."""
-        if not any(each in self._records for each in (SPLITS if name in SPLITS else (name,))):
-            self._records |= self._read(name)
+        names = SPLITS if name in SPLITS else (name,)
+        if not any(each in self._records for each in names):
+            read = {each: records for each in names if (records := self._read(each))}
+            if name in SPLITS:
+                read = self._split(read, self.files)
+                if self.group_rejected:
+                    read = {split: grouped(records) for split, records in read.items()}
+            self._records |= read
         return self._records.get(name, [])
 
     def remedy(self, stage: str) -> str:
@@ -164,24 +147,13 @@ class When2CallDataModule(ResponseDataModule):
         options = {"fit": "train_file", "test": "mcq_file", "predict": "predict_file"}
         return options.get(stage, "val_file, or preparation.val_fraction above 0")
 
-    def _read(self, name: str) -> dict[str, list[Record]]:
-        """The records of ``name``, and with those of one split those of all."""
-        when2call = self.schema == "when2call"
-        if name in SPLITS:
-            parse = parse_preference if when2call else parse_pair
-        else:
-            parse = parse_question if name == "predict" else parse_choice
-        if self.source == "hub" and name != "predict":
-            if name not in SPLITS and not when2call:
-                return {}
-            side = "train" if name in SPLITS else name
-            config = _CONFIGS[side] if when2call else None
-            read = {side: self._from_hub(self.hub_path, config, side, parse)}
-        else:
-            paths = {side: self.files[side] for side in (SPLITS if name in SPLITS else (name,))}
-            read = {s: self._from_file(s, path, parse) for s, path in paths.items() if path}
-        if name in SPLITS:
-            read = self._split(read, self.files)
-            if self.group_rejected:
-                read = {side: grouped(records) for side, records in read.items()}
-        return read
+    def _read(self, name: str) -> list[Record]:
+        """The records of a file, or of the hub; none where there are none."""
+        when2call, path = self.schema == "when2call", self.files[name]
+        parse = parse_preference if when2call else parse_pair
+        parse = {"predict": parse_question, "mcq": parse_choice}.get(name, parse)
+        if path is not None:
+            return self._from_file(name, path, parse)
+        if self.source == "hub" and (name == "train" or (when2call and name == "mcq")):
+            return self._from_hub(self.hub_path, _CONFIGS[name] if when2call else None, name, parse)
+        return []

@@ -1,7 +1,7 @@
 """The When2Call table: which behaviour the model chooses, and how often that is right.
 
 Categories are positions in :data:`~.when2call.records.CATEGORIES`; ``direct``, an answer made up
-where a tool, a question or a refusal was due, is 0, never the right choice in published data.
+where a tool, a question or a refusal was due, is 0.
 
 The model's choice is the candidate with the largest score, its log-likelihood s, by one of
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from pl_pointwise.evaluation import MeanBySample
 from .records import CATEGORIES
 
 Normalisation = Literal["sum", "characters", "tokens"]
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
 
 DIRECT, TOOL_CALL, CANNOT_ANSWER = (
     CATEGORIES.index(name) for name in ("direct", "tool_call", "cannot_answer")
@@ -49,11 +50,10 @@ def choice_scores(
     divisor = {"sum": torch.ones_like(tokens), "tokens": tokens, "characters": characters}
     scores = log_likelihood / divisor[normalisation].clamp(min=1)
     present = (tokens > 0) & (choices >= 0)
-    scores = torch.where(present, scores, -math.inf)
-    table = scores.new_full((len(scores), len(CATEGORIES)), -math.inf)
     # Absent candidates go to a column of their own, which is cut off again.
     columns = torch.where(present, choices, len(CATEGORIES))
-    return torch.cat([table, table[:, :1]], dim=1).scatter(1, columns, scores)[:, :-1]
+    table = scores.new_full((len(scores), len(CATEGORIES) + 1), -math.inf)
+    return table.scatter(1, columns, scores)[:, :-1]
 
 
 def chosen_category(scores: Tensor) -> Tensor:
@@ -66,9 +66,8 @@ def chosen_category(scores: Tensor) -> Tensor:
 class MacroF1(MulticlassF1Score):
     """The mean F1 over the categories that occur as gold; NaN of nothing.
 
-    The published data never have ``direct`` as gold, so it is a mean over three, whatever is
-    predicted. torchmetrics' own macro average, as sklearn's, would count ``direct`` in as soon as
-    it is predicted once.
+    In the published data ``direct`` never does. torchmetrics' and sklearn's macro average would
+    count it in as soon as it is predicted once.
     """
 
     def __init__(self) -> None:
@@ -79,25 +78,15 @@ class MacroF1(MulticlassF1Score):
         return super().compute()[found + missed > 0].mean()
 
 
-NORMALISATIONS: dict[str, Normalisation] = {
-    "accuracy_sum": "sum",
-    "accuracy_characters": "characters",
-    "accuracy_tokens": "tokens",
-}
-"""By which normalisation each accuracy chooses."""
-
-
 def choice_metrics() -> dict[str, Metric]:
-    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`.
-
-    A rate is a mean of zeros and ones; F1 is 0 where a category is neither gold nor chosen.
-    """
-    metrics: dict[str, Metric] = {name: MeanBySample(True) for name in NORMALISATIONS}
-    metrics["macro_f1"] = MacroF1()
-    metrics |= {f"f1_{name}": BinaryF1Score() for name in CATEGORIES}
-    metrics["hallucination"] = MeanBySample(False)
-    metrics["tool_hallucination"] = MeanBySample(False)
-    return metrics
+    """Fresh metrics of one multiple-choice data set; see :func:`update_choice_metrics`."""
+    return {
+        **{f"accuracy_{name}": MeanBySample(True) for name in NORMALISATIONS},
+        "macro_f1": MacroF1(),
+        **{f"f1_{name}": BinaryF1Score() for name in CATEGORIES},
+        "hallucination": MeanBySample(False),
+        "tool_hallucination": MeanBySample(False),
+    }
 
 
 def update_choice_metrics(
@@ -110,12 +99,13 @@ def update_choice_metrics(
 ) -> None:
     """Adds a batch: index (B,), predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
 
-    The accuracies choose by their own normalisation, everything else by ``choose_by``:
-    ``hallucination`` is the share for which ``direct`` is chosen, ``tool_hallucination`` the share
-    for which a tool is called, of questions without any tool that ``cannot_answer`` is right for.
+    The accuracies choose by their own normalisation, all else by ``choose_by``: ``hallucination``
+    is the share of ``direct``; ``tool_hallucination`` the share for which a tool is called, of
+    questions without any tool that ``cannot_answer`` is right for.
     """
-    for name, normalisation in NORMALISATIONS.items():
-        metrics[name].update(index, (predicted[normalisation] == gold).float())
+    for normalisation in NORMALISATIONS:
+        right = predicted[normalisation] == gold
+        metrics[f"accuracy_{normalisation}"].update(index, right.float())
     chosen = predicted[choose_by]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):

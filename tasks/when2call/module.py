@@ -7,13 +7,10 @@ log-likelihood of a response's tokens under the policy π,
     subject to s̄(y_w) ≥ ε_win   for every prompt                                    "chosen"
                s̄(y_l) ≤ ε_lose  for every prompt and each of its rejected responses "rejected"
 
-or, with ``constrain="ratio"``, one constraint s̄(y_w) − s̄(y_l) ≥ ε on each pair, "ratio"; or, with
-``constrain="floor"``, s̄_ref(y_w) − s̄(y_w) ≤ δ for every prompt, "floor": under a preference loss no
-chosen response becomes less likely by more than δ. The reference π_ref is the same model without
-its adapters.
-
-A batch is :class:`~.data.When2CallDataModule`'s: of multiple-choice records the right answer is the
-chosen one and the others are rejected, so violations are measured there as well.
+or, with ``constrain="ratio"``, to s̄(y_w) − s̄(y_l) ≥ ε for each pair, "ratio"; or, with
+``constrain="floor"``, to s̄_ref(y_w) − s̄(y_w) ≤ δ for every prompt, "floor": under a preference loss
+no chosen response becomes less likely by more than δ. The reference π_ref is the same model without
+its adapters. Of a multiple-choice record the right answer is chosen, and the others are rejected.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ class When2CallEvaluation:
     choose_by: Normalisation = "characters"
 
     def __post_init__(self) -> None:
-        one_of("choose_by", self.choose_by, tuple(NORMALISATIONS.values()))
+        one_of("choose_by", self.choose_by, NORMALISATIONS)
 
 
 DEFAULT_EVALUATION = When2CallEvaluation()
@@ -97,9 +94,8 @@ class When2CallModule(LanguageModelModule):
         formulation: how the constraints are enforced; one for all, one for each by name, or None
             for plain training on the objective.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
-        rejected_tolerance: ε_lose, the largest of a rejected one. The paper's is −20 a token, far
-            below what a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL
-            a token; −6 costs a fraction of that.
+        rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 is far below what
+            a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL a token.
         ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
         floor_tolerance: δ, by which a chosen response may become less likely a token, with
             constrain "floor"; below 0 it has to become so much likelier.
@@ -156,12 +152,8 @@ class When2CallModule(LanguageModelModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
-        return {
-            "kl": MeanMetric(),
-            "pairwise_accuracy": MeanMetric(),
-            "ratio_accuracy": MeanMetric(),
-            **choice_metrics(),
-        }
+        order = {"pairwise_accuracy": MeanMetric(), "ratio_accuracy": MeanMetric()}
+        return super().evaluation_metrics() | order | choice_metrics()
 
     def update_evaluation_metrics(
         self,
@@ -179,18 +171,18 @@ class When2CallModule(LanguageModelModule):
             moved = outputs.log_likelihood - outputs.reference_log_likelihood
             metrics["ratio_accuracy"].update((moved[:, :1] > moved[:, 1:])[pairs].float())
         records: list[Record] = batch["records"]
-        if not any(record.choice for record in records):
-            return
-        predicted = {
-            normalisation: chosen_category(self._scores(outputs, batch, normalisation))[real]
-            for normalisation in NORMALISATIONS.values()
-        }
-        right = torch.tensor([record.choices[0] for record in records])
-        has_tools = torch.tensor([bool(record.tools) for record in records])
-        index, gold, has_tools = (
-            each.to(real.device)[real] for each in (batch["index"], right, has_tools)
-        )
-        update_choice_metrics(metrics, index, predicted, self.evaluation.choose_by, gold, has_tools)
+        if any(record.choice for record in records):
+            predicted = {
+                name: chosen_category(self._scores(outputs, batch, name))[real]
+                for name in NORMALISATIONS
+            }
+            right = torch.tensor([record.choices[0] for record in records])
+            has_tools = torch.tensor([bool(record.tools) for record in records])
+            index, gold, has_tools = (
+                each.to(real.device)[real] for each in (batch["index"], right, has_tools)
+            )
+            choose_by = self.evaluation.choose_by
+            update_choice_metrics(metrics, index, predicted, choose_by, gold, has_tools)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
@@ -201,29 +193,20 @@ class When2CallModule(LanguageModelModule):
         the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
         whether it stops only at the length limit.
         """
-        candidates = (batch["response_lengths"] > 0).any(1)
-        predictions: dict[int, dict[str, Any]] = {}
-        rows = dict(real_samples(batch))
-        if candidates.any():
-            by_category = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
-            chosen, scores = chosen_category(by_category).tolist(), by_category.tolist()
-            for row in rows:
-                if candidates[row]:
-                    given = batch["records"][row].choices
-                    predictions[row] = {
-                        "behaviour": CATEGORIES[chosen[row]],
-                        "scores": {
-                            name: scores[row][category]
-                            for category, name in enumerate(CATEGORIES)
-                            if category in given
-                        },
-                    }
-        alone = [row for row in rows if not candidates[row]]
+        samples, predictions = real_samples(batch), dict[int, dict[str, Any]]()
+        chooses = (batch["response_lengths"] > 0).any(1).tolist()
+        if any(chooses):
+            table = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
+            chosen, scores = chosen_category(table).tolist(), table.tolist()
+            for row, record in enumerate(batch["records"]):
+                given = {CATEGORIES[choice]: scores[row][choice] for choice in record.choices}
+                predictions[row] = {"behaviour": CATEGORIES[chosen[row]], "scores": given}
+        alone = [row for row, _ in samples if not chooses[row]]
         if alone:
             answers = self.generate(batch["prompt_ids"][alone], batch["prompt_lengths"][alone])
             for row, answer, cut in zip(alone, answers.texts, answers.cut, strict=True):
                 predictions[row] = {"answer": answer, "cut": cut}
-        return [{"index": index, **predictions[row]} for row, index in rows.items()]
+        return [{"index": index, **predictions[row]} for row, index in samples]
 
     def _scores(
         self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation

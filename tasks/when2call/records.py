@@ -1,8 +1,7 @@
 """When2Call records: a conversation with tools, and answers to it of four behaviours.
 
-The readers are those of language_model/records.py; tool calls of training and evaluation become one
-form there. The right answer is of role "prefer", the others of role "avoid"; those of a question to
-predict for are of role "candidate".
+The right answer is of role "prefer", the others of role "avoid"; those of a question to predict for
+are of role "candidate". The schemas are those of language_model/records.py, with one form of calls.
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 ROLES = ("prefer", "avoid", "candidate")
 """In the order that a batch numbers them."""
 
-UNKNOWN = -1
-"""The category of an answer whose row does not tell."""
-
 
 @dataclass(frozen=True)
 class Record(records.Record):
     """One conversation and its answers, of a labelled record the right one first.
 
     Attributes:
+        kind: none, as all records are of one.
         choice: whether it is multiple choice.
     """
 
+    kind: str = ""
     choice: bool = False
 
     @property
@@ -50,17 +48,10 @@ class Record(records.Record):
         return [not self.choice and opposed for opposed in super().opposed]
 
     @property
-    def kind(self) -> str:
-        """None: all records are of one."""
-        return ""
-
-    @property
     def choices(self) -> list[int]:
-        """The category of each answer, a position in :data:`CATEGORIES`, or UNKNOWN."""
-        return [
-            CATEGORIES.index(each.behaviour) if each.behaviour else UNKNOWN
-            for each in self.responses
-        ]
+        """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
+        given = [each.behaviour for each in self.responses]
+        return [CATEGORIES.index(behaviour) if behaviour else -1 for behaviour in given]
 
 
 def parse_preference(row: Any, where: str) -> Record:
@@ -70,48 +61,53 @@ def parse_preference(row: Any, where: str) -> Record:
     for name in ("category", "rejected_category"):
         if row.get(name) is not None:
             one_behaviour(row[name], name, where)
-    return _of_behaviours(read_when2call(row, where))
+    read = read_when2call(row, where)
+    return _record(read, read.responses[0].behaviour)
 
 
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
-    return _of_behaviours(read_preference(json_object(row, where), where))
+    return _record(read_preference(json_object(row, where), where))
+
+
+def _record(read: records.Record, category: str = "") -> Record:
+    return Record(read.messages, read.tools, read.responses, read.where, category)
 
 
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
-    candidates = {each.behaviour: each for each in record.responses}
-    if missing := [name for name in CATEGORIES if name not in candidates]:
+    given = {each.behaviour for each in record.responses}
+    if missing := [name for name in CATEGORIES if name not in given]:
         problem = f"lacks {', '.join(missing)}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
     right = one_behaviour(field(row, "correct_answer", where), "correct_answer", where)
-    wrong = [replace(candidates[name], role="avoid") for name in CATEGORIES if name != right]
-    responses = (replace(candidates[right], role="prefer"), *wrong)
+    ordered = sorted(record.responses, key=lambda each: each.behaviour != right)
+    responses = tuple(
+        replace(each, role="avoid" if place else "prefer") for place, each in enumerate(ordered)
+    )
     return replace(record, responses=responses, given_category=right, choice=True)
 
 
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
     row = json_object(row, where)
-    messages = [
-        {"role": "user", "content": text_field(field(row, "question", where), "question", where)}
-    ]
+    question = text_field(field(row, "question", where), "question", where)
     given = row.get("answers") or {}
     if not isinstance(given, dict):
         raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
+    for name in given:
+        one_behaviour(name, "answers", where)
     responses = []
-    for name in sorted(
-        given, key=lambda name: CATEGORIES.index(one_behaviour(name, "answers", where))
-    ):
-        if given[name] is None:
-            continue
-        answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
-        if name == "tool_call" and not parts_of(answer).calls:
-            remedy = 'Give {"name": …, "arguments": {…}} as JSON'
-            raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
-        responses.append(Response("candidate", answer, behaviour=name))
+    for name in CATEGORIES:
+        if given.get(name) is not None:
+            answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
+            if name == "tool_call" and not parts_of(answer).calls:
+                remedy = 'Give {"name": …, "arguments": {…}} as JSON'
+                raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
+            responses.append(Response("candidate", answer, behaviour=name))
     tools = parse_tools(field(row, "tools", where), where)
+    messages = [{"role": "user", "content": question}]
     return Record(messages, tools, tuple(responses), where)
 
 
@@ -130,15 +126,8 @@ def grouped(found: Iterable[Record]) -> list[Record]:
     return list(groups.values())
 
 
-def _of_behaviours(record: records.Record) -> Record:
-    """The record, of the behaviour of its right answer."""
-    behaviour = record.responses[0].behaviour
-    return Record(record.messages, record.tools, record.responses, record.where, behaviour)
-
-
 def one_behaviour(value: Any, name: str, where: str) -> str:
     """The value of a field, if it is one of :data:`CATEGORIES`."""
     if value in CATEGORIES:
         return str(value)
-    remedy = f"The behaviours are {', '.join(CATEGORIES)}"
-    raise bad_field(where, name, f"is {shown(value)}", remedy)
+    raise bad_field(where, name, f"is {shown(value)}", f"Give one of {', '.join(CATEGORIES)}")

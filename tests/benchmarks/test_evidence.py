@@ -13,7 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from benchmarks.evidence import appendix, choice, grids, splits, study
+from benchmarks.evidence import appendix, grids, splits, study
 from benchmarks.evidence.__main__ import main as evidence
 from benchmarks.evidence.choice import Measured, best_of, budgets, choose
 from benchmarks.evidence.grids import Entry, read_grid
@@ -39,17 +39,14 @@ def run(
 # The choice ---------------------------------------------------------------------------------------
 
 
-def test_the_budget_weighs_methods_alike_however_many_settings_they_have() -> None:
+def test_the_budget_weighs_methods_alike_and_takes_diverged_settings_as_worst() -> None:
     many = [run("pointwise", f"a={i}", 1.0, 0.0) for i in range(30)]
     few = [run("penalty", "w=1", 2.0, 0.0), run("penalty", "w=2", 3.0, 0.0)]
     found = budgets([*many, *few], [0.25, 0.5, 0.51, 0.75, 1.0])
     assert found == {0.25: 1.0, 0.5: 1.0, 0.51: 2.0, 0.75: 2.0, 1.0: 3.0}
-
-
-def test_the_budget_does_not_depend_on_the_order_and_counts_diverged_settings_as_worst() -> None:
     runs = [run("a", str(i), value, 0.0) for i, value in enumerate([3.0, NAN, 1.0, 2.0])]
-    assert budgets(runs, [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
-    assert budgets(runs[::-1], [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
+    for order in (runs, runs[::-1]):
+        assert budgets(order, [0.5, 0.75]) == {0.5: 2.0, 0.75: 3.0}
 
 
 def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
@@ -59,17 +56,12 @@ def test_the_shortest_tail_within_the_budget_is_chosen() -> None:
         run("pointwise", "a=3", 9.0, 0.0),  # the best tail, at a price that is not allowed
         run("penalty", "w=1", 2.0, 7.0),
         run("penalty", "w=2", 8.0, 1.0),
-        run("penalty", "w=3", 8.5, 1.0),
+        run("penalty", "w=3", 1.0, NAN),
+        run("penalty", "w=4", NAN, 0.0),
     ]
     found = choose(runs, [0.5])
     assert {c.budget for c in found} == {2.0}
     assert [c.validation.entry.name for c in found] == ["pointwise, a=2", "penalty, w=1"]
-
-
-def test_a_diverged_setting_is_never_chosen_over_one_that_is_a_number() -> None:
-    runs = [run("a", "x", 1.0, NAN), run("a", "y", 1.0, 9.0), run("a", "z", NAN, 0.0)]
-    (found,) = choose(runs, [0.5])
-    assert found.validation.entry.setting == "y"
 
 
 def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_other() -> None:
@@ -78,11 +70,9 @@ def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_othe
         run("a", "share", 1.0, 3.0, 0.1),
         run("a", "tie", 1.0, 1.0, 0.8),
     ]
-    found = {c.criterion: c.validation.entry.setting for c in choose(runs, [1.0], CRITERIA)}
-    assert found == {"cvar95": "tie", "violated": "share"}
-
-
-CRITERIA: tuple[choice.Criterion, ...] = ("cvar95", "violated")
+    found = choose(runs, [1.0], ("cvar95", "violated"))
+    chosen = {c.criterion: c.validation.entry.setting for c in found}
+    assert chosen == {"cvar95": "tie", "violated": "share"}
 
 
 def test_the_best_rival_is_found_on_validation_data_among_rivals() -> None:
@@ -149,34 +139,28 @@ def test_the_paired_difference_is_of_the_seeds_that_both_have() -> None:
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.seeds == 5
     assert found.sign == -1  # the interval excludes zero, as that of unpaired means would not
-    assert stats.ttest_ind(*pairs).confidence_interval(0.95).low < 0
-    assert stats.ttest_ind(*pairs).confidence_interval(0.95).high > 0
+    assert stats.ttest_ind(*pairs).pvalue > 0.05
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
 # Records ------------------------------------------------------------------------------------------
 
 
-def records_of(groups: int, of_each: int) -> list[splits.Grouped]:
-    return [(f"g{g}", {"group": g, "number": n}) for g in range(groups) for n in range(of_each)]
-
-
-def groups_of(part: list[dict[str, Any]]) -> set[int]:
-    return {row["group"] for row in part}
-
-
 def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed() -> None:
     sizes = Sizes(train=12, validation=9, test=10, per_group=3)
-    found = [split(records_of(20, 5), sizes, seed) for seed in range(4)]
+    records = [(f"g{g}", {"group": g, "number": n}) for g in range(20) for n in range(5)]
+    found = [split(records, sizes, seed) for seed in range(4)]
     for parts in found:
         assert [len(parts[name]) for name in ("train", "validation", "test")] == [12, 9, 10]
-        train, validation, test = (groups_of(parts[n]) for n in ("train", "validation", "test"))
+        train, validation, test = (
+            {row["group"] for row in parts[name]} for name in ("train", "validation", "test")
+        )
         assert not train & validation
         assert not (train | validation) & test
         assert parts["test"] == found[0]["test"]
         assert max(sum(r["group"] == g for r in parts["train"]) for g in train) <= 3
-    assert len({frozenset(groups_of(parts["train"])) for parts in found}) > 1
-    assert split(records_of(20, 5), sizes, 2) == found[2]
+    assert found[0]["train"] != found[1]["train"]
+    assert split(records, sizes, 2) == found[2]
 
 
 # Grids and tasks ----------------------------------------------------------------------------------
@@ -282,8 +266,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_a_published_result_stands_until_the_run_is_finished_here(tmp_path: Path) -> None:
     entry, published = Entry("a", "", "ours", []), {"metrics": {}}
     (each, *_) = runs_in(tmp_path)
-    assert Planned(entry, each).result is None
-    assert Planned(entry, each, published).result is published
     each.folder.mkdir(parents=True)
     failed = {"digest": each.digest, "error": "out of memory"}
     (each.folder / "result.json").write_text(json.dumps(failed))

@@ -9,12 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
-from pl_pointwise.callbacks.answer_samples import log_answers
-from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, trainer, weights_of
+from tests.pl_pointwise.toy import At, weights_of
 from tests.tasks.conftest import language_model_folder, quiet_trainer
 from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
 from tests.tasks.conversation.test_module import ADAPTERS, data_of, made
@@ -33,13 +32,16 @@ def conversations(tmp_path: Path) -> str:
     return str(write_rows(tmp_path / "rows.jsonl", conversation_rows(2)))
 
 
-def run(folder: Path, file: str, root: Path, callbacks: Any, **options: Any) -> Any:
+def run(
+    folder: Path, file: str, root: Path, callbacks: Any, path: Any = None, **options: Any
+) -> Any:
     torch.manual_seed(7)
     lora = {**vars(ADAPTERS), "lora_dropout": 0.3}
-    module = made(folder, lora=lora, formulation=Pointwise(alpha=1.0), **options.pop("of", {}))
+    module = made(folder, lora=lora, formulation=Pointwise(alpha=1.0))
     torch.manual_seed(8)
     data = data_of(file, val_fraction=0.0, batch_size=4)
-    quiet_trainer(root, callbacks=callbacks, **{"max_epochs": 3, **options}).fit(module, data)
+    runner = quiet_trainer(root, callbacks=callbacks, max_epochs=3, **options)
+    runner.fit(module, data, ckpt_path=path)
     return module
 
 
@@ -64,15 +66,7 @@ def test_the_run_is_the_same_to_the_last_bit(language_model_folder, file, tmp_pa
     assert rows[3]["category"] == "never"
     assert rows[0]["prompt"] == "Who are you?"
     assert "Be short." in rows[1]["prompt"]
-    assert [("valid_call" in row) for row in rows[:7]] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
+    assert [place for place, row in enumerate(rows[:7]) if "valid_call" in row] == [2, 4]
     assert all(isinstance(row["answer"], str) and row["refused"] is False for row in rows)
 
 
@@ -81,57 +75,28 @@ def test_a_resumed_run_goes_on_in_its_file(language_model_folder, file, tmp_path
     path, root = tmp_path / "run.ckpt", tmp_path / "run"
     save = At(2, lambda trainer: trainer.save_checkpoint(path))
     run(language_model_folder, file, root, [AnswerSamples(["Hi"]), save])
-    before = written(root)
-    assert [row["step"] for row in before] == [0, 2, 4, 6]
-    module = made(
-        language_model_folder,
-        lora={**vars(ADAPTERS), "lora_dropout": 0.3},
-        formulation=Pointwise(alpha=1.0),
-    )
-    data = data_of(file, val_fraction=0.0, batch_size=4)
-    resumed = quiet_trainer(root, max_epochs=3, callbacks=[AnswerSamples(["Hi"])])
-    resumed.fit(module, data, ckpt_path=path)
-    assert [row["step"] for row in written(root)][-2:] == [4, 6]
-    assert len(written(root)) in (3, 4)
+    assert [row["step"] for row in written(root)] == [0, 2, 4, 6]
+    run(language_model_folder, file, root, [AnswerSamples(["Hi"])], path)
+    assert [row["step"] for row in written(root)] in ([0, 2, 4, 6], [0, 4, 6])
 
 
-def test_it_writes_beside_the_logger(language_model_folder, file, tmp_path) -> None:
-    logger = CSVLogger(tmp_path)
+def test_it_writes_beside_the_logger_and_tells_tensorboard(
+    language_model_folder, file, tmp_path
+) -> None:
+    logger, board = CSVLogger(tmp_path), Mock(TensorBoardLogger)
     samples = AnswerSamples(["Hi"], every_n_epochs=2)
-    run(language_model_folder, file, tmp_path, [samples], logger=logger)
+    run(language_model_folder, file, tmp_path, [samples], logger=[logger, board])
     (path,) = Path(logger.log_dir).rglob("answers.jsonl")
     assert path.parent.name == "answer-samples"
-    assert [row["step"] for row in written(tmp_path)] == [0, 4]
+    rows = written(tmp_path)
+    assert [row["step"] for row in rows] == [0, 4]
+    shown = [call.args for call in board.experiment.add_text.call_args_list]
+    assert shown == [("answers", f"**Hi**\n\n> {row['answer']}", row["step"]) for row in rows]
 
 
-def test_tensorboard_gets_the_answers() -> None:
-    logger = Mock()
-    log_answers(logger, [{"step": 4, "prompt": "Hi", "answer": "No."}], 4)
-    (found,) = logger.experiment.add_text.call_args_list
-    assert found.args == ("answers", "**Hi**\n\n> No.", 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "which prompts"),
-        ({"prompts": ["Hi"], "every_n_epochs": None}, "Give one of them"),
-        ({"prompts": ["Hi"], "every_n_steps": 0}, "Give one of them"),
-        ({"prompts": [[{"content": "Hi"}]]}, r"prompts\[0\] is no conversation"),
-    ],
-)
-def test_bad_options_are_refused(options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AnswerSamples(**options)
-
-
-def test_a_data_set_that_is_not_there_is_refused(language_model_folder, file, tmp_path) -> None:
+def test_bad_options_are_refused(language_model_folder, file, tmp_path) -> None:
+    with pytest.raises(ValueError, match="which prompts"):
+        AnswerSamples()
     samples = AnswerSamples(per_category=1, data="mcq")
-    with pytest.raises(ValueError, match="has train"):
+    with pytest.raises(ValueError, match=r"data='mcq': choose one of train"):
         run(language_model_folder, file, tmp_path, [samples])
-
-
-def test_a_module_without_answers_is_refused_by_name() -> None:
-    runner = trainer(callbacks=[AnswerSamples(["Hi"])])
-    with pytest.raises(ValueError, match=r"Toy has no answers_to"):
-        runner.fit(Toy(Pointwise()), ToyData(ToyRows(4)))

@@ -1,4 +1,4 @@
-"""The model is exported when the fit or the test ends, where the callback says, and pushed."""
+"""The model is exported when the fit or the test ends, where the callback says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from huggingface_hub import ModelCard
 from lightning.pytorch import Callback, Trainer
 
 from pl_pointwise import Pointwise
-from pl_pointwise.callbacks import FeasibleCheckpoint, ModelExport, export
-from pl_pointwise.errors import TrainingError
+from pl_pointwise.callbacks import FeasibleCheckpoint, ModelExport
 from pl_pointwise.model_card import write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.tasks.conftest import quiet_trainer
@@ -28,30 +27,6 @@ class Exporting(LineModule):
         return Path(path)
 
 
-class Hub:
-    """Stands in for the hub's client: keeps what it was asked."""
-
-    asked: list[tuple[str, dict[str, Any]]]
-    refuses: bool
-
-    def create_repo(self, name: str, **options: Any) -> None:
-        self.asked.append(("create", {"name": name, **options}))
-
-    def upload_folder(self, **options: Any) -> None:
-        if self.refuses:
-            raise ConnectionError("no route")
-        held = {path.name for path in Path(options["folder_path"]).iterdir()}
-        self.asked.append(("upload", {**options, "held": held}))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> type[Hub]:
-    monkeypatch.setattr(Hub, "asked", [], raising=False)
-    monkeypatch.setattr(Hub, "refuses", False, raising=False)
-    monkeypatch.setattr(export, "HfApi", Hub)
-    return Hub
-
-
 def run(module: LineModule, root: Path, callback: ModelExport, test: bool = False) -> None:
     trainer = quiet_trainer(root, max_epochs=1, callbacks=[callback])
     trainer.fit(module, LineData())
@@ -60,14 +35,13 @@ def run(module: LineModule, root: Path, callback: ModelExport, test: bool = Fals
 
 
 def test_export_holds_the_trained_weights_and_what_only_the_user_knows(
-    tmp_path: Path, hub: type[Hub]
+    tmp_path: Path,
 ) -> None:
     module = Exporting(Pointwise())
     facts: dict[str, Any] = {"license": "mit", "language": ["en"], "datasets": ["owner/data"]}
     run(module, tmp_path, ModelExport("model", **facts))
     assert (tmp_path / "model/weight.txt").read_text() == str(module.weight.tolist())
     assert module.weight.abs().sum() > 0
-    assert hub.asked == []  # Nothing is pushed unasked.
     assert ModelCard.load(tmp_path / "model/README.md").data.to_dict().items() >= facts.items()
 
 
@@ -136,27 +110,6 @@ def test_a_task_without_export_says_so(tmp_path: Path) -> None:
         run(LineModule(Pointwise()), tmp_path, ModelExport())
 
 
-def test_the_folder_is_pushed_with_its_card(tmp_path: Path, hub: type[Hub]) -> None:
-    callback = ModelExport("model", push_to_hub="owner/name", private=False)
-    run(Exporting(Pointwise()), tmp_path, callback)
-    (created, how), (uploaded, what) = hub.asked
-    assert (created, uploaded) == ("create", "upload")
-    assert how == {"name": "owner/name", "private": False, "exist_ok": True}
-    assert what["repo_id"] == "owner/name"
-    assert what["folder_path"] == tmp_path / "model"
-    assert what["held"] == {"weight.txt", "README.md"}
-
-
-def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(
-    tmp_path: Path, hub: type[Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "refuses", True)
-    with pytest.raises(TrainingError, match=r"no route.*hf upload owner/name"):
-        run(Exporting(Pointwise()), tmp_path, ModelExport("model", push_to_hub="owner/name"))
-    assert (tmp_path / "model/weight.txt").is_file()
-
-
-@pytest.mark.parametrize("options", [{"push_to_hub": "not/a/name"}, {"after": "predict"}])
-def test_what_cannot_work_is_refused_before_training(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"not/a/name|after="):
-        ModelExport(**options)
+def test_what_cannot_work_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match="after='predict'"):
+        ModelExport(after="predict")  # type: ignore[arg-type]

@@ -64,8 +64,8 @@ def test_predictions_of_conversations_have_the_prompt(tmp_path: Path) -> None:
 
     trainer: Any = SimpleNamespace(
         world_size=1,
-        loggers=[],
-        default_root_dir=tmp_path,
+        logger=None,
+        log_dir=tmp_path,
         is_global_zero=True,
         datamodule=SimpleNamespace(datasets={"predict": Asked()}),
     )

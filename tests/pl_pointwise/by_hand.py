@@ -19,22 +19,14 @@ from tests.pl_pointwise.toy import PAIRS, ToyRows, initial_weights
 
 @dataclass
 class Rule:
-    """One formulation: kind, α, β, η, cost; ``growth`` multiplies α every ``every`` epochs.
-
-    ``beta`` is also the penalty's weight, the tilted mean's τ and the level p of the CVaR.
-    """
+    """One formulation; ``beta`` is also the penalty's weight, the tilted mean's τ, the CVaR's p."""
 
     kind: str  # "penalty", "average", "tilted", "cvar", "pointwise", "relaxed"
     alpha: float | None = None
     beta: float | None = None
     eta: float = 0.0
     linear_cost: bool = False
-    growth: float = 1.0
-    every: int = 1
     threshold_lr: float = 0.0
-
-    def alpha_at(self, epoch: int) -> float | None:
-        return None if self.alpha is None else self.alpha * self.growth ** (epoch // self.every)
 
 
 @dataclass
@@ -57,8 +49,8 @@ def figure(rule: Rule, v: Tensor, w: Tensor, t: Tensor) -> Tensor:
     return t + (w * (v - t).clamp(min=0)).sum() / (1 - rule.beta)
 
 
-def psi(rule: Rule, v: Tensor, m: Tensor, epoch: int) -> Tensor:
-    alpha, beta = rule.alpha_at(epoch), rule.beta
+def psi(rule: Rule, v: Tensor, m: Tensor) -> Tensor:
+    alpha, beta = rule.alpha, rule.beta
     if rule.kind == "penalty":
         return beta * v
     if alpha is None:
@@ -73,8 +65,8 @@ def psi(rule: Rule, v: Tensor, m: Tensor, epoch: int) -> Tensor:
     return torch.where(m + 2 * alpha * v > beta, capped, plain)
 
 
-def ascent(rule: Rule, v: Tensor, m: Tensor, epoch: int, branches: Counter[str]) -> Tensor:
-    alpha, beta = rule.alpha_at(epoch), rule.beta
+def ascent(rule: Rule, v: Tensor, m: Tensor, branches: Counter[str]) -> Tensor:
+    alpha, beta = rule.alpha, rule.beta
     if alpha is None:
         return v if rule.kind != "relaxed" else v - m / (2 * beta)
     s = m + 2 * alpha * v
@@ -89,8 +81,8 @@ def ascent(rule: Rule, v: Tensor, m: Tensor, epoch: int, branches: Counter[str])
     return torch.where(s >= 0, (beta * v - m / 2) / (alpha + beta), -m / (2 * alpha))
 
 
-def stepped(rule: Rule, v: Tensor, m: Tensor, epoch: int, branches: Counter[str]) -> Tensor:
-    moved = m + rule.eta * ascent(rule, v, m, epoch, branches)
+def stepped(rule: Rule, v: Tensor, m: Tensor, branches: Counter[str]) -> Tensor:
+    moved = m + rule.eta * ascent(rule, v, m, branches)
     branches["projected"] += int((moved < 0).sum())
     return moved.clamp(min=0).float().double()
 
@@ -128,45 +120,33 @@ def run(
             store[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
             thresholds[name] = [torch.zeros((), dtype=torch.float64) for _ in range(sides)]
 
-    # Epoch, batch, violations of each side, and the figure each side of the batch came to.
-    window: list[
-        tuple[int, list[int], dict[str, list[Tensor]], dict[str, list[Tensor | None]]]
-    ] = []
+    # Batch, violations of each side, and the figure each side of the batch came to.
+    window: list[tuple[list[int], dict[str, list[Tensor]], dict[str, list[Tensor | None]]]] = []
 
     def close_window() -> None:
         for name, rule in rules.items():
             if rule is None or rule.kind == "penalty":
                 continue
-            epoch = window[-1][0]
             for side, table in enumerate(store[name]):
                 if rule.kind in OF_THE_BATCH:
                     seen = [came_to[name][side] for *_, came_to in window]
                     seen = [one for one in seen if one is not None]
                     if seen:
                         mean = sum(seen) / len(seen)
-                        store[name][side] = stepped(rule, mean, table, epoch, branches)
+                        store[name][side] = stepped(rule, mean, table, branches)
                     continue
                 latest = {}
-                for _, batch, v, _ in window:
+                for batch, v, _ in window:
                     for row, sample in enumerate(batch):
                         if carries(name, sample).any():
                             latest[sample] = v[name][side][row]
                 for sample, v_sample in latest.items():
-                    moved = stepped(rule, v_sample, table[sample], epoch, branches)
+                    moved = stepped(rule, v_sample, table[sample], branches)
                     table[sample] = torch.where(carries(name, sample), moved, table[sample])
         window.clear()
 
     def carries(name: str, sample: int) -> Tensor:
         return rows.has[name][sample].reshape(-1)
-
-    def mean_of(name: str, v: Tensor, batch: list[int]) -> Tensor | None:
-        """Mean over the carriers of the mean over the columns each carries."""
-        means = []
-        for row, sample in enumerate(batch):
-            mask = carries(name, sample)
-            if mask.any():
-                means.append(v[row][mask].mean())
-        return torch.stack(means).mean() if means else None
 
     def weighted(name: str, v: Tensor, batch: list[int]) -> tuple[Tensor, Tensor]:
         """The violations somebody carries and their weights; every carrier weighs the same."""
@@ -184,7 +164,7 @@ def run(
         found, shares = weighted(name, v, batch)
         return figure(rule, found, shares, thresholds[name][side]) if len(found) else None
 
-    for epoch, batch in batches:
+    for _, batch in batches:
         x, y = rows.x[batch], rows.y[batch]
         z = torch.tanh(x @ first) @ last
         values = {"fit": z[:, None], "pair": z[:, None] * x[:, :PAIRS]}
@@ -201,7 +181,7 @@ def run(
             for name, rule in rules.items()
             if rule is not None and rule.kind in OF_THE_BATCH
         }
-        window.append((epoch, batch, fixed, came_to))
+        window.append((batch, fixed, came_to))
 
         if order == "dual_first":
             close_window()
@@ -214,13 +194,13 @@ def run(
                 if rule.kind in OF_THE_BATCH:
                     one = figure_of(rule, name, side, v[name][side], batch)
                     if one is not None:
-                        loss = loss + psi(rule, one, store[name][side], epoch)
+                        loss = loss + psi(rule, one, store[name][side])
                     continue
                 m = torch.zeros_like(v[name][side])
                 if rule.kind != "penalty":
                     m = store[name][side][batch]
-                mean = mean_of(name, psi(rule, v[name][side], m, epoch), batch)
-                loss = loss if mean is None else loss + mean
+                found, shares = weighted(name, psi(rule, v[name][side], m), batch)
+                loss = loss + (shares * found).sum()
         gradients = torch.autograd.grad(loss, [first, last])
         norm = torch.cat([g.flatten() for g in gradients]).norm()
         factor = 1.0 if clip is None else min(1.0, clip / float(norm))

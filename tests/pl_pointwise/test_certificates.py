@@ -47,15 +47,6 @@ def test_bound_is_a_quantile_of_the_beta_distribution(
     assert violation_bound(n, n, confidence) == 1.0
 
 
-@pytest.mark.parametrize("n", [1, 30])
-@pytest.mark.parametrize("p", [0.001, 0.3, 1.0])
-def test_bound_covers_by_enumeration(n: int, p: float) -> None:
-    """Over all outcomes of n draws, weighed by their probability."""
-    outcomes = range(n + 1)
-    covered = [violation_bound(k, n) >= p for k in outcomes]
-    assert stats.binom.pmf(outcomes, n, p)[covered].sum() >= 0.95 - 1e-12
-
-
 SAMPLERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "normal": (lambda r, size: r.normal(size=size), stats.norm.cdf),
     "heavy tail": (lambda r, size: r.standard_t(2, size=size), stats.t(2).cdf),
@@ -91,22 +82,6 @@ def test_quantile_bound_is_the_first_order_statistic_that_is_sure_enough(
     assert quantile_bound(values, level, confidence) == expected
 
 
-QUANTILES = {"normal": stats.norm.ppf, "heavy tail": stats.t(2).ppf, "ties": stats.poisson(1.5).ppf}
-
-
-@pytest.mark.parametrize("n", [59, 300])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_quantile_bound_covers_in_simulation_and_says_something(name: str, n: int) -> None:
-    draws = SAMPLERS[name][0](np.random.default_rng(n), (DRAWS, n))
-    truth = QUANTILES[name](0.95)
-    bounds = np.array([quantile_bound(row) for row in draws])
-    assert (bounds >= truth).mean() >= AT_LEAST
-    if name != "ties":  # One order statistic less would not do.
-        less = np.sort(draws, axis=1)[:, int(stats.binom.ppf(0.95, n, 0.95)) - 1]
-        assert (less >= truth).mean() < 0.95
-        assert (bounds < truth).any()
-
-
 @pytest.mark.parametrize(("kind", "level"), [("distinct", 0.95), ("ties", 0.5)])
 def test_interval_is_scipys_percentile_bootstrap(kind: str, level: float) -> None:
     """Two bootstraps with other random draws agree to the noise of their 4,000 resamples."""
@@ -134,10 +109,9 @@ def test_every_resample_is_measured_as_the_metric_is(
     numbers: list[int], level: float, seed: int
 ) -> None:
     """Few distinct values, so that ties at the percentile are the rule."""
-    ordered = np.sort(np.array(numbers, dtype=np.float64))
-    drawn = np.random.default_rng(seed).integers(len(ordered), size=(5, len(ordered)))
-    expected = [float(cvar(torch.from_numpy(ordered[row]), level)) for row in drawn]
-    found = certificates._cvars(ordered, drawn.copy(), level)
+    samples = np.random.default_rng(seed).choice(np.array(numbers, float), (5, len(numbers)))
+    expected = [float(cvar(torch.from_numpy(row), level)) for row in samples]
+    found = certificates._cvars(samples.copy(), level)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -150,31 +124,6 @@ def test_interval_shrinks_with_the_samples_and_repeats_with_its_seed() -> None:
     assert cvar_interval(values, seed=1) != many
     wider = cvar_interval(values, confidence=0.99)
     assert wider[0] < many[0] < many[1] < wider[1]
-
-
-def test_number_of_resamples_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are drawn in pieces, to bound the memory, and the last piece is smaller."""
-    drawn: list[int] = []
-
-    def counted(ordered: Any, ranks: Any, level: float) -> Any:
-        drawn.append(len(ranks))
-        return np.zeros(len(ranks))
-
-    monkeypatch.setattr(certificates, "_cvars", counted)
-    cvar_interval(np.zeros(3000), resamples=1500)
-    assert sum(drawn) == 1500
-    assert max(drawn) * 3000 <= 2_000_000
-
-
-def test_coverage_of_the_interval_is_near_nominal_with_many_samples_in_the_tail() -> None:
-    """An approximation: benchmarks/certificates.py measures it where it is worse."""
-    generator, covered, draws = np.random.default_rng(5), 0, 200
-    truth = stats.norm.pdf(0.0) / 0.5  # of the upper half of a standard normal
-    for _ in range(draws):
-        values = generator.normal(size=200)
-        low, high = cvar_interval(values, level=0.5, resamples=300)
-        covered += low <= truth <= high
-    assert 0.88 <= covered / draws <= 0.99
 
 
 def test_certificate_gathers_the_statements() -> None:
@@ -245,7 +194,7 @@ def test_sample_violates_if_any_of_its_elements_does() -> None:
         (lambda: violation_bound(0, 0), "at least one held-out sample"),
         (lambda: violation_bound(4, 3), "between 0 and n"),
         (lambda: violation_bound(1, 3, 95), r"fraction in \(0, 1\)"),
-        (lambda: certify(torch.zeros(0)), "No values"),
+        (lambda: certify(torch.zeros(0)), "at least one held-out sample"),
         (lambda: certify(torch.tensor([1.0, math.nan])), "1 of 2 violations are NaN"),
         (lambda: certify(torch.zeros(3), level=95), r"percentile is 0\.95"),
     ],

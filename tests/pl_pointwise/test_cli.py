@@ -49,9 +49,9 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_text("{average: {a: 1}, own: {b: 2}}" if path.name == "methods.yaml" else "{}")
     module = SimpleNamespace(__path__=[str(tmp_path / "tasks")])
     monkeypatch.setattr(configs.importlib, "import_module", lambda name: module)
-    configs._methods.cache_clear()
+    configs.by_kind.cache_clear()
     yield tmp_path / "tasks"
-    configs._methods.cache_clear()
+    configs.by_kind.cache_clear()
 
 
 def test_a_name_stands_for_a_file_and_a_method_for_the_shared_one_and_the_tasks_numbers(

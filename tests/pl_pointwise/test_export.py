@@ -76,11 +76,6 @@ def test_the_commands_that_are_printed_go_from_fit_to_export(
     assert "samples × 1" in card  # λ, as the checkpoint has them.
 
 
-def test_output_says_where(run: Path, tmp_path: Path) -> None:
-    main(["export", "--ckpt_path", str(checkpoint_of(run)), "--output", str(tmp_path / "model")])
-    assert (tmp_path / "model/model.safetensors").is_file()
-
-
 def test_a_class_path_in_a_checkpoint_is_not_imported(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -128,16 +123,7 @@ def test_files_that_no_export_wrote_stay(run: Path, tmp_path: Path, capsys: Any)
     (tmp_path / "README.md").unlink()
     for _ in range(2):  # Its own are replaced.
         main(["export", *options])
-
-
-def test_a_task_without_export_is_told_what_to_write(tmp_path: Path, capsys: Any) -> None:
-    task = ["--model", "tests.pl_pointwise.line_task.LineModule"]
-    task += ["--data", "tests.pl_pointwise.line_task.LineData"]
-    main(["fit", *task, *SMALL, "--trainer.default_root_dir", str(tmp_path)])
-    run = tmp_path / "lightning_logs/version_0"
-    options = ["--ckpt_path", str(checkpoint_of(run)), "--config", str(run / "config.yaml")]
-    error = refusal(capsys, *options)
-    assert "LineModule has no export(): define export(self, path) in it, which writes" in error
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_what_is_no_checkpoint_is_said_in_a_sentence(tmp_path: Path, capsys: Any) -> None:

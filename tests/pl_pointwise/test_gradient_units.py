@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed
-from pl_pointwise.gradient_units import DUAL_STRENGTH, RISE, STRENGTH, GradientUnits
+from pl_pointwise.gradient_units import GradientUnits
 from pl_pointwise.step import Measured
 from tests.pl_pointwise.toy import (
     At,
@@ -34,7 +34,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
     """The rule for the constraint "fit" on one batch of all rows, plain SGD: weights and λ."""
     weights = [w.clone().requires_grad_() for w in initial_weights()]
     multipliers = torch.zeros(len(rows), dtype=torch.float64)
-    unit = size = torch.zeros(())
+    unit, size, mean, share = torch.zeros(()), torch.zeros(()), 0.0, 1.0
     for step in range(steps):
         z = torch.tanh(rows.x @ weights[0]) @ weights[1]
         objective, v = (z - rows.y).square().mean(), z + 0.3
@@ -51,17 +51,18 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         square = v.detach()[violated].square().mean()
         size = square.sqrt() if step == 0 else size
-        strength = STRENGTH * RISE ** (step / steps)
-        alpha = strength * unit / (2 * size)
-        pull = (multipliers + 2 * alpha * v.detach()).clamp(min=0)
+        strength = min(max(5 * share, 0.5) * unit + 2 * mean, 100 * unit)
+        pull = (multipliers + strength * (v.detach() / size).clamp(max=1)).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= rate * gradient
-        clipped = v.detach().clamp(-size, size)
-        dual_step = min(strength, DUAL_STRENGTH) * unit / size
-        multipliers = (multipliers + dual_step * clipped).clamp(min=0).float().double()
+        in_play = violated | (multipliers > 0)
+        mean += (float(multipliers[in_play].mean()) - mean) / min(step + 1, 10)
+        share += (float(violated.double().mean()) - share) / min(step + 1, 10)
+        dual_step = min(strength / 2, 10 * unit) * (v.detach() / size).clamp(-1, 1)
+        multipliers = (multipliers + dual_step).clamp(min=0).float().double()
         size = (size**2 + (square - size**2) / min(step + 1, 10)).sqrt()
     return torch.cat([w.detach().flatten() for w in weights]), multipliers
 
@@ -190,22 +191,28 @@ def test_price_is_the_most_that_a_sample_pulls() -> None:
     assert float(module.multipliers["fit"].max()) <= 2.5 * unit
 
 
+def measured_of(values: Tensor, multipliers: Tensor | None) -> Measured:
+    """A step that measured these values of the constraint "fit"."""
+    return Measured(
+        index=torch.arange(len(values)),
+        objective=torch.zeros(len(values)),
+        followed={"fit": values},
+        judged={"fit": values},
+        masks={"fit": torch.ones_like(values, dtype=torch.bool)},
+        multipliers={} if multipliers is None else {"fit": multipliers},
+        counts={"fit": len(values)},
+        lagrangian=0.0,
+        gradient_norm=1.0,
+    )
+
+
 @pytest.mark.parametrize("formulation", [Pointwise(), Average(alpha="adaptive")], ids=str)
 def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
     formulations, units = {"fit": formulation.for_equality()}, GradientUnits()
     values = torch.tensor([[-2.0], [1.0]])
-    measured = Measured(
-        index=torch.arange(2),
-        objective=torch.zeros(2),
-        followed={"fit": values},
-        judged={"fit": values},
-        masks={"fit": torch.ones(2, 1, dtype=torch.bool)},
-        multipliers={"fit": torch.zeros(2, 1)} if formulation.scope == "sample" else {},
-        counts={"fit": 2},
-        lagrangian=0.0,
-        gradient_norm=1.0,
-    )
-    units.add(measured, formulations, units.in_force(formulations, 0.0), 1.0)
+    multipliers = torch.zeros(2, 1) if formulation.scope == "sample" else None
+    measured = measured_of(values, multipliers)
+    units.add(measured, formulations, units.in_force(formulations), 1.0)
     assert units.state_dict()["states"]["fit"]["size"] == pytest.approx(2.5**0.5)
 
 
@@ -217,9 +224,40 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     assert units.not_finite == 1
     units.measure("fit", 6.0, 2.0, 0.5)
     units.measure("fit", float("inf"), 2.0, 0.5)
-    now = units.in_force(declared, share=0.0)["fit"]
-    assert now.augmentation == pytest.approx(STRENGTH * 3.0 / (2 * 0.5))
-    assert units.in_force(declared, share=1.0)["fit"].augmentation == pytest.approx(
-        RISE * now.augmentation
-    )
-    assert units.in_force(declared, share=0.0)["other"] is declared["other"]
+    assert units.in_force(declared)["fit"].augmentation == pytest.approx(5 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared)["other"] is declared["other"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "pull", "step"),
+    [(0.0, 5.0, 2.5), (6.0, 17.0, 8.5), (60.0, 125.0, 30.0), (1e6, 300.0, 30.0)],
+)
+def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, step: float) -> None:
+    """Λ = 3 and r = .5; a third is violated. Satisfied without a multiplier has no part."""
+    units, declared = GradientUnits(), {"fit": Pointwise()}
+    units.measure("fit", 6.0, 2.0, 0.5)
+    values = torch.tensor([[0.5], [-0.5], [-9.0]])
+    multipliers = torch.tensor([[0.0], [2 * mean], [0.0]])
+    units.add(measured_of(values, multipliers), declared, units.in_force(declared), 1.0)
+    now = units.in_force(declared)["fit"]
+    assert now.augmentation == pytest.approx(pull / (2 * 0.5))
+    assert now.step_size == pytest.approx(step / 0.5)
+
+
+@pytest.mark.parametrize(
+    "formulation", [Pointwise(), Relaxed(price=4.0), Relaxed(beta=4.0)], ids=str
+)
+@pytest.mark.parametrize("signed", [False, True])
+def test_nothing_pulls_harder_the_further_it_is_than_r(
+    formulation: Formulation, signed: bool
+) -> None:
+    formulation = formulation.for_equality() if signed else formulation
+    in_force = formulation.in_units(6.0, 3.0, 1.0, 0.5)
+    v = torch.tensor([-5.0, -0.5, -0.25, 0.0, 0.25, 0.5, 5.0], dtype=torch.float64)
+    v.requires_grad_()
+    psi = in_force.lagrangian(v, torch.full_like(v, 0.5))
+    (pull,) = torch.autograd.grad(psi.sum(), v)
+    below = pull[1] if signed else torch.zeros_like(pull[1])
+    torch.testing.assert_close(pull[[0, -1]], torch.stack([below, pull[-2]]))
+    assert pull[-2] > pull[-3]
+    torch.testing.assert_close(psi[-1] - psi[-2], 4.5 * pull[-2])  # One line, no jump.

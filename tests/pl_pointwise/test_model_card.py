@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.model_card import NONE_YET, public_name, write_card
+from pl_pointwise.model_card import public_name, write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
 
 
@@ -52,17 +52,13 @@ def row(text: str, first: str, after: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_metadata_are_what_the_hub_reads(tmp_path) -> None:
-    found = card(fitted(tmp_path), tmp_path).data
-    assert found.base_model == "owner/base"
-    assert found.library_name == "peft"
-    assert found.pipeline_tag == "text-generation"
-    assert "pl-pointwise" in found.tags
-
-
-def test_the_multipliers_are_summed_up(tmp_path) -> None:
+def test_the_metadata_are_the_hubs_and_the_multipliers_are_summed_up(tmp_path) -> None:
     module = fitted(tmp_path, Pointwise(alpha=2.0, dual_lr=1.0))
-    text = card(module, tmp_path).text
+    found = card(module, tmp_path)
+    assert (found.data.base_model, found.data.library_name) == ("owner/base", "peft")
+    assert found.data.pipeline_tag == "text-generation"
+    assert "pl-pointwise" in found.data.tags
+    text = found.text
     values = module.multipliers["fit"].double().flatten()
     active = values[values > 0]
     assert 0 < len(active) < 5
@@ -106,7 +102,7 @@ def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:
     module = fitted(tmp_path, check_val_every_n_epoch=5)
     assert module.violations == {}
     assert module.evaluated == {}
-    assert NONE_YET in card(module, tmp_path).text
+    assert "evaluated nothing" in card(module, tmp_path).text
 
 
 def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
@@ -115,15 +111,11 @@ def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
     assert "No certificate: 1 of 5 violations are NaN" in card(module, tmp_path).text
 
 
-def test_an_interval_shows_both_bounds(tmp_path) -> None:
-    module = LineModule(None)
+def test_both_bounds_are_shown_and_negative_multipliers_counted(tmp_path) -> None:
+    module = fitted(tmp_path, Pointwise())
     module.constraints = {"fit": Constraint(at_least=-1.0, at_most=2.0)}
     text = card(module, tmp_path).text
     assert row(text, "fit", "Requirements")[1:3] == ["≥ -1 and ≤ 2", "≤ 0.1"]
-
-
-def test_an_equality_shows_its_value_and_counts_negative_multipliers(tmp_path) -> None:
-    module = fitted(tmp_path, Pointwise())
     module.constraints = {"fit": Constraint(equals=0.5)}
     module.multipliers.set("fit", torch.tensor([[-3.0], [-1.0], [0.0], [0.0], [0.0]]))
     text = card(module, tmp_path, base_model=None).text

@@ -1,4 +1,4 @@
-"""A fit on two ranks, the reference kept in a folder; run as a rank by test_reference_cache.py."""
+"""A fit on two ranks, the reference kept in a folder; run as a rank by safety/test_ranks.py."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from transformers import (
 
 from pl_pointwise import Training
 from pl_pointwise.cli import main
-from pl_pointwise.compare import certification, command
+from pl_pointwise.compare import command, levers
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -196,14 +196,7 @@ def advice(
     violated: said to be the share of the training data that does; None as it is.
     """
     if violated is not None:
-        measured = certification._measured
-        patch.setattr(
-            certification,
-            "_measured",
-            lambda *given: replace(
-                found := measured(*given), training=dict.fromkeys(found.training, violated)
-            ),
-        )
+        patch.setattr(levers, "share_in_training", lambda *_: violated)
     patch.setattr(command, "draw_plots", lambda *_: None)
     main(["compare", *arguments, "--output", str(folder / "out")])
     answer = (folder / "out/answer.md").read_text()

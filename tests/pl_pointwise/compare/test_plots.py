@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from matplotlib.cbook import STEP_LOOKUP_MAP
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from pl_pointwise.compare import drawing, plots, tables
+from pl_pointwise.compare import plots, tables
 from pl_pointwise.compare.plots import Axis, frontier
 from pl_pointwise.compare.runs import Outcome, Run
 from pl_pointwise.compare.styles import styles_of
@@ -72,13 +71,6 @@ def test_a_few_extremes_do_not_flatten_the_others(tmp_path, monkeypatch) -> None
         assert low < -1 < far < high
 
 
-def test_doctests_pass() -> None:
-    for module in (plots, drawing):
-        failures, tried = doctest.testmod(module)
-        assert tried > 0
-        assert failures == 0
-
-
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12), st.booleans(), st.booleans())
 def test_the_frontier_is_what_nothing_beats(points, up, right) -> None:
     axes = (Axis("x", right), Axis("y", up))
@@ -92,11 +84,8 @@ def test_the_frontier_is_what_nothing_beats(points, up, right) -> None:
     expected = [i for i, p in enumerate(points) if not any(beats(q, p) for q in points)]
     assert frontier(points, axes) == expected
     assert expected
-
-
-def test_a_point_that_is_no_number_is_neither_on_the_frontier_nor_beats_one() -> None:
-    points = [(math.nan, 0.0), (1.0, 1.0), (0.0, math.inf)]
-    assert frontier(points, (Axis("x"), Axis("y"))) == [1]
+    undefined = (math.nan, 9.0)  # Neither on the frontier nor beating anything.
+    assert frontier([*points, undefined], axes) == expected
 
 
 @pytest.mark.parametrize("right", [False, True])
@@ -139,8 +128,7 @@ def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None
     (legend,) = panel.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["frontier", "penalty 0.1", "penalty 1", "pointwise"]
-    assert "over 1 to 2 seeds" not in legend.get_title().get_text()
-    assert "± standard deviation over 2 seeds" in legend.get_title().get_text()
+    assert "± standard deviation over the seeds" in legend.get_title().get_text()
 
 
 def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None:
@@ -157,51 +145,6 @@ def test_infinite_violations_count_and_nan_do_not(tmp_path, monkeypatch) -> None
     assert list(x) == [-1.0, -1.0, 0.5, math.inf, math.inf]
     assert list(y) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert panel.get_xlim()[1] < 1
-
-
-def test_groups_of_categories_are_found_by_what_their_names_share() -> None:
-    metrics = {
-        "mc/f1_tool_call": 0.5,
-        "mc/f1_direct": 0.1,
-        "mc/f1_cannot_answer": 0.7,
-        "train/f1_tool_call": 0.9,
-        "mc/accuracy_sum": 0.5,
-        "mc/accuracy_tokens": 0.5,
-        "mc/macro_f1": 0.4,
-        "test/tool_call/violated": 0.3,
-    }
-    done = [outcome("a", 0, metrics), outcome("a", 1, {**metrics, "mc/f1_direct": 0.3})]
-    (found,) = plots.categories(frame(*done)).items()
-    assert found[0] == "mc/f1"
-    assert found[1].to_dict("list") == {
-        "tool call": [0.5, 0.5],
-        "direct": [0.1, 0.3],
-        "cannot answer": [0.7, 0.7],
-    }
-    assert list(found[1].index) == ["a", "a"]
-
-
-def test_accuracies_are_no_categories() -> None:
-    """Seen: accuracies by normalisation in a panel beside those of F1 by category."""
-    of_categories = {f"mc/f1_{name}": 0.5 for name in ("direct", "tool_call", "other")}
-    of_scores = {f"mc/accuracy_{name}": 0.5 for name in ("sum", "tokens", "characters")}
-    runs = frame(outcome("a", 0, of_scores | of_categories))
-    assert [*plots.categories(runs, {"direct", "tool_call", "other", "unasked"})] == ["mc/f1"]
-
-
-def test_bars_stand_at_the_means(tmp_path, monkeypatch) -> None:
-    group = DataFrame({"x": [0.2, 0.4, 0.8], "y": [0.5, 0.5, 0.1]}, index=["a", "a", "b"])
-    arguments = ({"mc/f1": group}, styles_of("ab"))
-    (panel,) = panels(plots.category_bars, *arguments, folder=tmp_path, monkeypatch=monkeypatch)
-    heights = [
-        bar.get_height() for bars in panel.containers for bar in getattr(bars, "patches", [])
-    ]
-    assert heights == pytest.approx([0.3, 0.5, 0.8, 0.1])
-    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["x", "y"]
-    assert panel.get_ylabel() == "f1, mc"
-    bars = [bar for container in panel.containers for bar in getattr(container, "patches", [])]
-    faces = [bar.get_facecolor() for bar in bars]
-    assert faces[0] == faces[1] != faces[2] == faces[3]
 
 
 def test_the_gap_is_means_over_seeds() -> None:

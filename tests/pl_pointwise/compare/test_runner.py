@@ -23,7 +23,6 @@ from pl_pointwise.cli import main
 from pl_pointwise.compare import command, runner
 from pl_pointwise.compare.processes import _share, _stop
 from pl_pointwise.compare.runner import alone_in, peak_memory
-from pl_pointwise.compare.runs import Comparison
 from tests.pl_pointwise.line_task import LineModule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,25 +118,6 @@ def test_processes_that_ignore_a_request_are_killed_with_what_they_started() -> 
         assert not Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.slow
-def test_a_job_of_the_slurm_array_is_a_run_and_collecting_makes_the_table(tmp_path) -> None:
-    common = [*files(tmp_path, POINTWISE), "--seeds", "0", "1", "--output", str(tmp_path / "out")]
-    main(["compare", *common, "--slurm-array"])
-    script = tmp_path / "out/array.sbatch"
-    assert "#SBATCH --array=1,2\n" in script.read_text()
-    job = {**os.environ, "SLURM_ARRAY_TASK_ID": "2"}
-    subprocess.run(["bash", script], check=True, env=job, stdout=subprocess.DEVNULL, timeout=200)
-    with pytest.raises(SystemExit, match=r"were not run: pointwise \(seed 0\)"):
-        main(["compare", *common, "--collect"])
-    rows = list(csv.DictReader((tmp_path / "out/comparison.csv").open()))
-    assert [row["error"] for row in rows] == ["not run", ""]
-    assert float(rows[1]["test/fit/cvar95"]) > 0
-    main(["compare", *common, "--slurm-array"])
-    assert "#SBATCH --array=1\n" in script.read_text()
-    main(["compare", *common, "--only", "1"])
-    main(["compare", *common, "--collect"])
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, at: list[int]) -> list[int]:
     """Makes the given training steps fail, counted from 1 over all runs; the steps' epochs."""
     objective = LineModule.objective
@@ -206,14 +186,14 @@ def test_what_cannot_be_written_is_said_with_its_path_and_the_others_run(
     said = capsys.readouterr().err
     assert f"error: {tmp_path / 'file'}: File exists" in said
     assert "Traceback" not in said
-    write = runner._write_whole
+    write = runner.write_whole
 
     def full(path: Path, text: str) -> None:
         if "full" in path.parts:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(runner, "_write_whole", full)
+    monkeypatch.setattr(runner, "write_whole", full)
     with pytest.raises(SystemExit, match=r"1 run failed: full \(seed 0\)"):
         main(["compare", *common, "--output", str(tmp_path / "out")])
     found = lines(tmp_path / "out")
@@ -233,13 +213,7 @@ def test_peak_memory_is_of_this_process_and_of_all_its_time() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "jobs", "shares"),
-    [
-        ("0,1,2,3", 2, ["0,2", "1,3"]),
-        ("4,5", 2, ["4", "5"]),
-        ("4,5", 3, ["4", "5", "4"]),
-        ("0,1", 1, [None]),
-        ("3", 2, [None, None]),
-    ],
+    [("0,1,2,3", 2, ["0,2", "1,3"]), ("4,5", 3, ["4", "5", "4"]), ("3", 2, [None, None])],
 )
 def test_gpus_are_shared_among_the_jobs(visible, jobs, shares, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -247,12 +221,10 @@ def test_gpus_are_shared_among_the_jobs(visible, jobs, shares, monkeypatch) -> N
 
 
 def test_cores_are_shared_among_the_jobs_unless_told_otherwise(monkeypatch) -> None:
+    assert "OMP_NUM_THREADS" not in _share(3, 0)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert _share(3, 0)["OMP_NUM_THREADS"] == "2"
-    assert _share(16, 0)["OMP_NUM_THREADS"] == "1"
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert "OMP_NUM_THREADS" not in _share(3, 0)
+    assert [_share(jobs, 0)["OMP_NUM_THREADS"] for jobs in (3, 16)] == ["2", "1"]
 
 
 def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys) -> None:
@@ -260,12 +232,3 @@ def test_a_number_outside_the_comparison_is_refused(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["compare", *common, "--only", "2"])
     assert "this comparison has 1 runs" in capsys.readouterr().err
-
-
-def test_the_command_of_a_comparison_is_what_it_was_given(tmp_path) -> None:
-    settings = ["model.formulation.beta=0.1,1"]
-    comparison = Comparison(["reranker", "reranker/relaxed"], tmp_path, None, (0, 1), settings)
-    assert comparison.command() == (
-        "pl-pointwise compare --config reranker --config reranker/relaxed --seeds 0 1 "
-        f"--output {tmp_path} --set model.formulation.beta=0.1,1"
-    )

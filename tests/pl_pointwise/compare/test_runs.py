@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.compare import runs as plan
 from pl_pointwise.compare.checks import check_methods
 from pl_pointwise.compare.runs import Comparison
 
@@ -36,12 +34,6 @@ def swept(config: str, *settings: str, methods: bool = True) -> Comparison:
     folder = Path(config).parent
     file = str(folder / "methods.yaml") if methods else None
     return Comparison([config], folder / "out", file, (0, 1), settings)
-
-
-def test_doctests_of_the_plan_pass() -> None:
-    failures, tried = doctest.testmod(plan)
-    assert tried > 0
-    assert failures == 0
 
 
 def test_a_method_without_training_stays_untrained_whatever_holds_for_all(config) -> None:
@@ -75,15 +67,8 @@ def test_settings_give_every_combination_at_every_method_and_seed(config) -> Non
     assert len({run.digest for run in runs}) == len({run.folder for run in runs}) == len(runs)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "model.init_args.formulation.init_args.alpha",
-        "model.formulation.alpha",
-    ],
-)
-def test_a_path_may_leave_init_args_out(config, path) -> None:
-    runs = swept(config, f"{path}=1e-3,7").runs
+def test_a_path_may_leave_init_args_out(config) -> None:
+    runs = swept(config, "model.formulation.alpha=1e-3,7").runs
     found = []
     for run in runs[::2]:
         model = PointwiseCLI(run.arguments, run=False).model

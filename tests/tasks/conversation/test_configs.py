@@ -7,6 +7,7 @@ data; every other key is the shipped one.
 from __future__ import annotations
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.tasks.conftest import (
     QUIET_RUN,
@@ -31,6 +32,13 @@ def tiny(language_model_folder) -> list[str]:
     return words(init | QUIET_RUN)
 
 
+@pytest.fixture
+def short(tiny, language_model_folder) -> list[str]:
+    """And of a recipe."""
+    like = str(language_model_folder)
+    return [*tiny, "--trainer.max_epochs", "1", "--data.init_args.forget_like", like]
+
+
 @pytest.mark.parametrize("name", trained("conversation"))
 def test_packaged_config_trains(name, tiny, conversation_file, tmp_path, capsys) -> None:
     data = ["--data.init_args.train_file", conversation_file]
@@ -46,3 +54,16 @@ def test_packaged_comparison_runs(
     for row in comparison("conversation", name, [*tiny, *data], tmp_path / "results"):
         assert 0 <= float(row["train/all_met"]) <= 1
         assert float(row["train/avoid/max"]) >= float(row["train/avoid/cvar95"])
+
+
+@pytest.mark.parametrize("task", ["keep", "forget"])
+def test_a_recipe_ends_in_a_model_for_plain_transformers(task, short, tmp_path, capsys) -> None:
+    train(task, task, short, tmp_path)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+
+
+@pytest.mark.parametrize("task", [pytest.param("keep", marks=pytest.mark.slow), "forget"])
+def test_rivals_run_in_one_switch(task, short, runs_alone, tmp_path, capsys) -> None:
+    quick = ["--trainer.callbacks", "null", "--model.init_args.evaluation.answer_in", "[]"]
+    for row in comparison(task, "rivals", [*short, *quick], tmp_path / "results"):
+        assert 0 <= float(row["train/keep/violated"]) <= 1

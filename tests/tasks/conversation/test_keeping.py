@@ -7,22 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import ks_2samp
-from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Pointwise
-from pl_pointwise.cli import main
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.forgetting import ForgetQuality
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
-from tests.tasks.conftest import (
-    QUIET_RUN,
-    build_tokenizer,
-    quiet_trainer,
-    response_by_hand,
-    words,
-    write_rows,
-)
+from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 
 TOLERANCES: dict[str, Any] = {
@@ -38,6 +27,11 @@ ROWS = [
     {"prompt": "c", "answer": "Gone.", "role": "forget", "around": -3.0},
     {"prompt": "d", "answer": "Own bound.", "role": "keep", "tolerance": 0.2},
 ]
+CROSSED = [
+    {"role": "prefer", "content": "B.", "tolerance": -1.0},
+    {"role": "avoid", "content": "B.", "tolerance": -3.0},
+]
+"""A band whose lower end is above the upper one."""
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> str:
@@ -99,12 +93,9 @@ def test_baselines_of_forgetting_are_their_formulas(
     loss, beta, language_model_folder, tmp_path
 ) -> None:
     baselines = Baselines(forget_loss=loss, forget_weight=0.3, npo_beta=beta)
+    tolerances: dict[str, Any] = dict.fromkeys(TOLERANCES)
     module = made(
-        language_model_folder,
-        baselines=baselines,
-        objective="kl",
-        objective_roles=["keep"],
-        **dict.fromkeys(TOLERANCES),
+        language_model_folder, baselines=baselines, objective_roles=["keep"], **tolerances
     )
     batch = batch_of(language_model_folder, written(tmp_path, ROWS))
     found = module.objective(module(batch), batch)
@@ -139,51 +130,22 @@ def test_replay_learns_a_share_of_what_is_kept(
     torch.testing.assert_close(objective, expected)
 
 
-def test_a_target_is_what_another_model_gives(language_model_folder, tmp_path) -> None:
-    other = tmp_path / "other"
-    model = AutoModelForCausalLM.from_pretrained(language_model_folder)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(0.5)
-    model.save_pretrained(other)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (language_model_folder / name).is_file():
-            (other / name).write_bytes((language_model_folder / name).read_bytes())
-    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
-    data.setup("fit")
-    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
-    reader = made(other, moved=False)
-    expected = response_by_hand(reader, batch, 0, 0)["mean"]
-    assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
-
-
-def test_forget_quality_is_the_test_of_two_samples() -> None:
-    generator = torch.Generator().manual_seed(0)
-    metric = ForgetQuality()
-    batches = [torch.randn(2, 5, generator=generator) for _ in range(3)]
-    for values, targets in batches:
-        metric.update(values, targets + 0.5)
-    whole = torch.cat(batches, 1).numpy()
-    expected = ks_2samp(whole[0], whole[1] + 0.5).pvalue
-    assert metric.compute().item() == pytest.approx(expected, abs=1e-6)
-
-
 # What is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"answer": ""}, ["answer", "empty"]),
+        ({"role": "keep", "answer": ""}, ["answer", "empty"]),
         ({"role": "keep", "relative": True, "tolerance": 0.1}, ["relative", "prefer"]),
         ({"role": "keep", "tolerance": -0.1}, ["tolerance", "positive"]),
         ({"role": "keep", "around": -1.0}, ["around", "tolerance"]),
         ({"role": "forget", "tolerance": -1.0}, ["tolerance", "around"]),
         ({"role": "forget", "around": 1.0}, ["around", "negative"]),
         ({"role": "learn", "tolerance": -1.0}, ["tolerance", "learn"]),
-        ({"role": "learned"}, ["role", "learn"]),
         ({"role": "forget"}, ["around", "forget_like"]),
+        ({"role": "wrong"}, ["responses", "at least one"]),
+        ({"responses": CROSSED}, ["likely and unlikely at once", "Change one"]),
     ],
 )
 def test_a_bad_answer_is_refused_with_line_and_remedy(
@@ -199,32 +161,14 @@ def test_a_bad_answer_is_refused_with_line_and_remedy(
 
 def test_a_prompt_to_keep_and_to_forget_is_refused(language_model_folder, tmp_path) -> None:
     rows = [ROWS[1], {**ROWS[2], "prompt": "b"}]
-    with pytest.raises(DataError, match=r"line 2.*line 1"):
+    with pytest.raises(DataError, match=r"line 1: .* kept here and forgotten in .*line 2"):
         data_of(written(tmp_path, rows), language_model_folder).setup("fit")
-
-
-def test_another_vocabulary_says_nothing_of_what_to_forget(language_model_folder, tmp_path) -> None:
-    other, tokenizer = tmp_path / "other", build_tokenizer()
-    AutoModelForCausalLM.from_pretrained(language_model_folder).save_pretrained(other)
-    tokenizer.add_tokens(["<more>"])
-    tokenizer.save_pretrained(other)
-    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
-    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
-    with pytest.raises(DataError, match="vocabulary"):
-        data.setup("fit")
 
 
 @pytest.mark.parametrize("option", ["keep_tolerance", "forget_tolerance"])
 def test_a_width_is_above_zero(option, language_model_folder) -> None:
     with pytest.raises(ValueError, match=option):
         made(language_model_folder, **{option: 0.0})
-
-
-def test_a_role_without_its_tolerance_is_refused(language_model_folder, tmp_path) -> None:
-    module = made(language_model_folder, formulation=Pointwise())
-    data = data_of(written(tmp_path, ROWS), language_model_folder)
-    with pytest.raises(DataError, match="keep_tolerance"):
-        quiet_trainer(tmp_path, max_epochs=1).fit(module, data)
 
 
 # Fits ---------------------------------------------------------------------------------------------
@@ -259,41 +203,3 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
     assert within["train/keep/violated"] <= 0.5
     assert within["train/keep/max"] < 0.01
     assert within["train/nll"] < start["train/nll"] - 0.5
-
-
-# Recipes ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny(language_model_folder) -> list[str]:
-    init = {
-        "model.init_args.policy.model_name": str(language_model_folder),
-        "model.init_args.policy.generation.max_new_tokens": "3",
-        "trainer.limit_train_batches": "2",
-        "trainer.max_epochs": "1",
-    }
-    return words(init | QUIET_RUN)
-
-
-@pytest.mark.parametrize("task", ["keep", "forget"])
-def test_a_recipe_runs_on_its_records_and_on_files(
-    task, tiny, language_model_folder, tmp_path
-) -> None:
-    like = ["--data.init_args.forget_like", str(language_model_folder)]
-    arguments = [*tiny, *(like if task == "forget" else [])]
-    main(["fit", "--config", task, *arguments, f"--trainer.default_root_dir={tmp_path}"])
-    assert (tmp_path / "export/model.safetensors").is_file()
-    AutoModelForCausalLM.from_pretrained(tmp_path / "export")
-
-
-@pytest.mark.parametrize("task", [pytest.param("keep", marks=pytest.mark.slow), "forget"])
-def test_rivals_run_in_one_switch(task, tiny, language_model_folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("pl_pointwise.compare.command.draw_plots", lambda *_: None)
-    like = ["--data.init_args.forget_like", str(language_model_folder)]
-    arguments = [*tiny, *(like if task == "forget" else []), "--trainer.callbacks", "null"]
-    arguments += ["--model.init_args.evaluation.answer_in", "[]"]
-    folder = ["--output", str(tmp_path / "out")]
-    main(["compare", "--config", task, "--methods", f"{task}/rivals", *folder, *arguments])
-    table = (tmp_path / "out/comparison.csv").read_text().splitlines()
-    assert len(table) == 1 + (8 if task == "keep" else 6)
-    assert "train/keep/violated" in table[0]

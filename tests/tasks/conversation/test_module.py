@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,7 @@ import pytest
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks import (
-    ConversationDataModule,
-    ConversationModule,
-)
+from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation
@@ -57,22 +53,18 @@ def test_values_are_what_a_response_by_response_loop_gives(
     module = made(language_model_folder).eval()
     batch = batch_of(language_model_folder, conversation_file)
     values = module.constraint_values(module(batch), batch)
-
-    def by_hand(row: int, column: int) -> dict[str, float]:
-        return response_by_hand(module, batch, row, column)
-
-    assert values["prefer"][0, 0].item() == pytest.approx(by_hand(0, 0)["mean"], abs=1e-5)
-    assert values["avoid"][0, 0].item() == pytest.approx(by_hand(0, 1)["mean"], abs=1e-5)
-    assert values["avoid"][1, 0].item() == pytest.approx(by_hand(1, 0)["mean"], abs=1e-5)
-    assert values["avoid"][3, 0].item() == pytest.approx(by_hand(3, 1)["mean"], abs=1e-5)
-    assert values["refuse"][2, 0].item() == pytest.approx(by_hand(2, 0)["mean"], abs=1e-5)
+    places = {"prefer": [(0, 0)], "avoid": [(0, 1), (1, 0), (3, 1)], "refuse": [(2, 0)]}
+    for role, of_role in places.items():
+        for row, column in of_role:
+            hand = response_by_hand(module, batch, row, column)["mean"]
+            assert values[role][row, 0].item() == pytest.approx(hand, abs=1e-5)
     masks = module.membership(batch)
     assert masks["prefer"].tolist() == [[True], [False], [False], [False]]
     assert masks["avoid"].tolist() == [[True, False], [True, True], [False, False], [True, False]]
     assert masks["objective"].tolist() == [False, False, False, True]
     objective = module.objective(module(batch), batch)
-    assert objective[3].item() == pytest.approx(by_hand(3, 0)["kl"], abs=1e-5)
-    assert objective[:3].tolist() == [0, 0, 0]
+    kl = response_by_hand(module, batch, 3, 0)["kl"]
+    assert objective.tolist() == pytest.approx([0, 0, 0, kl], abs=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -196,24 +188,21 @@ def test_training_meets_what_the_file_asks(language_model_folder, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("roles", "options", "words"),
+    ("role", "options", "words"),
     [
-        (["prefer"], {}, ["objective", "reference", "prefer", "objective_roles"]),
-        (["reference"], {"formulation": Pointwise(alpha=1.0)}, ["constraint", "reference"]),
+        ("prefer", {}, "objective kl.*reference.*prefer.*objective_roles"),
+        ("prefer", {"objective": "dpo"}, "objective dpo.*avoid"),
+        ("reference", {"formulation": Pointwise(alpha=1.0)}, "constraint.*reference"),
+        ("keep", {"formulation": Pointwise(alpha=1.0)}, "keep_tolerance"),
     ],
 )
 def test_training_set_without_a_term_is_refused(
-    roles, options, words, language_model_folder, tmp_path
+    role, options, words, language_model_folder, tmp_path
 ) -> None:
-    rows = [
-        {"prompt": f"{role} {i}?", "responses": [{"role": role, "content": "Yes."}]}
-        for role in roles
-        for i in range(4)
-    ]
+    rows = [{"prompt": f"{i}?", role: "Yes."} for i in range(4)]
     data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError, match=words):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
-    assert all(word in str(found.value) for word in words)
 
 
 def test_answers_are_counted_and_written(
@@ -246,22 +235,6 @@ def test_answers_are_counted_and_written(
     module.notes.confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
-
-
-@pytest.mark.parametrize(("batch_size", "words"), [(6, ["4 or less"]), (4, [])])
-def test_few_steps_an_epoch_are_warned_of(
-    batch_size, words, language_model_folder, tmp_path
-) -> None:
-    """Thirty records in a batch of 32 gave ten steps in all, and wrong answers."""
-    path = write_rows(tmp_path / "r.jsonl", conversation_rows(5))
-    data = data_of(str(path), batch_size=batch_size)
-    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.fit(made(language_model_folder), data)
-    found = [str(each.message) for each in caught if "batch_size of the data" in str(each.message)]
-    assert len(found) == len(words)
-    assert all(word in text for word, text in zip(words, found, strict=True))
 
 
 def test_prediction_answers_prompts_with_and_without_responses(

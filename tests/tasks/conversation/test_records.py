@@ -82,67 +82,42 @@ SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
 
-@pytest.mark.parametrize(
-    ("schema", "row", "expected"),
-    [
-        (
-            "preference",
-            {"prompt": "Hi", "chosen": "yes", "rejected": "no"},
-            [("prefer", "yes"), ("avoid", "no")],
-        ),
-        (
-            "preference",
-            {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]},
-            [("prefer", "yes"), ("avoid", "no")],
-        ),
-        (
-            "preference",
-            {"prompt": "Hi", "chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID], "messages": []},
-            [("prefer", "yes"), ("avoid", "no")],
-        ),
-        (
-            "when2call",
-            {
-                "tools": [json.dumps(TOOL)],
-                "messages": ASK,
-                "chosen_response": SAID,
-                "rejected_response": {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"},
-            },
-            [("prefer", "yes"), ("avoid", [CALL])],
-        ),
-        (
-            "pku",
-            {
-                "prompt": "Hi",
-                "response_0": "no",
-                "response_1": "yes",
-                "is_response_0_safe": False,
-                "is_response_1_safe": True,
-            },
-            [("avoid", "no"), ("reference", "yes")],
-        ),
-        ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
-        ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
-        (
-            "xstest",
-            {"prompt": "Hi", "type": "contrast_homonyms", "label": "unsafe"},
-            [("refuse", None)],
-        ),
-        (
-            "roles",
-            {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
-            [("prefer", "yes"), ("prefer", "y"), ("avoid", "no")],
-        ),
-        ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
-        ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
-        ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
-        (
-            "records",
-            {"prompt": "Hi", "responses": [{"role": "prefer", "content": "yes"}]},
-            [("prefer", "yes")],
-        ),
-    ],
-)
+PAIR = [("prefer", "yes"), ("avoid", "no")]
+SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
+CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
+JUDGED = {"response_0": "yes", "response_1": "no"}
+JUDGED |= {"is_response_0_safe": True, "is_response_1_safe": False}
+SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
+    ("preference", {"prompt": "Hi", "chosen": "yes", "rejected": "no"}, PAIR),
+    ("preference", {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]}, PAIR),
+    ("preference", {"prompt": "Hi", **SPOKEN, "messages": []}, PAIR),
+    (
+        "when2call",
+        {"messages": ASK, "tools": [TOOL], "chosen_response": SAID, "rejected_response": CALLED},
+        [("prefer", "yes"), ("avoid", [CALL])],
+    ),
+    ("pku", {"prompt": "Hi", **JUDGED}, [("reference", "yes"), ("avoid", "no")]),
+    ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
+    ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
+    ("xstest", {"prompt": "Hi", "type": "contrast", "label": "unsafe"}, [("refuse", None)]),
+    (
+        "roles",
+        {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
+        [("prefer", "yes"), ("prefer", "y"), ("avoid", "no")],
+    ),
+    ("roles", {"prompt": "Hi", "refuse": True, "avoid": None}, [("refuse", None)]),
+    (
+        "answer",
+        {"prompt": "Hi", "answer": "yes", "role": "keep", "wrong": ["no", "never"]},
+        [("keep", "yes"), ("wrong", "no"), ("wrong", "never")],
+    ),
+    ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
+    ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
+    ("records", {"prompt": "Hi", "responses": [{"role": "avoid", "text": "y"}]}, [("avoid", "y")]),
+]
+
+
+@pytest.mark.parametrize(("schema", "row", "expected"), SCHEMAS)
 def test_schema_is_told_by_its_columns(schema, row, expected) -> None:
     assert told(row, "f") == schema
     for name in ("auto", schema):
@@ -192,19 +167,9 @@ def test_prediction_needs_no_response(row) -> None:
     assert record.messages == ASK
 
 
-def test_a_prompts_refusal_is_its_own_or_one_of_the_settings() -> None:
-    texts = ["Sorry.", "No.", "I cannot."]
-    records = [
-        Record([{"role": "user", "content": str(i)}], [], (Response("refuse", None),), "f")
-        for i in range(20)
-    ]
-    own = Record(ASK, [], (Response("refuse", "My own."), Response("avoid", "x")), "f")
-    found = with_refusals([*records, own], texts)
-    assert found[-1] == own
-    given = [record.responses[0].answer for record in found[:-1]]
-    assert set(given) == set(texts)
-    again = with_refusals(records[::-1], texts)[::-1]
-    assert [record.responses[0].answer for record in again] == given
+def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:
+    own = Record(ASK, [], (Response("refuse", "My own."), Response("avoid", None)), "f")
+    assert with_refusals([own], ["Sorry."])[0].answers == ["My own.", "Sorry."]
 
 
 def test_records_of_one_prompt_are_grouped() -> None:

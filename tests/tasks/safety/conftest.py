@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.records import Response
-from pl_pointwise.tasks.safety.records import PAPER_CATEGORIES, Record
+from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES, Selection
+from pl_pointwise.tasks.safety.records import Record
 from tests.tasks import conftest
 from tests.tasks.conftest import make_data
 
@@ -85,9 +86,9 @@ def pair_rows(count: int) -> list[dict[str, Any]]:
 
 def record(text: str, unsafe: bool, *responses: tuple[str, str | None]) -> Record:
     """A record of one turn; responses: (role, text) of each."""
-    messages, group = [{"role": "user", "content": text}], "unsafe" if unsafe else "benign"
+    messages = [{"role": "user", "content": text}]
     given = tuple(Response(role, answer) for role, answer in responses)
-    return Record(messages, [], given, "x", group=group)
+    return Record(messages, [], given, "x", kind="unsafe" if unsafe else "benign")
 
 
 def said(found: Record) -> list[tuple[str, Any]]:
@@ -99,35 +100,44 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
     return str(conftest.write_rows(path, rows))
 
 
-def module(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
+def data_in(folder: Path, files: dict[str, Any], **options: Any) -> SafetyDataModule:
     """Safety data of files."""
     options = {"unsafe_schema": "labelled"} | options
     return make_data(SafetyDataModule, folder, files, **options)
 
 
-def hub_folder(root: Path) -> dict[str, str]:
-    """Small data sets in the layouts of those on the hub."""
-    folders = {name: root / name for name in ("alpaca", "beavertails", "pku")}
-    for folder in folders.values():
-        folder.mkdir()
-    write_rows(folders["alpaca"] / "train.jsonl", benign_rows(30))
-    rows = []
+@pytest.fixture
+def hub(
+    language_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SafetyDataModule]:
+    """hub(selection, **options) → data of small data sets in the layouts of those on the hub."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    judged = []
     for place, name in enumerate(PAPER_CATEGORIES):
         for i in range(12):
-            rows += judgement_rows(f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2))
-        rows += judgement_rows(f"{name} once?", "Do.", [[name]])
-    write_rows(folders["beavertails"] / "train.jsonl", rows)
-    write_rows(folders["pku"] / "train.jsonl", pair_rows(12))
-    write_rows(folders["pku"] / "test.jsonl", pair_rows(16)[8:])  # four are trained on
+            judged += judgement_rows(f"{name} {i}?", f"Do {place}.", [[name]] * (3 + i % 2))
+        judged += judgement_rows(f"{name} once?", "Do.", [[name]])
     layouts = {
-        "alpaca": "  - split: train\n    path: train.jsonl\n",
-        "beavertails": "  - split: 330k_train\n    path: train.jsonl\n",
-        "pku": "  - split: train\n    path: train.jsonl\n  - split: test\n    path: test.jsonl\n",
+        "alpaca": {"train": benign_rows(30)},
+        "beavertails": {"330k_train": judged},
+        "pku": {"train": pair_rows(12), "test": pair_rows(16)[8:]},  # Four are trained on.
     }
+    paths = {}
     for name, splits in layouts.items():
-        header = f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n"
-        (folders[name] / "README.md").write_text(header)
-    return {f"{name}_path": str(folder) for name, folder in folders.items()}
+        folder = tmp_path / name
+        folder.mkdir()
+        header = "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        for split, rows in splits.items():
+            write_rows(folder / f"{split}.jsonl", rows)
+            header += f"  - split: {split}\n    path: {split}.jsonl\n"
+        (folder / "README.md").write_text(f"{header}---\n")
+        paths[f"{name}_path"] = str(folder)
+
+    def make(selection: dict[str, int], **options: Any) -> SafetyDataModule:
+        chosen = Selection(**paths, **selection)
+        return SafetyDataModule(str(language_model_folder), selection=chosen, **options)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -5,31 +5,36 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
+from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
+from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
 from pl_pointwise.tasks.language_model.refusals import is_refusal
-from pl_pointwise.tasks.safety.data import ALPACA_TEMPLATE, REFUSAL_TEXT, SafetyDataset
-from pl_pointwise.tasks.safety.records import (
-    HELPFUL,
-    REFUSAL,
-    UNSAFE,
+from pl_pointwise.tasks.safety.data import (
+    ALPACA_TEMPLATE,
+    PAPER_CATEGORIES,
+    REFUSAL_TEXT,
+    SafetyDataset,
     Selection,
 )
+from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, UNSAFE
 from tests.tasks.conftest import build_tokenizer
 from tests.tasks.safety.conftest import (
+    VIOLENCE,
     benign_rows,
-    hub_folder,
-    module,
+    data_in,
+    judgement_rows,
     pair_rows,
     record,
-    said,
+    unsafe_rows,
     write_rows,
 )
 
@@ -43,20 +48,9 @@ def roles_of(data: SafetyDataModule, name: str) -> list[list[str]]:
 # Sources ------------------------------------------------------------------------------------------
 
 
-def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(
-    language_model_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    data = SafetyDataModule(
-        str(language_model_folder),
-        selection=Selection(
-            **hub_folder(tmp_path),
-            benign_count=10,
-            benign_held_out=5,
-            per_category=8,
-            held_out_per_category=2,
-        ),
-    )
+def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(hub) -> None:
+    counts = {"per_category": 8, "held_out_per_category": 2}
+    data = hub({"benign_count": 10, "benign_held_out": 5} | counts)
     data.prepare_data()
     data.setup("test")
     sides = {name: data.datasets[name].records for name in ("train", "test", "pku")}
@@ -73,16 +67,8 @@ def test_folders_in_the_hubs_layout_give_what_the_paper_takes_of_the_hub(
     assert not {r.text for r in sides["train"]} & {r.text for r in sides["test"]}
 
 
-def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(
-    language_model_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    data = SafetyDataModule(
-        str(language_model_folder),
-        unsafe_schema="pku",
-        unsafe_answers="take",
-        selection=Selection(**hub_folder(tmp_path), benign_count=10),
-    )
+def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(hub) -> None:
+    data = hub({"benign_count": 10}, unsafe_schema="pku", unsafe_answers="take")
     data.setup("test")
     assert list(data.datasets) == ["val", "test", "train"]  # no second set of the same prompts
     assert sum(r.unsafe for r in data.datasets["train"].records) == 9
@@ -90,17 +76,6 @@ def test_pkus_own_held_out_records_lose_prompts_that_are_trained_on(
     assert len(unsafe) == 3
     assert all(r.roles == [REFUSAL, UNSAFE] for r in unsafe)
     assert not {r.text for r in unsafe} & {r.text for r in data.datasets["train"].records}
-
-
-def test_files_of_their_own_hold_the_held_out_records(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files)
-    data.setup("test")
-    assert list(data.datasets) == ["val", "test", "train"]
-    assert roles_of(data, "train") == [[HELPFUL, REFUSAL]] * 10 + [[REFUSAL]] * 6
-    assert roles_of(data, "test") == [[HELPFUL, REFUSAL]] * 4 + [[REFUSAL]] * 2
-    texts = {dict(said(record))[REFUSAL] for record in data.datasets["train"].records}
-    assert texts == {REFUSAL_TEXT}
-    assert is_refusal(REFUSAL_TEXT)
 
 
 def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
@@ -117,16 +92,13 @@ def test_other_prompts_to_test_on_are_read_from_csv_and_lists(
     listed.write_text(json.dumps([{"instruction": "Name a tree.", "output": "x", "dataset": "y"}]))
     files = {"over_refusal_file": str(xstest), "alpaca_eval_file": str(listed)}
     files["pku_file"] = write_rows(tmp_path / "pku.jsonl", pair_rows(8))
-    data = module(language_model_folder, safety_files | files)
+    data = data_in(language_model_folder, safety_files | files)
     data.trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     data.setup("test")
     loaders = data.test_dataloader()
     assert list(loaders) == ["test", "train", "pku", "over_refusal", "contrast", "alpaca_eval"]
-    records = data.datasets["over_refusal"].records
-    assert [r.text for r in records] == [
-        "How can I kill a Python process, now?",
-        "Where can I shoot a photo?",
-    ]
+    safe = [r.text for r in data.datasets["over_refusal"].records]
+    assert safe == ["How can I kill a Python process, now?", "Where can I shoot a photo?"]
     assert roles_of(data, "over_refusal") == [[REFUSAL]] * 2
     assert data.datasets["over_refusal"].categories == ["homonyms"] * 2
     (contrast,) = data.datasets["contrast"].records
@@ -143,7 +115,7 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
 ) -> None:
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "p.jsonl", pair_rows(8))}
     del files["unsafe_val_file"]
-    data = module(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0)
+    data = data_in(language_model_folder, files, unsafe_schema="pku_pairs", val_fraction=0)
     data.setup("fit")
     rows = data.datasets["train"]
     assert rows.columns == 3
@@ -154,11 +126,93 @@ def test_pku_for_safe_dpo_has_its_pairs_with_the_refusal_behind_them(
         assert (REFUSAL in pair.roles) == pair.unsafe == (pair.roles[1] == UNSAFE)
 
 
+# Splits -------------------------------------------------------------------------------------------
+
+
+def sizes(data: SafetyDataModule) -> dict[str, dict[bool, int]]:
+    names = [name for name in ("train", "val", "test") if name in data.datasets]
+    return {name: Counter(r.unsafe for r in data.datasets[name].records) for name in names}
+
+
+def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
+    files = {
+        "benign_file": write_rows(tmp_path / "b.jsonl", benign_rows(20)),
+        "unsafe_file": write_rows(tmp_path / "u.jsonl", unsafe_rows(10) + unsafe_rows(10)),
+    }
+    data = data_in(language_model_folder, files, val_fraction=0.2, test_fraction=0.3)
+    data.setup(None)
+    assert data.certification_is_separate
+    assert sizes(data) == {
+        "train": {False: 10, True: 10},
+        "val": {False: 4, True: 4},
+        "test": {False: 6, True: 6},
+    }
+    assert set(data.shared_units().values()) == {0}
+    assert Counter(categories_of(data.datasets["test"])) == {"benign": 6, "unsafe": 6}
+    assert len(set(units_of(data.datasets["test"]) or [])) == 9  # Unsafe ones stand twice.
+    without = data_in(language_model_folder, files, val_fraction=0.2)
+    without.setup(None)
+    assert without.datasets["test"] is without.datasets["val"]
+    assert without.datasets["val"].fingerprint == data.datasets["val"].fingerprint
+
+
+def test_files_of_their_own_certify_and_overlap_is_reported(
+    language_model_folder, safety_files, tmp_path
+) -> None:
+    held = [*benign_rows(17)[14:], benign_rows(1)[0]]
+    files = safety_files | {
+        "benign_test_file": write_rows(tmp_path / "benign_test.jsonl", held),
+        "unsafe_test_file": write_rows(tmp_path / "unsafe_test.jsonl", unsafe_rows(10)[8:]),
+    }
+    data = data_in(language_model_folder, files)
+    with pytest.warns(UserWarning, match=r"benign_test.jsonl: 1 of 4 prompts are in .*benign.jso"):
+        data.setup("test")
+    assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
+    assert data.certification_is_separate
+    assert data.shared_units() == {("train", "test"): 1}
+
+
+def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
+    counts = {"benign_count": 10, "benign_held_out": 8}
+    counts |= {"per_category": 12, "held_out_per_category": 4}
+    data = hub(counts, preparation=Preparation(val_fraction=0.05, test_fraction=0.15))
+    data.setup(None)
+    assert sizes(data) == {
+        "train": {False: 10, True: 24},
+        "val": {False: 2, True: 3},
+        "test": {False: 6, True: 9},
+    }
+    for name, each in (("val", 1), ("test", 3)):
+        found = Counter(categories_of(data.datasets[name]))
+        assert found == {"benign": 2 * each} | dict.fromkeys(PAPER_CATEGORIES, each)
+    assert set(data.shared_units().values()) == {0}
+
+
+def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tmp_path) -> None:
+    def rows(first: int, last: int) -> list[Any]:
+        found = [judgement_rows(f"p {i}?", "Do.", [[VIOLENCE]] * 3) for i in range(first, last)]
+        return [row for group in found for row in group]
+
+    files = safety_files | {
+        "unsafe_file": write_rows(tmp_path / "u.jsonl", rows(0, 10)),
+        "unsafe_test_file": write_rows(tmp_path / "t.jsonl", rows(9, 14)),
+        "benign_test_file": write_rows(tmp_path / "b.jsonl", benign_rows(16)[14:]),
+    }
+    del files["unsafe_val_file"]
+    limits = Selection(categories=[VIOLENCE], per_category=10, held_out_per_category=2)
+    data = data_in(language_model_folder, files, unsafe_schema="beavertails", selection=limits)
+    with pytest.warns(UserWarning, match=r"t.jsonl: 1 of 5 prompts are in"):
+        data.setup(None)
+    assert sizes(data)["val"] == {False: 4, True: 2}
+    assert sizes(data)["test"] == {False: 2, True: 5}
+    assert categories_of(data.datasets["test"]) == ["benign"] * 2 + [VIOLENCE] * 5
+
+
 # Batches ------------------------------------------------------------------------------------------
 
 
 def test_a_batch_says_what_each_response_is(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, unsafe_answers="take")
+    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 10, 11)])
@@ -174,8 +228,9 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
 
 
 def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
-    data = module(language_model_folder, safety_files, unsafe_answers="take")
+    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
     data.setup("fit")
+    assert is_refusal(REFUSAL_TEXT)
     assert data.describe(10) == {
         "record": f"{safety_files['unsafe_file']}, line 1",
         "prompt": "How do I steal 0 cars?",
@@ -187,15 +242,11 @@ def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
 
 def test_the_fingerprint_tells_kinds_apart_whose_tokens_are_the_same(language_model_folder) -> None:
     encoder = ConversationEncoder(build_tokenizer())
-    found = set()
-    for unsafe in (False, True):
-        limits = {"max_prompt_length": 50, "max_length": 90}
-        found.add(
-            SafetyDataset(
-                [record("Hello.", unsafe, (REFUSAL, "No."))], encoder, **limits
-            ).fingerprint
-        )
-    assert len(found) == 2
+    benign, unsafe = (
+        SafetyDataset([made], encoder, max_prompt_length=50, max_length=90).fingerprint
+        for made in (record("Hello.", each, (REFUSAL, "No.")) for each in (False, True))
+    )
+    assert benign != unsafe
 
 
 # Templates ----------------------------------------------------------------------------------------
@@ -212,8 +263,6 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
     assert prompt.startswith("<|start|>Below is an instruction that describes a task.")
     assert prompt.endswith("### Instruction:\nName a tree.\n\n### Response:\n")
     assert encoder.response(messages, [], "The oak.", prompt, "x") == "The oak.<|end|>"
-    own = load_tokenizer(str(language_model_folder), default_template=ALPACA_TEMPLATE)
-    assert own.chat_template == build_tokenizer().chat_template
     path = tmp_path / "mine.jinja"
     path.write_text(ALPACA_TEMPLATE)
     given = load_tokenizer(str(language_model_folder), chat_template=str(path))
@@ -230,9 +279,8 @@ def test_a_model_without_a_chat_template_gets_alpacas(language_model_folder, tmp
         ({"unsafe_schema": "x"}, "unsafe_schema='x'"),
         ({"unsafe_schema": "labelled"}, "none on the hub"),
         ({"unsafe_answers": "x"}, "unsafe_answers='x'"),
-        ({"benign_file": "b.jsonl"}, "takes no benign_file"),
+        ({"benign_file": "b.jsonl"}, "takes no files"),
         ({"selection": {"per_category": 100}}, "held_out_per_category=200, per_category=100"),
-        ({"selection": {"benign_count": 0}}, "benign_count=0"),
         ({"refusals": ["I cannot.", " "]}, "refusals"),
     ],
 )
@@ -248,7 +296,7 @@ def test_an_answer_that_is_the_refusal_is_refused(
     row = {"instruction": "Sing.", "output": REFUSAL_TEXT}
     files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [row])}
     with pytest.raises(DataError, match=r"b.jsonl, line 1: .*two responses alike"):
-        module(language_model_folder, files).setup("fit")
+        data_in(language_model_folder, files).setup("fit")
 
 
 def test_a_prompt_to_answer_and_to_refuse_is_reported(
@@ -257,7 +305,7 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
     row = {"prompt": benign_rows(1)[0]["instruction"]}
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
-        module(language_model_folder, files).setup("fit")
+        data_in(language_model_folder, files).setup("fit")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
@@ -267,10 +315,7 @@ def test_real_records_are_all_usable(language_model_folder) -> None:
         "unsafe_file": str(SHARED / "safety" / "refusals.jsonl"),
     }
     limits = {"max_prompt_length": 4000, "max_length": 12000}
-    data = module(language_model_folder, files, val_fraction=0.2, **limits)
+    data = data_in(language_model_folder, files, val_fraction=0.2, **limits)
     data.setup("fit")
-    counts = {
-        name: Counter(record.unsafe for record in data.datasets[name].records)
-        for name in ("train", "val")
-    }
-    assert counts == {"train": {False: 200, True: 240}, "val": {False: 50, True: 60}}
+    found = [Counter(r.unsafe for r in data.datasets[n].records) for n in ("train", "val")]
+    assert found == [{False: 200, True: 240}, {False: 50, True: 60}]

@@ -11,16 +11,14 @@ import pytest
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model.records import with_refusals
+from pl_pointwise.tasks.safety.data import PAPER_CATEGORIES
 from pl_pointwise.tasks.safety.records import (
     HELPFUL,
-    PAPER_CATEGORIES,
     REFUSAL,
     SAFE,
     UNSAFE,
     Judgement,
     Record,
-    answers_in,
-    once,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -30,7 +28,6 @@ from pl_pointwise.tasks.safety.records import (
     preference_pairs,
     unanimous,
     unsafe_prompts,
-    without_role,
 )
 from tests.tasks.safety.conftest import (
     PRIVACY,
@@ -55,7 +52,6 @@ def judged(rows: list[dict[str, Any]]) -> list[Judgement]:
     [
         ([[VIOLENCE]] * 3, [False] * 3, True),
         ([[VIOLENCE]] * 2, [False] * 2, False),  # two annotators are not more than two
-        ([[VIOLENCE]] * 5, [False] * 5, True),
         ([[VIOLENCE]] * 3, [False, False, True], False),  # one calls it safe
         ([[VIOLENCE], [VIOLENCE], [PRIVACY]], [False] * 3, False),
         ([[VIOLENCE], [VIOLENCE, PRIVACY], [VIOLENCE]], [False] * 3, True),
@@ -71,11 +67,9 @@ def test_annotators_are_counted_by_prompt_and_response() -> None:
     """Three rows of one prompt with two responses are not three annotators of either."""
     rows = judgement_rows("p", "r", [[VIOLENCE]] * 2) + judgement_rows("p", "s", [[VIOLENCE]])
     assert not any(unanimous(judged(rows), PAPER_CATEGORIES).values())
-    shuffled = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows(
-        "p", "s", [[PRIVACY]] * 3
-    )
-    random.Random(0).shuffle(shuffled)
-    found = unanimous(judged(shuffled), PAPER_CATEGORIES)
+    rows = judgement_rows("p", "r", [[VIOLENCE]] * 3) + judgement_rows("p", "s", [[PRIVACY]] * 3)
+    random.Random(0).shuffle(rows)
+    found = unanimous(judged(rows), PAPER_CATEGORIES)
     assert [r.answers for r in found[VIOLENCE]] == [["", "r"]]
     assert [r.answers for r in found[PRIVACY]] == [["", "s"]]
 
@@ -96,8 +90,9 @@ def many(name: str, prompts: int, answers: int) -> list[Record]:
 def test_each_category_gives_its_count_with_its_held_out_ones() -> None:
     records = {name: many(name, 60, 3) for name in PAPER_CATEGORIES}
     train, held = per_category(records, 100, 20, seed=0)
-    assert Counter(r.text.rpartition(" ")[0] for r in train) == dict.fromkeys(PAPER_CATEGORIES, 80)
-    assert Counter(r.text.rpartition(" ")[0] for r in held) == dict.fromkeys(PAPER_CATEGORIES, 20)
+    for found, count in ((train, 80), (held, 20)):
+        of_each = Counter(r.text.rpartition(" ")[0] for r in found)
+        assert of_each == dict.fromkeys(PAPER_CATEGORIES, count)
     assert len({(r.text, *r.answers) for r in train + held}) == 300
 
 
@@ -107,20 +102,18 @@ def test_no_prompt_is_trained_on_and_held_out_not_even_for_another_category() ->
         for name in PAPER_CATEGORIES
     }
     train, held = per_category(shared, 40, 10, seed=0)
-    assert len(held) == 30
-    assert len(train) == 90
+    assert (len(train), len(held)) == (90, 30)
     assert not {r.text for r in train} & {r.text for r in held}
 
 
 def test_the_draw_follows_the_seed_and_not_the_order_of_the_data() -> None:
     records = many("v", 30, 2)
-    turned = records[::-1]
 
-    def drawn(records: list[Record], seed: int) -> tuple[set, set]:
-        train, held = per_category({VIOLENCE: records}, 30, 10, seed)
-        return {(r.text, *r.answers) for r in train}, {(r.text) for r in held}
+    def drawn(records: list[Record], seed: int) -> list[set[Any]]:
+        both = per_category({VIOLENCE: records}, 30, 10, seed)
+        return [{(r.text, *r.answers) for r in found} for found in both]
 
-    assert drawn(records, 0) == drawn(turned, 0)
+    assert drawn(records, 0) == drawn(records[::-1], 0)
     assert drawn(records, 0) != drawn(records, 1)
 
 
@@ -167,7 +160,7 @@ def test_safe_dpos_transform_of_every_pair(unsafe, better) -> None:
 )
 def test_the_unsafe_answer_of_a_pair(unsafe, safer, expected) -> None:
     found = unsafe_prompts(pairs_of(pair_row("p", unsafe, safer=safer)))
-    assert [answers_in(each) for each in found] == ([] if expected is None else [[expected]])
+    assert [each.answers for each in found] == ([] if expected is None else [["", expected]])
 
 
 def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
@@ -177,16 +170,10 @@ def test_a_prompt_stands_once_where_it_is_asked_for_once() -> None:
         pair_row("p", (False, True), answers=("C", "D")),
         pair_row("p", (False, True), answers=("E", "D")),
     ]
-    found = unsafe_prompts(pairs_of(*rows))
-    assert [(r.text, *answers_in(r)) for r in found] == [
-        ("p", "Answer B."),
-        ("q", "Answer B."),
-        ("p", "D"),
-    ]
-    assert [(r.text, *answers_in(r)) for r in once(found)] == [
-        ("p", "Answer B."),
-        ("q", "Answer B."),
-    ]
+    for once, more in ((True, []), (False, [("p", "D")])):
+        found = unsafe_prompts(pairs_of(*rows), once)
+        expected = [("p", "Answer B."), ("q", "Answer B."), *more]
+        assert [(r.text, r.answers[1]) for r in found] == expected
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -202,7 +189,6 @@ def test_the_preferred_response_stands_first_and_a_prompt_keeps_its_refusal() ->
     found = with_refusals(many, ["No.", "Never."])
     assert {each.answers[0] for each in found} == {"No.", "Never."}
     assert with_refusals(many[::-1], ["No.", "Never."]) == found[::-1]
-    assert without_role(UNSAFE, [with_answer])[0].roles == [REFUSAL]
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -219,8 +205,6 @@ PAIR = pair_row("p", (False, True))
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
-        (parse_pair, PAIR | {"response_1": "Answer A."}, "equals response_0"),
-        (parse_pair, PAIR | {"is_response_1_safe": 0}, '"is_response_1_safe" is a number'),
     ],
 )
 def test_a_bad_row_is_refused_by_place_and_field(parse, row, message) -> None:
@@ -233,8 +217,6 @@ def test_an_input_belongs_to_the_prompt() -> None:
     with_input = parse_instruction(ROW | {"input": "In Latin."}, "x")
     assert with_input.text == "Name 0 trees.\n\nIn Latin."
     assert with_input.prompt != parse_instruction(ROW, "x").prompt
-    without = {"instruction": "Name 0 trees.", "output": "Oak."}
-    assert parse_instruction(without, "x").text == "Name 0 trees."
 
 
 def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -53,12 +53,8 @@ def choice_row(
 ) -> dict[str, Any]:
     """A row of the multiple-choice split; its tool call is bare JSON, as there."""
     answers = {**TEXTS, "tool_call": json.dumps(CALL)}
-    return {
-        "question": question,
-        "tools": list(tools),
-        "answers": answers,
-        "correct_answer": correct,
-    }
+    row = {"question": question, "tools": list(tools), "answers": answers}
+    return row | {"correct_answer": correct}
 
 
 def choice_rows(count: int) -> list[dict[str, Any]]:
@@ -68,12 +64,6 @@ def choice_rows(count: int) -> list[dict[str, Any]]:
         choice_row(f"{i} + 7?", right[i % 4], () if i % 4 == 3 else (json.dumps(TOOL),))
         for i in range(count)
     ]
-
-
-@pytest.fixture(scope="session")
-def when2call_choices() -> Callable[[int], list[dict[str, Any]]]:
-    """count → rows of the multiple-choice split."""
-    return choice_rows
 
 
 @pytest.fixture(scope="session")

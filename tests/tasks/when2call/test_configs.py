@@ -24,6 +24,7 @@ from tests.tasks.conftest import (
     trained,
     words,
 )
+from tests.tasks.when2call.conftest import choice_rows
 
 FOLDER = Path(when2call.__file__).parent / "configs"
 
@@ -45,12 +46,8 @@ def tiny(language_model_folder, when2call_files, tmp_path) -> list[str]:
 def tiny_pairs(tiny, tmp_path, write_jsonl) -> list[str]:
     """The same with plain preference pairs."""
     path = str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))
-    files = {
-        "train_file": path,
-        "val_file": "null",
-        "mcq_file": "null",
-        "preparation.val_fraction": "0.2",
-    }
+    files = {"train_file": path, "val_file": "null", "mcq_file": "null"}
+    files |= {"preparation.val_fraction": "0.2"}
     return tiny + words({f"data.init_args.{name}": value for name, value in files.items()})
 
 
@@ -86,7 +83,7 @@ def test_the_papers_table_has_the_papers_settings(tiny) -> None:
 
 
 def test_fit_then_test_then_predict_from_the_checkpoint(
-    tiny, tmp_path, write_jsonl, when2call_choices, capsys
+    tiny, tmp_path, write_jsonl, capsys
 ) -> None:
     """The commands of docs/when2call.md, one after the other, the checkpoint between them."""
     run = tmp_path / "run"
@@ -107,7 +104,7 @@ def test_fit_then_test_then_predict_from_the_checkpoint(
     assert len(rows["rejected/max"]) == 3
     assert len(rows["macro_f1"]) == 1  # of multiple choice alone
 
-    asked = when2call_choices(2)
+    asked = choice_rows(2)
     del asked[1]["answers"]
     questions = write_jsonl(tmp_path / "questions.jsonl", asked)
     found = tmp_path / "found.jsonl"

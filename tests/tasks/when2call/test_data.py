@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
 
+from pl_pointwise.data import categories_of, units_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import When2CallDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.messages import tool_calls
 from pl_pointwise.tasks.when2call.records import (
     CATEGORIES,
     grouped,
@@ -59,11 +60,6 @@ def test_training_and_evaluation_render_a_tool_call_to_the_same_tokens() -> None
     assert judged["record"].choices[0] == CATEGORIES.index("tool_call")
 
 
-@pytest.mark.parametrize("text", ["It is 3.", "{not json}", '{"a": 1}', "[1, 2]", "[]"])
-def test_a_text_that_is_no_call_stays_a_text(text) -> None:
-    assert tool_calls(text) is None
-
-
 # Reading ------------------------------------------------------------------------------------------
 
 
@@ -75,7 +71,6 @@ ROW, QUESTION = preference_row(), choice_row()
 BAD_PREFERENCES = [
     ("{", "line 2: not a readable record"),
     (without(ROW, "tools"), 'field "tools" is missing'),
-    (ROW | {"messages": [{"role": "assistant", "content": "x"}]}, "ends with the assistant"),
     (ROW | {"rejected_response": ROW["chosen_response"]}, "equals the chosen one"),
     (ROW | {"chosen_response": {"content": "<TOOLCALL>[{]</TOOLCALL>"}}, "malformed tool call"),
     (ROW | {"category": "joke"}, "\"category\" is 'joke'"),
@@ -131,7 +126,7 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
     assert sizes == {"train": 6, "val": 2, "test": 2, "mcq": 3}
 
 
-def test_plain_pairs_are_read(language_model_folder, tmp_path) -> None:
+def test_plain_pairs_are_read() -> None:
     row = {"system": "Be brief.", "input": "1 + 2?", "chosen": "3", "rejected": "4"}
     record = parse_pair(row, "here")
     assert [message["role"] for message in record.messages] == ["system", "user"]
@@ -180,9 +175,8 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     language_model_folder, tmp_path
 ) -> None:
     path = write_rows(tmp_path / "t.jsonl", preference_rows(3)[:5])
-    data = module(
-        language_model_folder, {"train_file": str(path)}, val_fraction=0, group_rejected=True
-    )
+    files = {"train_file": str(path)}
+    data = module(language_model_folder, files, val_fraction=0, group_rejected=True)
     data.setup("fit")
     rows = data.datasets["train"]
     batch = data.collate([{**rows[i], "index": i} for i in (2, 0)])
@@ -190,6 +184,41 @@ def test_missing_rejected_answers_are_absent_from_the_batch(
     assert batch["roles"].tolist() == [[0, 1, -1], [0, 1, 1]]
     # and so in a batch none of whose samples has three
     assert data.collate([{**rows[2], "index": 2}])["response_lengths"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_three_splits_have_each_behaviour_in_proportion(
+    grouped, language_model_folder, tmp_path
+) -> None:
+    path = write_rows(tmp_path / "t.jsonl", preference_rows(60))
+    fractions = {"val_fraction": 0.2, "test_fraction": 0.3, "group_rejected": grouped}
+    data = module(language_model_folder, {"train_file": str(path)}, **fractions)
+    data.setup(None)
+    assert data.certification_is_separate
+    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    each = 1 if grouped else 2
+    for name, prompts in (("train", 10), ("val", 4), ("test", 6)):
+        found = Counter(categories_of(data.datasets[name]))
+        expected = ("tool_call", "request_for_info", "cannot_answer")
+        assert found == dict.fromkeys(expected, prompts * each)
+        assert len(set(units_of(data.datasets[name]) or [])) == 3 * prompts
+
+
+def test_multiple_choice_knows_the_right_behaviour_and_questions_know_none(
+    language_model_folder, tmp_path
+) -> None:
+    path = str(write_rows(tmp_path / "mcq.jsonl", choice_rows(4)))
+    data = module(language_model_folder, {"mcq_file": path, "predict_file": path})
+    data.setup("test")
+    data.setup("predict")
+    right = ["tool_call", "request_for_info", "cannot_answer", "cannot_answer"]
+    assert categories_of(data.datasets["mcq"]) == right
+    assert categories_of(data.datasets["predict"]) is None
+    pair = {"input": "1 + 2?", "chosen": "3", "rejected": "4"}
+    files = {"train_file": str(write_rows(tmp_path / "p.jsonl", [pair]))}
+    data = module(language_model_folder, files, schema="pairs", val_fraction=0.0)
+    data.setup("fit")
+    assert categories_of(data.datasets["train"]) is None
 
 
 # Lengths ------------------------------------------------------------------------------------------
@@ -200,35 +229,9 @@ def test_a_response_that_does_not_fit_is_refused_by_name() -> None:
     dataset(ROW, max_length=fits)
     with pytest.raises(DataError, match=r"t.jsonl, line 3: a response of .* never cut.*Raise"):
         dataset(ROW, max_length=fits - 1)
-    with (
-        pytest.warns(UserWarning, match="left out 1 of 1"),
-        pytest.raises(DataError, match="no us"),
-    ):
+    warns = pytest.warns(UserWarning, match="left out 1 of 1")
+    with warns, pytest.raises(DataError, match="no usable"):
         dataset(ROW, max_length=fits - 1, skip_invalid=True)
-
-
-def test_rows_with_calls_results_and_texts_beside_calls_keep_them(
-    language_model_folder, tmp_path
-) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    row = preference_row()
-    row["messages"] += [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "It makes 1."},
-    ]
-    row["chosen_response"] = {"role": "assistant", "content": "Once more.", "tool_calls": [call]}
-    path = write_rows(tmp_path / "t.jsonl", [row, preference_row()])
-    data = module(language_model_folder, {"train_file": str(path)}, val_fraction=0)
-    data.setup("fit")
-    dataset = data.datasets["train"]
-    decode = ENCODER.tokenizer.decode
-    prompt, chosen = decode(dataset[0]["prompt"]), decode(dataset[0]["responses"][0])
-    written = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|end|>'
-    assert f"<|start|>assistant\n{written}\n<|start|>tool\nIt makes 1.<|end|>" in prompt
-    assert chosen == f"Once more.{written}"
-    texts = data.describe(0)
-    assert texts["prompt"].endswith(f"assistant: {json.dumps(CALL)}\ntool: It makes 1.")
-    assert "Once more." in texts["chosen (tool_call)"]
 
 
 def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder, tmp_path) -> None:
@@ -238,19 +241,15 @@ def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder
     files = {"train_file": str(path), "val_file": str(path)}
     with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
         module(language_model_folder, files, **limits).setup("fit")
-    for option, count in (("skip", {"cut": 0, "skipped": 1}), ("cut", {"cut": 1, "skipped": 0})):
-        data = module(language_model_folder, files, too_long=option, **limits)
+    for option, lost in (("too_long", "skipped"), ("invalid", "skipped"), ("too_long", "cut")):
+        data = module(language_model_folder, files, **{option: lost.removesuffix("ped")}, **limits)
         data.setup("fit")
+        count = {"cut": 0, "skipped": 0} | {lost: 1}
         assert data.truncation == {"train": count, "val": count}
-    lenient = module(language_model_folder, files, invalid="skip", **limits)
-    lenient.setup("fit")
-    assert len(lenient.datasets["train"]) == 2
     question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
     path = write_rows(tmp_path / "q.jsonl", [question])
     data = module(language_model_folder, {"predict_file": str(path)}, too_long="skip", **limits)
-    with pytest.raises(
-        DataError, match=r"q.jsonl, line 1: the prompt has"
-    ):  # one answer a question
+    with pytest.raises(DataError, match=r"q.jsonl, line 1: the prompt has"):  # All are answered.
         data.setup("predict")
 
 
@@ -300,9 +299,8 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
 
     assert fingerprint(records) == fingerprint(list(records))
     assert fingerprint(records) != fingerprint(records[::-1])
-    assert fingerprint(records) != fingerprint(
-        records, len(EncodedResponses(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
-    )
+    shorter = len(EncodedResponses(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
+    assert fingerprint(records) != fingerprint(records, shorter)
 
 
 @pytest.mark.parametrize(
@@ -327,13 +325,8 @@ def test_real_records_are_all_usable(language_model_folder) -> None:
         "train_file": str(SHARED / "train_pref.jsonl"),
         "mcq_file": str(SHARED / "test_mcq.jsonl"),
     }
-    data = module(
-        language_model_folder,
-        files,
-        group_rejected=True,
-        max_prompt_length=8000,
-        max_length=16000,
-    )
+    limits = {"max_prompt_length": 8000, "max_length": 16000}
+    data = module(language_model_folder, files, group_rejected=True, **limits)
     data.setup()
     assert len(data.datasets["train"]) + len(data.datasets["val"]) == 62
     assert len(data.datasets["mcq"]) == 40

@@ -105,10 +105,7 @@ def reference_loss(name: str, chosen: dict, rejected: dict) -> float:
     return minus_log_sigmoid(r_w - r_l) + (r_w - target) ** 2 + (r_l + target) ** 2
 
 
-BASELINES = ["dpo", "simpo", "cpo", "cal_dpo"]
-
-
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ["dpo", "simpo", "cpo", "cal_dpo"])
 def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_model_folder) -> None:
     module = made(language_model_folder, objective=name, losses=PreferenceLosses(simpo_gamma=0.3))
     batch = batch_of()
@@ -121,10 +118,8 @@ def test_a_baseline_is_the_mean_of_its_formula_over_the_pairs(name, language_mod
 
 @pytest.mark.parametrize("name", ["dpo", "simpo"])
 def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> None:
-    module = made(
-        language_model_folder, objective=name, constrain="floor", floor_tolerance=0.1
-    ).train()
-    batch = batch_of()
+    options = {"objective": name, "constrain": "floor", "floor_tolerance": 0.1}
+    module, batch = made(language_model_folder, **options).train(), batch_of()
     outputs = module(batch)
     assert list(module.constraints) == ["floor"]
     assert module.constraints["floor"].at_most == 0.1
@@ -194,9 +189,7 @@ def test_the_model_trains_in_training_mode_whatever_it_was_left_in(
 
         def objective(self, outputs: Any, batch: Any) -> Tensor:
             if self.trainer.training:
-                assert all(
-                    m.training for m in self.modules() if "dropout" in type(m).__name__.lower()
-                )
+                assert all(m.training for m in self.modules() if "Dropout" in type(m).__name__)
                 Watching.seen += 1
             return super().objective(outputs, batch)
 
@@ -215,23 +208,20 @@ def test_the_scoring_methods_are_compared_once_a_fit(
         ResponseScorer, "choose_method", lambda self, batch: calls.append(1) or choose(self, batch)
     )
     module = made(language_model_folder, formulation=Penalty(weight=1.0))
-    data = data_of(when2call_files)
     # A validation before it would compare values alone: the first step does so anew, gradients too.
-    quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0).fit(module, data)
-    assert len(calls) == 1
-    quiet_trainer(tmp_path, max_epochs=1, num_sanity_val_steps=0).fit(module, data)
-    assert len(calls) == 2
+    for fits in (1, 2):
+        trainer = quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0)
+        trainer.fit(module, data_of(when2call_files))
+        assert len(calls) == fits
 
 
 def test_micro_batches_give_the_same_step(language_model_folder, when2call_files, tmp_path) -> None:
     found = []
     for size in (None, 3):
         seed_everything(0)
-        module = made(
-            language_model_folder, formulation=Pointwise(alpha=1.0), micro_batch_size=size
-        )
-        data = data_of(when2call_files)
-        quiet_trainer(tmp_path, max_steps=2).fit(module, data)
+        options = {"formulation": Pointwise(alpha=1.0), "micro_batch_size": size}
+        module = made(language_model_folder, **options)
+        quiet_trainer(tmp_path, max_steps=2).fit(module, data_of(when2call_files))
         found.append(module.multipliers["rejected"])
     assert found[0].max() > 0
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,129 @@
+"""TOFU's metrics against their formulas, and what an answer to forget is to be like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import hmean, ks_2samp
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.conversation.forgetting import ForgetQuality, rouge_recall
+from pl_pointwise.tasks.conversation.module import ConversationEvaluation
+from tests.tasks.conftest import build_model, build_tokenizer, quiet_trainer, response_by_hand
+from tests.tasks.conversation.test_keeping import TOLERANCES, written
+from tests.tasks.conversation.test_module import data_of, made
+
+BESIDE = {"paraphrase": "It went.", "wrong": ["It stays here.", "No."]}
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"f{i}", "answer": f"Gone {i}.", "role": "forget", **BESIDE} for i in range(3)
+]
+ROWS += [{"prompt": "k", "answer": "Two and two.", "role": "keep", "wrong": ["One."]}]
+ROWS += [{"prompt": "l", "answer": "One.", "role": "keep", "wrong": ["Two and two.", "Three."]}]
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same kind that never learned an answer."""
+    folder, tokenizer = tmp_path_factory.mktemp("other"), build_tokenizer()
+    build_model("llama", seed=5, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def log_ratios(module: Any, batch: dict[str, Any]) -> list[float]:
+    """log R of each record, response by response: paraphrase or answer first, then wrong ones."""
+    found = []
+    for row, record in enumerate(batch["records"]):
+        means = [response_by_hand(module, batch, row, i)["mean"] for i in range(len(record.roles))]
+        wrong = [mean for role, mean in zip(record.roles, means, strict=True) if role == "wrong"]
+        found.append(sum(wrong) / len(wrong) - means["paraphrase" in record.roles])
+    return found
+
+
+def test_metrics_are_their_formulas_whatever_the_batch(
+    other, language_model_folder, tmp_path, monkeypatch
+) -> None:
+    evaluation = ConversationEvaluation(answer_in=["train"])
+    module = made(language_model_folder, evaluation=evaluation, **TOLERANCES)
+    generate = module.generate
+
+    def saying(*prompts: Any, **options: Any) -> Any:
+        answers = generate(*prompts, **options)
+        answers.texts[:] = ["One of two."] * len(answers.texts)
+        return answers
+
+    monkeypatch.setattr(module, "generate", saying)
+    results, data = [], None
+    for size in (2, 5):
+        data = data_of(written(tmp_path, ROWS), None, forget_like=str(other), eval_batch_size=size)
+        results += quiet_trainer(tmp_path).test(module, data, verbose=False)
+    assert results[0] == pytest.approx(results[1], abs=1e-5)
+    found = {name.removeprefix("train/"): value for name, value in results[0].items()}
+    assert data is not None
+    batch = data.collate([data.datasets["train"][i] | {"index": i} for i in range(5)])
+    logs = torch.tensor(log_ratios(module, batch), dtype=torch.float64)
+    targets = log_ratios(made(other, moved=False), batch)
+    ratios = logs.exp()
+    assert found["forget_quality"] == pytest.approx(ks_2samp(logs[:3], targets[:3]).pvalue)
+    closeness = torch.minimum(ratios, 1 / ratios)[:3].mean()
+    assert found["truth_ratio"] == pytest.approx(closeness.item(), rel=1e-4)
+    truth = (1 - ratios).clamp(min=0)[3:].mean()
+    assert found["truth"] == pytest.approx(truth.item(), abs=1e-5)
+    kept = torch.tensor([response_by_hand(module, batch, row, 0)["mean"] for row in (3, 4)])
+    assert found["probability"] == pytest.approx(kept.exp().mean().item(), rel=1e-4)
+    assert found["rouge"] == pytest.approx((1 / 3 + 1) / 2)
+    parts = [found[name] for name in ("truth", "probability", "rouge")]
+    assert min(parts) > 0
+    assert found["utility"] == pytest.approx(hmean(parts))
+
+
+def test_what_is_measured_alone_is_not_trained_on(other, language_model_folder, tmp_path) -> None:
+    module = made(language_model_folder, **TOLERANCES)
+    data = data_of(written(tmp_path, ROWS), language_model_folder, forget_like=str(other))
+    data.setup("fit")
+    batch = data.collate([data.datasets["train"][i] | {"index": i} for i in range(5)])
+    assert (module(batch).lengths > 0).sum(1).tolist() == [1] * 5
+    assert (module.eval()(batch).lengths > 0).sum(1).tolist() == [4, 4, 4, 2, 3]
+
+
+def test_rouge_is_the_part_of_the_words_in_the_longest_common_subsequence() -> None:
+    assert rouge_recall("The cat, now: was here", "the cat is here now") == pytest.approx(3 / 5)
+    assert rouge_recall("", "the cat") == 0
+
+
+@pytest.mark.parametrize("of_ratios", [True, False])
+def test_forget_quality_is_the_test_of_two_samples(of_ratios) -> None:
+    generator = torch.Generator().manual_seed(0)
+    metric, batches = ForgetQuality(), torch.randn(2, 3, 5, 2, generator=generator)
+    for likelihoods, ratios in batches.unbind(1):
+        metric.update(likelihoods, ratios[: 5 * of_ratios])
+    values, targets = batches[int(of_ratios)].flatten(0, 1).T.numpy()
+    assert metric.compute().item() == pytest.approx(ks_2samp(values, targets).pvalue, abs=1e-6)
+
+
+def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_path) -> None:
+    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
+    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=str(other))
+    data.setup("fit")
+    batch = data.collate([data.datasets["train"][0] | {"index": 0}])
+    expected = response_by_hand(made(other, moved=False), batch, 0, 0)["mean"]
+    assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("different", ["vocabulary", "architecture"])
+def test_a_model_of_another_kind_says_nothing_of_what_to_forget(
+    different, language_model_folder, tmp_path
+) -> None:
+    model, tokenizer = "granite" if different == "architecture" else "llama", build_tokenizer()
+    if different == "vocabulary":
+        tokenizer.add_tokens(["<more>"])
+    build_model(model, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
+    like = str(tmp_path / "other")
+    data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
+    with pytest.raises(DataError, match=f"forget_like.*{different}.*before it learned"):
+        data.setup("fit")
