@@ -19,7 +19,7 @@ from pl_pointwise.formulations import Formulation
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.step import DualStep
-from pl_pointwise.step_log import log_of_all_ranks
+from pl_pointwise.task import log_of_all_ranks
 
 from .logged import log_histogram
 

@@ -189,9 +189,6 @@ def formulations_from(
     if not isinstance(formulation, Mapping) or "class_path" in formulation:
         formulation = dict.fromkeys(constraints, formulation)
     require_names("formulation", formulation, constraints)
-    missing = [name for name in constraints if name not in formulation]
-    if missing:
-        raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
     built = {name: formulation_from(config) for name, config in formulation.items()}
     return {
         name: one if constraints[name].equals is None else one.for_equality()
@@ -212,7 +209,7 @@ def declared_constraints(
     evaluation = _constraints_from("evaluation_constraints", evaluation_constraints or {})
     if OBJECTIVE in training:
         raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
-    require_names("evaluation_constraints", evaluation, training)
+    require_names("evaluation_constraints", evaluation, training, partial=True)
     return training, {**training, **evaluation}
 
 
@@ -259,30 +256,49 @@ def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """
-    given: arguments of the module that is loaded which have no plain form; see ``plain_arguments``.
-
-    Raises:
-        TrainingError: the saved module had other ones, which the checkpoint does not hold, so that
-            their defaults were taken.
-    """
-    left_out = state["arguments_left_out"]
-    missing = [name for name in left_out if name not in given]
-    if missing:
-        raise TrainingError(
-            f"This checkpoint does not hold {', '.join(f'{n} ({left_out[n]})' for n in missing)}, "
-            "an argument of the module without a plain form. Give it again: "
-            f"load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
-        )
-
-
 def damaged(what: str) -> TrainingError:
     """The error of an entry that cannot be used."""
     return TrainingError(
         f"This checkpoint's {STATE_KEY!r} entry cannot be used ({what}): it is damaged, or of "
         "another version of pl-pointwise. Resume from another one, or load its weights only."
     )
+
+
+def hyperparameters(path: str | Path) -> dict[str, Any]:
+    """The module's arguments in a checkpoint, by name, and its class as ``_class_path``.
+
+    Raises:
+        TrainingError: the file is no whole checkpoint.
+    """
+    if Path(path).suffix in (".yaml", ".yml"):
+        raise TrainingError(
+            f"--ckpt_path {path} is a configuration, which --config takes. A checkpoint ends in "
+            ".ckpt."
+        )
+    found = WholeCheckpointIO().load_checkpoint(path, map_location="cpu")
+    stored = dict(found.get("hyper_parameters") or {})
+    stored.pop("_instantiator", None)
+    return stored
+
+
+def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Values of nested mappings that are in both and differ, (before, now) by dotted name.
+
+    >>> differences({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4}, "e": 5})
+    {'b.c': (2, 4)}
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in [key for key in before if key in now]:
+            found |= differences(before[key], now[key], f"{name}.{key}" if name else str(key))
+        return found
+    if name.endswith("class_path"):  # One class has several: pl_pointwise.Pointwise and longer.
+        same = str(before).rpartition(".")[2] == str(now).rpartition(".")[2]
+    elif isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
+        same = torch.equal(before, now)
+    else:
+        same = bool(before == now)
+    return {} if same else {name: (before, now)}
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -165,13 +165,10 @@ def _check_shards(task: Task, strategy: ModelParallelStrategy) -> None:
         )
 
 
-def warn_of_checkpoints(
-    task: Task, left_out: Mapping[str, str], loaders_set_up_early: bool
-) -> None:
+def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
     """Says what they will lack, now and not when a run is to be resumed from them.
 
     left_out: arguments of the module without a plain form, with their types.
-    loaders_set_up_early: whether ``configure_optimizers`` made Lightning set up the loaders.
     """
     if left_out:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
@@ -186,23 +183,13 @@ def warn_of_checkpoints(
     if not any((saver._every_n_train_steps or batches) % batches for saver in savers):
         return
     if not hasattr(loader, "load_state_dict"):
-        why = (
-            f"{type(loader).__name__} does not know its position. Use PointwiseDataModule, "
-            "ResumableDataLoader or another loader with state_dict and load_state_dict, or save "
-            "at the end of epochs."
+        warn(
+            task,
+            "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be "
+            f"resumed: {type(loader).__name__} does not know its position. Use "
+            "PointwiseDataModule or another loader with state_dict and load_state_dict, or save at "
+            "the end of epochs.",
         )
-    elif loaders_set_up_early:
-        why = (
-            "configure_optimizers read trainer.estimated_stepping_batches. Use "
-            "self.number_of_steps()."
-        )
-    else:
-        return
-    warn(
-        task,
-        "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be resumed: "
-        f"{why}",
-    )
 
 
 # The training set --------------------------------------------------------------------------------

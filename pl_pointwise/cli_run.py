@@ -15,7 +15,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from .checkpoint_options import differences, hyperparameters
+from .checkpoints import differences, hyperparameters
 from .errors import TrainingError
 from .module import PointwiseModule
 

@@ -18,18 +18,8 @@ from torchmetrics.utilities import dim_zero_cat
 from .certificates import worst_per_sample
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import (
-    OBJECTIVE,
-    evaluate_terms,
-    index_of,
-    judged_values,
-    micro_batch_of,
-    pieces_of,
-    violations_and_mask,
-    widest_dtype,
-)
-from .step_log import log_of_all_ranks
-from .task import Task
+from .step import OBJECTIVE, micro_batches_of, terms_of, widest_dtype
+from .task import Task, judges_strictly, log_of_all_ranks
 
 
 @dataclass(frozen=True)
@@ -221,18 +211,15 @@ class Evaluation:
 
     def add(self, task: Task, batch: Any) -> None:
         """Adds a batch: no multiplier is read, none moves."""
-        for piece in pieces_of(batch):
-            micro = micro_batch_of(task, piece, index_of(piece))
-            outputs = task(piece)
-            objective, values = evaluate_terms(task, outputs, micro)
-            mask = micro.masks[OBJECTIVE]
-            self.objective.update(micro.index, objective[:, None], mask[:, None])
-            values = judged_values(task, outputs, piece, values)
-            for name, constraint in self.constraints.items():
-                found = violations_and_mask(constraint, values[name], micro.masks[name], name)
-                self.violations[name].update(micro.index, *found)
+        for micro in micro_batches_of(task, batch):
+            outputs = task(micro.batch)
+            terms = terms_of(task, micro, outputs, judges_strictly(task), evaluating=True)
+            mask = terms.masks[OBJECTIVE]
+            self.objective.update(micro.index, terms.objective[:, None], mask[:, None])
+            for name, violation in terms.judged.items():
+                self.violations[name].update(micro.index, violation, terms.masks[name])
             real = (micro.index >= 0).to(task.device)
-            task.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
+            task.update_evaluation_metrics(self.task, outputs, micro.batch, real, self.stage)
 
     def results(
         self,

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from .checkpoint_options import hyperparameters
+from .checkpoints import hyperparameters
 from .cli_errors import CommandParser
 from .cli_run import config_of, exports, require_class, short_path
 from .configs import config_parts, text_of

@@ -83,12 +83,13 @@ def _pass(
     """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
     index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
-    columns, strict = dict[str, int](), judges_strictly(module)
+    strict = judges_strictly(module)
     with evaluation_mode(module), torch.no_grad():
         for batch in loader:
             moved = module.transfer_batch_to_device(batch, module.device, 0)
-            for micro in micro_batches_of(module, moved):
-                terms = terms_of(module, micro, columns, strict)
+            size = module.training_settings.micro_batch_size
+            for micro in micro_batches_of(module, moved, size):
+                terms = terms_of(module, micro, module(micro.batch), strict)
                 index.append(micro.index)
                 for name, (violations, masks) in found.items():
                     violations.append(terms.judged[name].cpu())

@@ -7,9 +7,7 @@ among it: run.py. ``validate`` and ``test``: evaluation.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,11 +29,10 @@ from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Constraint, Formulation
 from .multiplier_share import PullShares
 from .multipliers import Multipliers
-from .optimizers import FirstGroupsLambdaLR, Training, keeping_monitors
+from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
-from .run import Run
+from .run import FirstGroupsLambdaLR, Run
 from .step import DualStep, Measured
-from .step_log import EpochSoFar, log_step
 from .stepper import Stepper
 from .task import Notes, Task
 
@@ -153,20 +150,16 @@ class PointwiseModule(Task):
         self._stepper = Stepper(self, self._duals)
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._duals, self._stepper, self._evaluator)
-        self._epoch_so_far = EpochSoFar()
         self.save_hyperparameters(frame=constructor_frame(self))
 
-    @property
-    def trainer(self) -> Any:
-        return LightningModule.trainer.fget(self)  # type: ignore[attr-defined]
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
+    def _attach(self, trainer: Any) -> None:
         """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
         LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
         for callback in getattr(trainer, "callbacks", []):
             if hasattr(callback, "on_module_attached"):
                 callback.on_module_attached(trainer, self)
+
+    trainer: Any = LightningModule.trainer.setter(_attach)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the weights and one of the batch's multipliers.
@@ -175,8 +168,8 @@ class PointwiseModule(Task):
         """
         stepper = self._stepper
         measured = stepper.take(batch, share=self._run.open_step(batch_idx))
-        log_step(self, measured, self._epoch_so_far, stepper.left_out, stepper.skipped_steps)
-        self._run.step_schedulers_after_batch()
+        stepper.log()
+        self._run.step_schedulers()
         return torch.tensor(measured.lagrangian)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -202,18 +195,6 @@ class PointwiseModule(Task):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The default optimizer's; ``Tuner.lr_find`` takes it as ``attr_name``."""
-        return self.training_settings.optimization.learning_rate
-
-    @peak_learning_rate.setter
-    def peak_learning_rate(self, value: float) -> None:
-        settings = self.training_settings
-        settings.optimization = replace(settings.optimization, learning_rate=value)
-        with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
-            self.hparams["training"]["optimization"]["learning_rate"] = value
 
     def number_of_steps(self) -> int:
         """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,18 +78,17 @@ class Task(LightningModule):
 
         For what has no gradient, such as a test that a generated answer passes or not: given for
         all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
+        What is left out, in this batch or always, is its own strict value.
+
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-
-        The relaxation u* that is reported of :class:`~pl_pointwise.formulations.Relaxed` is that at
-        v. With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
+        With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
         than the strict test; with α also towards ṽ ≤ 0. A
         :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
 
-        What is left out is its own strict value: a constraint, in this batch or always. Where a
-        test costs too much for every visit of a sample, give its last strict value again. Called
-        without gradients, behind ``constraint_values``; what it draws changes nothing, and modes
-        and buffers it must leave as they are.
+        Called without gradients, behind ``constraint_values``; what it draws changes nothing, and
+        modes and buffers it must leave as they are. Where a test costs too much for every visit of
+        a sample, give its last strict value again.
         """
         return {}
 
@@ -139,6 +139,13 @@ def warn(task: Task, message: str) -> None:
         log.warning(message)
 
 
-def when(task: Task) -> str:
-    """Where the fit stands, for messages."""
-    return f"train, epoch {task.current_epoch}, step {task.global_step}"
+def log_of_all_ranks(
+    module: LightningModule, values: Mapping[str, Tensor | float], **options: Any
+) -> None:
+    """Logs values of an epoch that every rank has alike.
+
+    As their largest over the ranks, which is what each has; else Lightning asks for
+    ``sync_dist=True`` for each of them, whose mean may round.
+    """
+    ranks = module.trainer.world_size > 1
+    module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)

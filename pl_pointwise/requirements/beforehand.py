@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
-from pl_pointwise.step import carries, index_of, micro_batch_of, pieces_of
+from pl_pointwise.step import carries, micro_batches_of
 
 from .requirement import Requirement, RequirementError, check_sample_size
 from .samples import CERTIFICATION, NOT_HELD_OUT, SELECTION, known_from, lines, values_of
@@ -34,8 +34,7 @@ def samples_to_come(
     for dataset, loader in loaders.items():
         carried: dict[tuple[str, str], list[torch.Tensor]] = {}
         for batch in loader:
-            for piece in pieces_of(batch):
-                micro = micro_batch_of(module, piece, index_of(piece))
+            for micro in micro_batches_of(module, batch):
                 for name in module.evaluation_constraints:
                     mask = carries(micro.masks[name]).cpu() & (micro.index >= 0)
                     carried.setdefault(("constraint", name), []).append(micro.index[mask])

@@ -31,7 +31,6 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.random_state import replayed_random_state
-from pl_pointwise.step import pieces_of
 
 from .frozen import frozen_reference
 
@@ -270,4 +269,4 @@ def _batches_to_come(module: LanguageModelModule, share: bool) -> Iterator[Mappi
         for start in range(rank * size, len(dataset), ranks * size):
             rows = [dataset[row] for row in range(start, min(start + size, len(dataset)))]
             batch = module._apply_batch_transfer_handler(loader.collate_fn(rows), module.device)
-            yield from pieces_of(batch)
+            yield from batch if isinstance(batch, (list, tuple)) else [batch]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from pl_pointwise import Pointwise, checkpoint_options
-from pl_pointwise.checkpoint_options import differences
+from pl_pointwise import Pointwise, checkpoints
+from pl_pointwise.checkpoints import differences
 from pl_pointwise.cli import PointwiseCLI, main
 from tests.pl_pointwise.line_task import LineData, LineModule
 
@@ -115,7 +115,7 @@ def test_arguments_that_only_one_of_the_two_has_are_no_difference(
 
 
 def test_classes_are_compared_by_name_and_values_by_dotted_name() -> None:
-    assert doctest.testmod(checkpoint_options).failed == 0
+    assert doctest.testmod(checkpoints).failed == 0
     short, long = ({"class_path": f"pl_pointwise{m}.Pointwise"} for m in ("", ".formulations"))
     assert differences(short, long) == {}
     assert differences(short, {"class_path": "pl_pointwise.Relaxed"})
