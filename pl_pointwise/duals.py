@@ -25,8 +25,7 @@ from .errors import TrainingError
 from .fingerprints import RANDOM_ROWS
 from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
+from .multipliers import Multipliers, PullShares
 from .step import DualStep, Measured, Terms, carries, last_visits, weights
 from .task import Task, warn
 

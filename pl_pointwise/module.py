@@ -27,8 +27,7 @@ from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Constraint, Formulation
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
+from .multipliers import Multipliers, PullShares
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import FirstGroupsLambdaLR, Run
@@ -105,7 +104,7 @@ class PointwiseModule(Task):
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
-        pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
+        pull_shares: how much of each constraint's pull is its multipliers'.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
         notes: what others know of the model, for its card among other things.

@@ -1,4 +1,4 @@
-"""Where λ lives: float32, on the CPU, in training-set order, one row per sample.
+"""Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
 
 λ is neither a Parameter (DDP would divide its step by the number of ranks, and an optimizer would
 pick it up) nor a buffer (DDP would overwrite it from rank 0, and a bf16 module would cast it:
@@ -8,12 +8,16 @@ only those rows ever visit the accelerator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .constraint import Constraint
 from .errors import TrainingError
+from .formulations import Formulation
+from .step import DualStep
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -54,9 +58,11 @@ class Multipliers(Mapping[str, Tensor]):
         Raises:
             KeyError: a name without multipliers.
         """
-        names = names or tuple({**self._tables, **self._initial})
-        self._require(names)
-        for name in names:
+        known = {**self._tables, **self._initial}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise KeyError(f"no multipliers of {', '.join(unknown)}; there are {', '.join(known)}")
+        for name in names or known:
             self._tables.pop(name, None)
             self._initial.pop(name, None)
 
@@ -108,15 +114,12 @@ class Multipliers(Mapping[str, Tensor]):
             TrainingError: an index outside the training set, or K differs from what it was.
         """
         table = self._table(name, (self.samples, columns))
-        lowest = -1
-        if len(index):
-            lowest, highest = map(int, index.aminmax())
-            if lowest < -1 or highest >= self.samples:
-                raise TrainingError(
-                    f"Sample index {lowest if lowest < -1 else highest} is outside the training "
-                    f'set of {self.samples} samples: batch["index"] must be the sample\'s position '
-                    "in it."
-                )
+        lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
+        if lowest < -1 or highest >= self.samples:
+            raise TrainingError(
+                f"Sample index {lowest if lowest < -1 else highest} is outside the training set "
+                f'of {self.samples} samples: batch["index"] must be the sample\'s position in it.'
+            )
         if lowest >= 0:  # No padding.
             return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
@@ -157,36 +160,25 @@ class Multipliers(Mapping[str, Tensor]):
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:
-            initial = self._initial.get(name)
-            values = None if initial is None else _as_table(initial, shape)
-            if initial is not None and values is None:
+            initial = self._initial.get(name, torch.zeros(()))
+            values = _as_table(initial, shape)
+            if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
                     f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
                     "many as there are samples and columns."
                 )
-            self._tables[name] = torch.zeros(shape, dtype=torch.float32)
-            if values is not None:
-                self._tables[name].copy_(values)
+            self._tables[name] = values.clone()
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. A vector-valued constraint needs the same number of columns in every "
-                "batch: mark the missing ones in membership(). If the constraint has changed, "
-                f"start its multipliers again with module.multipliers.reset({name!r})."
+                f"{shape}. Give the same number of columns in every batch, and mark missing ones "
+                "in membership(). If the constraint has changed, start its multipliers again with "
+                f"module.multipliers.reset({name!r})."
             )
         return table
-
-    def _require(self, names: Iterable[str]) -> None:
-        known = {**self._tables, **self._initial}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise KeyError(
-                f"no multipliers of {', '.join(map(repr, unknown))}; there are those of "
-                f"{', '.join(map(repr, known)) or 'no constraint'}"
-            )
 
 
 def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
@@ -194,3 +186,112 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
+
+
+# A constraint is said to be unmet at the end of a fit where each of these is exceeded.
+FEW = 0.05
+"""The share of violated values."""
+SHALLOW = 0.1
+"""Their mean depth, of the deepest epoch's: at an optimum v scatters around 0."""
+AT_REST = 0.01
+"""How much λ grew, of itself: those of a relaxation come to rest."""
+
+
+class PullShares:
+    """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
+
+    The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
+    by which the step of the weights lowers its violation v: (λ + 2αv)₊ for Pointwise; β/(α+β) times
+    that, or at most β, for Relaxed. Without its multiplier it would be p(0): a squared hinge of
+    weight α. With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+
+        share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
+        overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
+
+    A satisfied entry is pulled by λ alone, and of a standard Lagrangian (α None) every entry is:
+    its share is 1. Of an entry that several steps visited before the dual step, as of the last one.
+    A step costs O(batch); of an epoch a few sums are kept, the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self._number = -1
+        """The epoch that the sums are of: told by the steps, since a resume skips hooks."""
+        self._epoch: dict[str, Tensor] = {}
+        """By constraint, (8,): of |p|, |p| by multipliers, |p| on satisfied entries, entries,
+        violated ones, their violation, |λ| before the dual step and after it."""
+        self._deepest: dict[str, float] = {}
+        """Of the epochs before: the largest mean of (v)₊."""
+
+    def add(
+        self,
+        epoch: int,
+        steps: Mapping[str, DualStep],
+        formulations: Mapping[str, Formulation],
+        constraints: Mapping[str, Constraint],
+        dual_first: bool,
+    ) -> None:
+        """Adds the dual steps of a training step, by the λ that pulled in it.
+
+        formulations: as they were in force.
+        """
+        if epoch != self._number:
+            for name, (_, _, _, entries, _, depth, _, _) in self._epoch.items():
+                mean = float(depth) / max(1.0, float(entries))
+                self._deepest[name] = max(self._deepest.get(name, 0.0), mean)
+            self._number, self._epoch = epoch, {}
+        for name, step in steps.items():
+            tables = step.followed, step.judged, step.before, step.after
+            violation, judged, before, after = (table[step.mask].double() for table in tables)
+            multiplier = after if dual_first else before
+            with torch.enable_grad():
+                leaf = violation.expand(2, -1).detach().clone().requires_grad_()
+                with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
+                psi = formulations[name].lagrangian(leaf, with_and_without).sum()
+                known = psi.requires_grad
+                slopes = torch.autograd.grad(psi, leaf)[0] if known else torch.zeros_like(leaf)
+            pull, without = slopes
+            side, size = pull.sign(), pull.abs()
+            added = torch.minimum((side * (pull - without)).clamp(min=0), size)
+            satisfied = torch.where(side * judged < 0, size, 0)
+            excess = constraints[name].reported(judged).clamp(min=0)
+            counted = [torch.ones_like(size), (excess > 0).double(), excess]
+            sums = [size, added, satisfied, *counted, before.abs(), after.abs()]
+            self._epoch[name] = self._epoch.get(name, 0) + torch.stack(sums).sum(1)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
+
+        None of a constraint that pulled nothing.
+        """
+        return {
+            name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
+            for name, sums in self._epoch.items()
+            if sums[0] > 0
+        }
+
+    def warnings(self, formulations: Mapping[str, Formulation]) -> Iterator[str]:
+        """What to say at the end of a fit: constraints that are not met, of which λ still grows."""
+        for name, sums in self._epoch.items():
+            entries, violated, depth, before, after = sums[3:].tolist()
+            deep = depth / max(1.0, entries) > SHALLOW * self._deepest.get(name, 0.0)
+            grows = after - before > AT_REST * after
+            if name in formulations and violated > FEW * entries and deep and grows:
+                yield (
+                    f"In the last epoch {100 * violated / entries:.0f} % of the values "
+                    f'of "{name}" still violated it, by {depth / violated:.2g} on '
+                    "average, and their multipliers still grew. Train for more epochs; where that "
+                    "does not help, the tolerance is out of reach: take a looser one, or Relaxed."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and by constraint its sums and the depth of the epochs before."""
+        sums = {
+            name: [*self._epoch.get(name, torch.zeros(8)).tolist(), self._deepest.get(name, 0.0)]
+            for name in {**self._epoch, **self._deepest}
+        }
+        return {"epoch": self._number, "sums": sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._number, sums = int(state["epoch"]), state["sums"]
+        self._epoch = {n: torch.tensor(of[:-1], dtype=torch.float64) for n, of in sums.items()}
+        self._deepest = {name: of[-1] for name, of in sums.items()}

@@ -167,7 +167,7 @@ def test_class_named_as_formulation_is_not_built(good: Path, tmp_path: Path) -> 
 def test_checkpoint_of_other_constraints_is_refused(good: Path) -> None:
     """The multipliers of "pair" would be dropped without a word."""
     other = Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
-    with pytest.raises(TrainingError, match=r"constraint 'pair', which has none in this module"):
+    with pytest.raises(TrainingError, match=r"pair, which has none in this module"):
         resume(good, other)
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-from pl_pointwise.multiplier_share import Pull, PullShares, pull_of
+from pl_pointwise.multipliers import PullShares
+from pl_pointwise.step import DualStep
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
 
 ROWS = ToyRows(12)
@@ -22,7 +23,11 @@ OUT_OF_REACH = {"fit": Constraint(at_most=-3.0)}
 
 def figures(formulation: Formulation, violation: Any, multiplier: Any) -> dict[str, float]:
     """Of one column of entries."""
-    return pull_of(formulation, torch.tensor(violation), torch.tensor(multiplier)).figures()
+    v, m = torch.tensor(violation), torch.tensor(multiplier)
+    step = DualStep(None, v, torch.ones_like(v, dtype=torch.bool), m, m, v)
+    shares = PullShares()
+    shares.add(0, {"c": step}, {"c": formulation}, {"c": Constraint(at_most=0)}, dual_first=False)
+    return shares.figures().get("c", {})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,6 @@ def test_share_and_overshoot_by_hand(
 
 
 def test_without_any_pull_there_is_no_share() -> None:
-    assert pull_of(Pointwise(alpha=0.5), torch.tensor([2.0]), torch.tensor([1.0])) == Pull(3, 1, 0)
     assert figures(Pointwise(), [-1.0, -2.0], [0.0, 1.0]) == {}
 
 
