@@ -3,7 +3,7 @@
 ``multiplier_q50`` ``_q90`` ``_q99`` ``_max``, ``active`` (share of λ ≠ 0); over the dual steps of
 the epoch ``step``, ``slackness``, ``infeasibility_mean``, ``relaxed``, see
 :class:`Convergence`; and ``share`` and ``overshoot`` of the pull, see
-:class:`~pl_pointwise.multipliers.PullShares`: not in an epoch in which nothing was pulled. TensorBoard and
+:class:`~pl_pointwise.multipliers.PullShares`: not where nothing was pulled. TensorBoard and
 W&B get ``multipliers`` too, the histogram of λ.
 """
 

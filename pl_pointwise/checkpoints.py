@@ -27,8 +27,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
-from .formulations import Constraint, Formulation
+from .formulations import Formulation
 from .step import OBJECTIVE, require_names
+from .task import Constraint
 
 
 class NotPlainError(TypeError):

@@ -18,7 +18,7 @@ from torchmetrics.utilities import dim_zero_cat
 from .certificates import worst_per_sample
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import OBJECTIVE, micro_batches_of, terms_of, widest_dtype
+from .step import OBJECTIVE, WIDEST, micro_batches_of, terms_of
 from .task import Task, judges_strictly, log_of_all_ranks
 
 
@@ -96,7 +96,7 @@ class MeanBySample(Metric):
 
         Rows that only fill up a rank, of index −1, count nowhere.
         """
-        value = value.detach().to(widest_dtype(value.device))
+        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
         index = index.to(value.device)
         self.index.append(index[index >= 0])
         self.value.append(value[index >= 0])
@@ -149,7 +149,7 @@ class ViolationsBySample(Metric):
         self.index.append(index.to(value.device)[rows])
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
-        self.value.append(value.to(widest_dtype(value.device)))
+        self.value.append(value.to(WIDEST.get(value.device.type, torch.float64)))
         self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ from .extras import needs
 from .metrics import quantiles
 
 if TYPE_CHECKING:
-    from .constraint import Constraint
     from .module import PointwiseModule
+    from .task import Constraint
 
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 NOT_HELD_OUT = "train"

@@ -26,14 +26,14 @@ from .checks import check_trained
 from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
-from .formulations import Constraint, Formulation
+from .formulations import Formulation
 from .multipliers import Multipliers, PullShares
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import FirstGroupsLambdaLR, Run
 from .step import DualStep, Measured
 from .stepper import Stepper
-from .task import Notes, Task
+from .task import Constraint, Notes, Task
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()

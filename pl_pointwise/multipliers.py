@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .constraint import Constraint
 from .errors import TrainingError
 from .formulations import Formulation
 from .step import DualStep
+from .task import Constraint
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -113,7 +113,9 @@ class Multipliers(Mapping[str, Tensor]):
         Raises:
             TrainingError: an index outside the training set, or K differs from what it was.
         """
-        table = self._table(name, (self.samples, columns))
+        table = self._tables.get(name)
+        if table is None or tuple(table.shape) != (self.samples, columns):
+            table = self._table(name, (self.samples, columns))
         lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
         if lowest < -1 or highest >= self.samples:
             raise TrainingError(

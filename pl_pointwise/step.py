@@ -21,6 +21,9 @@ from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
 
+WIDEST = {"mps": torch.float32}
+"""What every rank sends, whatever the dtype of its values, by device; float64 on all others."""
+
 
 @dataclass
 class MicroBatch:
@@ -132,7 +135,8 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
         )
     index = index.cpu()
     names, given = [OBJECTIVE, *task.constraints], task.membership(batch)
-    require_names("membership()", given, names, partial=True)
+    if given != {}:
+        require_names("membership()", given, names, partial=True)
     real = (index >= 0).to(task.device, non_blocking=True)
     masks = dict.fromkeys(names, real)
     for name, mask in given.items():
@@ -162,11 +166,21 @@ def terms_of(
         DataError: values or masks of another shape.
     """
     objective = task.objective(outputs, micro.batch)
-    values = task.constraint_values(outputs, micro.batch)
-    require_names("constraint_values()", values, task.constraints)
-    count = len(micro.index)
-    objective = validate_values(objective, OBJECTIVE, count, vector=False)
-    values = {name: validate_values(v, name, count) for name, v in values.items()}
+    given = task.constraint_values(outputs, micro.batch)
+    if not isinstance(given, Mapping) or given.keys() != task.constraints.keys():
+        require_names("constraint_values()", given, task.constraints)
+    values, count = {OBJECTIVE: objective, **given}, len(micro.index)
+    for name, value in values.items():
+        dims = (1,) if name == OBJECTIVE else (1, 2)
+        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+            raise DataError(
+                f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
+                "do not reduce over the batch."
+            )
+        values[name] = value if value.dtype == torch.float64 else value.float()
+    objective = values.pop(OBJECTIVE)
     mask = micro.masks[OBJECTIVE]
     followed, masks = violations_of(task, micro, values, evaluating)
     if strict:
@@ -211,25 +225,6 @@ def judged_values(
     return strict
 
 
-def validate_values(values: Tensor, name: str, count: int, vector: bool = True) -> Tensor:
-    """Values of a term in float32 or wider, of shape (b,), or with ``vector`` also (b, K).
-
-    count: b.
-
-    Raises:
-        DataError: another shape.
-    """
-    dims = (1, 2) if vector else (1,)
-    if not isinstance(values, Tensor) or values.dim() not in dims or len(values) != count:
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        wanted = f"({count},) or ({count}, K)" if vector else f"({count},)"
-        raise DataError(
-            f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
-            "do not reduce over the batch."
-        )
-    return values if values.dtype == torch.float64 else values.float()
-
-
 def violations_of(
     task: Task, micro: MicroBatch, values: Mapping[str, Tensor], evaluating: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -244,8 +239,8 @@ def violations_of(
     constraints = task.evaluation_constraints if evaluating else task.constraints
     for name, constraint in constraints.items():
         signed = not evaluating and name in task.formulations and task.formulations[name].signed
-        orient = constraint.residual if signed else constraint.violation
-        violation, mask = orient(values[name]), micro.masks[name]
+        residual, mask = constraint.residual(values[name]), micro.masks[name]
+        violation = residual if signed else constraint.reported(residual)
         violation = violation[:, None] if violation.dim() == 1 else violation
         width = violation.shape[1] // constraint.sides
         mask = mask[:, None] if mask.dim() == 1 else mask
@@ -283,7 +278,8 @@ def pack(
     """
     device = terms.objective.device
     # The first column is in the widest dtype, and torch converts the others to it.
-    tables = {("index", OBJECTIVE): index.to(device, widest_dtype(device), non_blocking=True)}
+    wide = WIDEST.get(device.type, torch.float64)
+    tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
     tables["objective", OBJECTIVE] = terms.objective
     tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
@@ -318,11 +314,6 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
-
-
-def widest_dtype(device: torch.device) -> torch.dtype:
-    """What every rank sends, whatever the dtype of its values: it may have none left."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def carries(mask: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
+    WIDEST,
     DualStep,
     Layout,
     Measured,
@@ -36,7 +37,6 @@ from .step import (
     terms_of,
     unpack,
     weights,
-    widest_dtype,
     without_samples,
 )
 from .task import Task, judges_strictly, warn
@@ -74,7 +74,15 @@ class Stepper:
         task, duals, trainer = self.task, self.duals, self.task.trainer
         optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
-        counts = self._counts(micro_batches)
+        # How many samples carry each term, over all ranks, before any forward pass.
+        names, found = [OBJECTIVE, *task.constraints], []
+        for micro in micro_batches:  # Terms that every sample carries share one mask.
+            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
+            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
+        numbers = torch.stack(found).sum(0).float()
+        if trainer.world_size > 1:
+            numbers = self._over_ranks(numbers, "sum")
+        counts = dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
         # Lightning calls this hook under automatic optimization only.
         call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
         call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
@@ -139,16 +147,6 @@ class Stepper:
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
 
-    def _counts(self, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
-        """How many samples of the step carry each term, over all ranks, before any forward."""
-        names = [OBJECTIVE, *self.task.constraints]
-        found = []
-        for micro in micro_batches:  # Terms that every sample carries share one mask.
-            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
-            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
-        counts = self._over_ranks(torch.stack(found).sum(0).float(), "sum")
-        return dict(zip(names, counts.clamp(min=1).unbind(), strict=True))
-
     # Forward and backward -----------------------------------------------------------------------
 
     def _measure(
@@ -165,8 +163,10 @@ class Stepper:
         on_batch = any(f.scope == "batch" for f in duals.in_force.values())
         slopes = self._slopes(micro_batches, counts) if on_batch else None
         packed = []
+        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         for position, micro in enumerate(micro_batches):
-            with self._synchronised(position == len(micro_batches) - 1):
+            # The ranks add up their gradients in the last backward pass only.
+            with nullcontext() if position == len(micro_batches) - 1 else block():
                 terms = terms_of(task, micro, task(micro.batch), self.strict)
                 if self.first_steps.unproven:
                     self.first_steps.require_gradients(task, terms)
@@ -189,7 +189,8 @@ class Stepper:
                 task.manual_backward(loss * ranks if ranks > 1 else loss)
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             task.manual_backward(connected_zero(task))
-            width, wide = sum(self._layout.values()), widest_dtype(task.device)
+            width = sum(self._layout.values())
+            wide = WIDEST.get(task.device.type, torch.float64)
             packed = [torch.zeros(rows, width, dtype=wide, device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         table = packed[0] if len(packed) == 1 else torch.cat(packed)
@@ -364,11 +365,12 @@ class Stepper:
         task = self.task
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = []
+        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         with replayed_random_state(task.device):
             for position, micro in enumerate(micro_batches):
-                with self._synchronised(position == len(micro_batches) - 1):
+                with nullcontext() if position == len(micro_batches) - 1 else block():
                     total, sums = term(terms_of(task, micro, task(micro.batch), strict=False))
-                    beside.append(sums.to(widest_dtype(task.device)))
+                    beside.append(sums.to(WIDEST.get(task.device.type, torch.float64)))
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(total * scale + connected_zero(task))
         norm = float(self._gradient_norm())
@@ -376,23 +378,12 @@ class Stepper:
         self.buffers.restore(task)
         return norm, torch.stack(beside).sum(0)
 
-    # What the ranks do --------------------------------------------------------------------------
-
-    def _synchronised(self, last: bool) -> Any:
-        """Ranks add up their gradients in the last micro-batch's backward pass only."""
-        block = getattr(self.task.trainer.strategy, "block_backward_sync", nullcontext)
-        return nullcontext() if last else block()
-
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
-        trainer = self.task.trainer
-        if trainer.world_size > 1 and dist.is_initialized():
-            # Lightning's reduce puts a barrier first, at which the host waits for every GPU.
+        if self.task.trainer.world_size > 1:
+            # Not Lightning's reduce: it puts a barrier first, at which the host waits for the GPU.
             value = value.clone()
             dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
-            return value
-        reduced = trainer.strategy.reduce(value, reduce_op=operation)
-        assert isinstance(reduced, Tensor)
-        return reduced
+        return value
 
 
 class Buffers:

@@ -1,24 +1,103 @@
-"""What a task is: constraints, terms of each sample, metrics. No step, no multiplier."""
+"""What a task is: its constraints, the terms of each sample, metrics. No step, no multiplier."""
 
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
 from .errors import TrainingError
-from .formulations import Constraint, Formulation
+from .formulations import Formulation
 from .optimizers import Training
 from .rows import take_rows
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, both (interval), ``ℓ = equals``.
+
+    An interval is two constraints on one value: its violation has twice the columns, and each side
+    multipliers of its own. That holds at width zero too, where both sides are active and only the
+    difference of their multipliers is determined; an equality has one signed multiplier instead.
+
+    Two numbers say how far a value is from an equality. :meth:`violation`, |ℓ − c|, is what is
+    reported: logs, evaluation, certificates. It is 0 at ℓ = c alone, so that nearly every sample
+    counts as violated; to count those further off than δ, give the module an evaluation constraint
+    ``Constraint(at_least=c − δ, at_most=c + δ)``. :meth:`residual`, ℓ − c with its sign, is what
+    the multipliers of :class:`~pl_pointwise.formulations.Pointwise`,
+    :class:`~pl_pointwise.formulations.Relaxed` and :class:`~pl_pointwise.formulations.Average`
+    follow: λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
+
+    Raises:
+        ValueError: no bound, a bound that is not a finite number, ``at_least > at_most``, or
+            ``equals`` beside another bound.
+    """
+
+    at_most: float | None = None
+    at_least: float | None = None
+    equals: float | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.at_most, self.at_least, self.equals)
+        bounds = [bound for bound in given if bound is not None]
+        if not bounds:
+            raise ValueError(
+                "A constraint needs a bound: Constraint(at_most=…), (at_least=…) or (equals=…)."
+            )
+        if not all(isinstance(bound, Real) for bound in bounds):
+            raise ValueError(
+                "A bound of a constraint is one number. For one of each sample let "
+                "constraint_values() return value − bound, with Constraint(at_most=0), or for a "
+                "lower bound with at_least=0."
+            )
+        if not all(math.isfinite(bound) for bound in bounds):
+            raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")
+        if self.equals is not None and len(bounds) > 1:
+            raise ValueError(f"equals stands alone, without at_most and at_least: got {self}.")
+        if len(bounds) == 2 and bounds[0] < bounds[1]:
+            raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
+
+    @property
+    def sides(self) -> int:
+        """2 for an interval, else 1."""
+        return 2 if self.at_most is not None and self.at_least is not None else 1
+
+    def violation(self, values: Tensor) -> Tensor:
+        """ℓ − at_most, at_least − ℓ or |ℓ − equals| of values ℓ; positive violates.
+
+        values: (B,) or (B, K).
+        Returns: the same shape, but for an interval (B, 2) or (B, 2K): first the upper side's
+        columns, then the lower side's.
+        """
+        return self.reported(self.residual(values))
+
+    def residual(self, values: Tensor) -> Tensor:
+        """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""
+        if self.equals is not None:
+            return values - self.equals
+        upper = None if self.at_most is None else values - self.at_most
+        lower = None if self.at_least is None else self.at_least - values
+        if upper is None or lower is None:
+            return upper if lower is None else lower  # type: ignore[return-value]
+        if values.dim() == 1:
+            return torch.stack([upper, lower], dim=1)
+        return torch.cat([upper, lower], dim=1)
+
+    def reported(self, residual: Tensor) -> Tensor:
+        """The violation behind a residual: |ℓ − c| for an equality, else unchanged."""
+        return residual if self.equals is None else residual.abs()
 
 
 @dataclass
