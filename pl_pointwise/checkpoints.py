@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from enum import Enum
 from inspect import isabstract
 from pathlib import Path
@@ -53,33 +52,29 @@ def plain(value: Any) -> Any:
         return plain(value.config())
     if is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in fields(value)})
-    if isinstance(value, Namespace):
-        return plain(vars(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (Mapping, Namespace)):
+        entries = vars(value) if isinstance(value, Namespace) else value
+        return {str(key): plain(entry) for key, entry in entries.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(entry) for entry in value]
-    if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
-        return plain(value.item())
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return plain(value.tolist())
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.detach().cpu().clone()
+        return value.detach().cpu().clone() if value.ndim else value.item()
     if isinstance(value, Enum) and isinstance(value, (str, int, float)):
         return plain(value.value)
     if isinstance(value, (Path, str, torch.device)):
         return str(value)
-    if isinstance(value, (bool, int, float)):
-        return plain(float(value) if isinstance(value, float) else int(value))
+    if isinstance(value, (int, float)):
+        return float(value) if isinstance(value, float) else int(value)
     raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Constructor arguments that have a plain form, and of the others the type, by name."""
-    if isinstance(arguments, Namespace):
-        arguments = vars(arguments)
     kept, left_out = dict[str, Any](), dict[str, str]()
-    for name, value in dict(arguments).items():
+    given = vars(arguments) if isinstance(arguments, Namespace) else arguments
+    for name, value in given.items():
         try:
             kept[name] = plain(value)
         except NotPlainError as error:
@@ -133,7 +128,10 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
         return config
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
-        raise ValueError(_no_formulation(config))
+        raise ValueError(
+            f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
+            "of them by constraint, or None for plain training; in YAML {class_path, init_args}."
+        )
     package = __name__.partition(".")[0]
     known = {}
     for kind in _subclasses(Formulation):
@@ -147,25 +145,6 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
         )
     built: Formulation = known[path](**dict(config.get("init_args") or {}))
     return built
-
-
-def _no_formulation(given: Any) -> str:
-    """What to write in place of something that is no formulation."""
-    known = {kind.__name__: kind for kind in _subclasses(Formulation)}
-    name = given.__name__ if isinstance(given, type) else given
-    near = get_close_matches(str(name).lower(), [each.lower() for each in known], 1)
-    kinds = [kind for each, kind in known.items() if each.lower() in near]
-    example = f"{kinds[0].__name__}({_required(kinds[0])})" if kinds else "Pointwise(alpha=1.0)"
-    return (
-        f"Not a formulation: {given!r}. Give an object such as {example}, a dict of them by "
-        "constraint, or None for plain training; in YAML {class_path, init_args}."
-    )
-
-
-def _required(kind: type[Formulation]) -> str:
-    """The arguments that a formulation cannot be made without, as one writes them."""
-    parameters = list(inspect.signature(kind).parameters.values())
-    return ", ".join(f"{p.name}=…" for p in parameters if p.default is p.empty)
 
 
 def _subclasses(kind: Any) -> list[type[Formulation]]:
@@ -206,29 +185,19 @@ def declared_constraints(
     Raises:
         ValueError: not a mapping of names to constraints, or a name that is not to be used.
     """
-    training = _constraints_from("constraints", constraints)
-    evaluation = _constraints_from("evaluation_constraints", evaluation_constraints or {})
+    built = []
+    for given in (constraints, evaluation_constraints or {}):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"constraints={given!r}: give a dict of constraints by name, such as "
+                '{"fit": Constraint(at_most=0.1)}.'
+            )
+        built.append({str(name): from_plain(Constraint, of) for name, of in given.items()})
+    training, evaluation = built
     if OBJECTIVE in training:
         raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
     require_names("evaluation_constraints", evaluation, training, partial=True)
     return training, {**training, **evaluation}
-
-
-def _constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[str, Constraint]:
-    if not isinstance(constraints, Mapping):
-        raise ValueError(
-            f"{what}={constraints!r}: give a dict of constraints by name, such as "
-            '{"fit": Constraint(at_most=0.1)}.'
-        )
-    built = {}
-    for name, constraint in constraints.items():
-        if not isinstance(constraint, (Constraint, Mapping)):
-            raise ValueError(
-                f"{what}: {name!r} is {constraint!r}. Write Constraint(at_most=…) or "
-                "Constraint(at_least=…)."
-            )
-        built[str(name)] = from_plain(Constraint, constraint)
-    return built
 
 
 # The module's entry -----------------------------------------------------------------------------
@@ -372,15 +341,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
         except Exception as error:  # What reading a damaged archive or pickle raises has no base.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise TrainingError(
-                f"The checkpoint {path} cannot be read: it is cut off or damaged, or holds more "
-                f"than tensors and plain values, of which nothing was run ({reason}). Resume from "
-                "another one."
+                f"The checkpoint {path} cannot be read: it is damaged, or holds more than tensors "
+                f"and plain values, of which nothing was run ({reason}). Resume from another one."
             ) from error
         if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
-            raise TrainingError(
-                f"{path} is no checkpoint of Lightning: it lacks the weights or the version that "
-                "one has. Give ckpt_path a file that a run has saved."
-            )
+            raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")
         return found
 
 
