@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any, Protocol
 
 import torch
@@ -72,30 +71,28 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         return {**self._named(self.rows[-1 - position]), "index": PADDING}
 
     def _named(self, row: Any) -> Mapping[str, Any]:
+        if hasattr(row, "_asdict"):
+            row = row._asdict()
         if isinstance(row, Mapping):
             return row
-        if hasattr(row, "_asdict"):
-            named: Mapping[str, Any] = row._asdict()
-            return named
         entries = row if isinstance(row, (tuple, list)) else (row,)
-        fields = self.fields
-        if fields is None or len(fields) != len(entries):
+        if self.fields is None or len(self.fields) != len(entries):
             names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
             raise DataError(
                 f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
-                f"without names{'' if fields is None else f', and fields has {len(fields)}'}. A "
-                f"batch is a mapping: name the entries, IndexedDataset(rows, fields=[{names}])."
+                f"without names, and fields={self.fields!r}. A batch is a mapping: name the "
+                f"entries, IndexedDataset(rows, fields=[{names}])."
             )
-        return dict(zip(fields, entries, strict=True))
+        return dict(zip(self.fields, entries, strict=True))
 
 
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
     Its state is the sampler's seed and epoch, from which the order follows, the number of batches
-    handed out, and how many samples a batch has over all ranks. Lightning saves and restores it.
-    Rows and collate functions that draw random numbers draw the same after a resume: without
-    workers because the module restores the random state, in workers by sample and epoch.
+    handed out, and how many samples a batch has over all ranks. Rows and collate functions draw the
+    same random numbers after a resume: without workers because the module restores the random
+    state, in workers by sample and epoch.
     """
 
     sampler: PointwiseSampler
@@ -123,10 +120,7 @@ class ResumableDataLoader(DataLoader[Any]):
         self.position = 0
         """Batches handed out in the current epoch."""
         self.before_fetch: tuple[Any, Any, Tensor] | None = None
-        """The states of Python's, numpy's and torch's generators while a batch is being fetched.
-
-        An error in a row leaves it half fetched, and a resume fetches it again.
-        """
+        """The generators' states while a batch is fetched: a resume may have to fetch it again."""
         self.limit: float = len(self)
         """Batches of an epoch; fewer than there are where the trainer limits them."""
         self._resume_at: Mapping[str, int] | None = None
@@ -245,15 +239,10 @@ class PointwiseDataModule(LightningDataModule):
         """Whether "test" is a split of its own; of the data sets that are set up."""
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
-    def shared_units(self) -> dict[tuple[str, str], int]:
-        """How many units two splits have in common, of those that are set up."""
-        return shared_units({name: self.datasets[name] for name in SPLITS if name in self.datasets})
-
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
         """An option that module and data must agree on, such as the model whose tokenizer it is.
 
-        It is the module's: the data module takes the attribute ``name`` of the module it is used
-        with, where it was given none itself.
+        It is the attribute ``name`` of the module that the data module is used with.
 
         own: what this data module was given; None takes the module's.
         default: where neither has it.
@@ -285,15 +274,14 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("predict")
 
     def _loader(self, name: str, training: bool = False) -> Any:
-        if name not in self.datasets or not len(self.datasets[name]):
-            what = "is empty" if name in self.datasets else f"is not among {list(self.datasets)}"
+        if not len(self.datasets.get(name, ())):
             raise DataError(
-                f"{type(self).__name__}: the data set {name!r} {what}. Fill "
-                f"self.datasets[{name!r}] in setup()."
+                f"{type(self).__name__} has no samples of {name!r}, only of {list(self.datasets)}: "
+                f"fill self.datasets[{name!r}] in setup()."
             )
-        dataset = IndexedDataset(self.datasets[name])
+        dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
         size = self.batch_size if training else self.eval_batch_size
-        if name == "predict" or getattr(self.trainer, "overfit_batches", False):
+        if name == "predict" or getattr(trainer, "overfit_batches", False):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
             return DataLoader(
                 dataset,
@@ -303,8 +291,8 @@ class PointwiseDataModule(LightningDataModule):
             )
         sampler = PointwiseSampler(
             dataset,
-            num_replicas=self.trainer.world_size if self.trainer else 1,
-            rank=self.trainer.global_rank if self.trainer else 0,
+            num_replicas=trainer.world_size if trainer else 1,
+            rank=trainer.global_rank if trainer else 0,
             shuffle=training,
             seed=self.seed + int(os.environ.get("PL_GLOBAL_SEED", 0)),
             strata=getattr(self.datasets[name], "strata", None),
@@ -342,20 +330,6 @@ def categories_of(rows: Rows) -> list[str] | None:
 def units_of(rows: Rows) -> list[str] | None:
     """The unit of each sample, (N,), likewise of the attribute ``units``."""
     return _texts_of(rows, "units")
-
-
-def shared_units(datasets: Mapping[str, Rows]) -> dict[tuple[str, str], int]:
-    """How many units each two data sets have in common, by their names; 0 where they are apart.
-
-    Two names of one object are no two data sets; one whose units are unknown is left out.
-    """
-    units = {name: units_of(rows) for name, rows in datasets.items()}
-    known = [(name, set(found)) for name, found in units.items() if found is not None]
-    return {
-        (first, second): len(these & those)
-        for (first, these), (second, those) in combinations(known, 2)
-        if datasets[first] is not datasets[second]
-    }
 
 
 def _texts_of(rows: Any, name: str) -> list[str] | None:

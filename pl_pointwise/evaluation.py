@@ -30,12 +30,9 @@ class SampleViolations:
     side's K columns, then the lower side's.
     """
 
-    index: Tensor
-    """(n,) int64, each sample's position in its data set."""
-    violation: Tensor
-    """(n, sides·K), positive violates; NaN where the sample does not carry the element."""
-    mask: Tensor
-    """bool, (n, sides·K): which elements the sample carries."""
+    index: Tensor  # (n,) int64, each sample's position in its data set
+    violation: Tensor  # (n, sides·K), positive violates; NaN where the sample does not carry it
+    mask: Tensor  # bool, (n, sides·K): which elements the sample carries
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""
@@ -61,10 +58,8 @@ class SampleViolations:
 class SampleValues:
     """A metric's value of each sample, of all ranks, on the CPU, in data-set order."""
 
-    index: Tensor
-    """(n,) int64, each sample's position in its data set."""
-    value: Tensor
-    """(n,)."""
+    index: Tensor  # (n,) int64, each sample's position in its data set
+    value: Tensor  # (n,)
 
 
 class MeanBySample(Metric):
@@ -111,7 +106,7 @@ class MeanBySample(Metric):
             return self._samples()
 
     def _samples(self) -> SampleValues:
-        if isinstance(self.index, list) and not self.index:  # Never updated.
+        if not len(self.index):  # Never updated.
             return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
         index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
         kept = _first_of_each(index)
@@ -123,9 +118,6 @@ class ViolationsBySample(Metric):
 
     A sample that several batches or ranks brought counts once, as plain distributed samplers repeat
     some to fill their ranks. Kept element by element, so that batches may differ in K.
-
-    Args:
-        sides: of the constraint.
     """
 
     full_state_update = False
@@ -185,23 +177,18 @@ def _first_of_each(keys: Tensor) -> Tensor:
 
 
 class Evaluation:
-    """What is collected of one evaluated data set.
+    """What is collected of one evaluated data set, ``stage`` in the log keys.
 
     Made on every rank before the first batch, whether or not the rank gets one: results are
     computed over all ranks together.
-
-    Args:
-        stage: the data set's name in the log keys.
-        task: its evaluation constraints and metrics are collected.
     """
 
     def __init__(self, stage: str, task: Task) -> None:
-        self.stage, self.constraints = stage, task.evaluation_constraints
-        device = task.device
+        self.stage, device = stage, task.device
         self.objective = ViolationsBySample().to(device)
         self.violations = {
             name: ViolationsBySample(constraint.sides).to(device)
-            for name, constraint in self.constraints.items()
+            for name, constraint in task.evaluation_constraints.items()
         }
         self.task = {name: m.to(device) for name, m in task.evaluation_metrics().items()}
         nothing = torch.zeros(0, 1, device=device)
@@ -231,23 +218,22 @@ class Evaluation:
         ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
         the data set carries is left out, and so is a metric that was never updated.
         """
-        stage, shown = self.stage, dict[str, Tensor]()
+        shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
         values: dict[str, SampleValues] = {}
         objective = self.objective.samples().pooled()
         if len(objective):
-            shown[f"{stage}/objective"] = objective.double().mean().float()
+            shown["objective"] = objective.double().mean().float()
         for name, metric in self.violations.items():
             found = metric.samples()
-            if not len(found.index):
-                continue
-            violations[name] = found
-            shown |= {f"{stage}/{name}/{key}": value for key, value in found.statistics().items()}
+            if len(found.index):
+                violations[name] = found
+                shown |= {f"{name}/{key}": value for key, value in found.statistics().items()}
         for name, metric_of_task in updated_anywhere(self.task).items():
-            shown[f"{stage}/{name}"] = metric_of_task.compute()
+            shown[name] = metric_of_task.compute()
             if isinstance(metric_of_task, MeanBySample):
                 values[name] = metric_of_task.samples()
-        return shown, violations, values
+        return {f"{self.stage}/{key}": value for key, value in shown.items()}, violations, values
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
@@ -256,41 +242,27 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     A rank that updated none of its own has states of the other ranks' types to gather: of a list,
     an empty tensor.
     """
-    own = {name: _list_states(m) if m.update_called else None for name, m in metrics.items()}
+    own: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        states = {state: getattr(metric, state) for state in metric._defaults}
+        lists = {state: of for state, of in states.items() if isinstance(of, list) and of}
+        known = {s: (of[0].dtype, (0, *of[0].shape[1:])) for s, of in lists.items()}
+        own[name] = known if metric.update_called else None
     everywhere = [own]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         everywhere = [own] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everywhere, own)
     updated = {}
     for name, metric in metrics.items():
-        found = [known for states in everywhere if (known := states[name]) is not None]
-        if not found:
-            continue
-        for state, (dtype, shape) in _merged(found).items():
+        found = [states[name] for states in everywhere if states[name] is not None]
+        for state, (dtype, shape) in [each for states in found for each in states.items()]:
             if not getattr(metric, state):
                 getattr(metric, state).append(torch.empty(shape, dtype=dtype, device=metric.device))
-        if not metric.update_called:
+        if found and not metric.update_called:
             metric._update_count = 1  # Else it warns of what is as it should be.
-        updated[name] = metric
+        if found:
+            updated[name] = metric
     return updated
-
-
-ListStates = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-"""By name of a metric's state that is a list of tensors: their type, their shape without rows."""
-
-
-def _list_states(metric: Metric) -> ListStates:
-    states = {name: getattr(metric, name) for name in metric._defaults}
-    return {
-        name: (entries[0].dtype, (0, *entries[0].shape[1:]))
-        for name, entries in states.items()
-        if isinstance(entries, list) and entries and isinstance(entries[0], Tensor)
-    }
-
-
-def _merged(found: list[ListStates]) -> ListStates:
-    """Of several ranks, the first that has a state tells."""
-    return {name: of for states in reversed(found) for name, of in states.items()}
 
 
 def stages_of(stage: str, loaders: Any) -> list[str]:
