@@ -42,16 +42,13 @@ DEFAULT_TRAINING = Training()
 def _held_by(part: str, name: str) -> Any:
     """An attribute of the module that one of its parts holds; nobody else sets it."""
 
-    def get(module: Any) -> Any:
-        return getattr(vars(module)[part], name)
-
-    def put(module: Any, value: Any) -> None:
+    def refuse(module: Any, value: Any) -> None:
         raise TrainingError(
             f"self.{name} of {type(module).__name__}: PointwiseModule keeps its own under that "
             "name. Give yours another name."
         )
 
-    return property(get, put)
+    return property(lambda module: getattr(vars(module)[part], name), refuse)
 
 
 class PointwiseModule(Task):
@@ -78,12 +75,11 @@ class PointwiseModule(Task):
                 return {"fit": (outputs - batch["y"]).square()}
 
     A batch of the training DataLoader is one optimisation step, whatever the micro-batch size. In
-    a step, in this order: :meth:`membership` of every micro-batch; then, per micro-batch,
-    ``forward`` once, :meth:`objective` and :meth:`constraint_values` on its output, and the
-    backward pass; then the step of the weights; last the step of the batch's multipliers.
-
-    A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a
-    list of such mappings (micro-batches made by the collate function, of like length).
+    a step, in this order: :meth:`membership`; then, per micro-batch, ``forward`` once,
+    :meth:`objective` and :meth:`constraint_values` on its output, and the backward pass; then the
+    step of the weights; last the step of the batch's multipliers. A batch is a mapping with
+    ``index``, (B,), each sample's position in the training set, or a list of such mappings
+    (micro-batches made by the collate function, of like length).
 
     Args:
         formulation: one for all constraints, one for each by name, or None for plain training.
@@ -165,17 +161,15 @@ class PointwiseModule(Task):
 
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
-        stepper = self._stepper
-        measured = stepper.take(batch, share=self._run.open_step(batch_idx))
-        stepper.log()
+        measured = self._stepper.take(batch, share=self._run.open_step(batch_idx))
+        self._stepper.log()
         self._run.step_schedulers()
         return torch.tensor(measured.lagrangian)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluator.add(batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluator.add(batch, dataloader_idx)
+    test_step = validation_step
 
     # Optimizers and devices ---------------------------------------------------------------------
 
@@ -190,10 +184,8 @@ class PointwiseModule(Task):
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
         scheduler = FirstGroupsLambdaLR(optimizer, lambda step: self._run.factor(step))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        by_step = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": by_step}  # type: ignore[return-value]
 
     def number_of_steps(self) -> int:
         """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.

@@ -38,11 +38,10 @@ class Optimization:
     warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_number("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
-        _require_number("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
-        _require_number(
-            "warmup_ratio", self.warmup_ratio, "at least 0 and at most 1", lambda x: 0 <= x <= 1
-        )
+        _require("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
+        _require("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
+        share = "at least 0 and at most 1"
+        _require("warmup_ratio", self.warmup_ratio, share, lambda x: 0 <= x <= 1)
         one_of("schedule", self.schedule, get_args(Schedule))
 
 
@@ -79,12 +78,13 @@ class Training:
                 f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
                 "another optimizer override configure_optimizers."
             )
-        if self.micro_batch_size is not None:
-            _require_count("micro_batch_size", self.micro_batch_size)
-        _require_count("primal_steps", self.primal_steps)
+        for name in ("micro_batch_size", "primal_steps"):
+            count = getattr(self, name)
+            if count is not None or name == "primal_steps":
+                _require(name, count, "whole, at least 1", lambda x: x >= 1, Integral)
         if self.gradient_clip_val is not None:
             wanted = "above 0. None sets no bound"
-            _require_number("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
+            _require("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
         one_of("order", self.order, get_args(Order))
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
@@ -93,15 +93,12 @@ class Training:
             )
 
 
-def _require_number(name: str, value: float, wanted: str, fits: Callable[[float], bool]) -> None:
-    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _require(
+    name: str, value: Any, wanted: str, fits: Callable[[float], bool], kind: type = Real
+) -> None:
+    valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if not (valid and fits(value)):
         raise ValueError(f"{name}={value!r}: must be a number, {wanted}.")
-
-
-def _require_count(name: str, value: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least 1.")
 
 
 def number_of_steps(trainer: Any) -> int | None:

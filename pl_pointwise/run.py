@@ -23,8 +23,6 @@ from .checkpoints import (
     VERSION,
     WholeCheckpointIO,
     damaged,
-    differences,
-    plain,
     state_of,
 )
 from .checks import (
@@ -258,8 +256,7 @@ class Run:
             for message in self.duals.pull_shares.warnings(self.task.formulations):
                 warn(self.task, message)
         if self._restored is not None:  # Resumed at its end: training did not start.
-            self._restore_random_state(self._restored["random_states"], new_epoch=False)
-            self._step_plateau_schedulers(self._restored, self._restored["new_epoch"])
+            self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
             self.end_training()
         self._restored = None
 
@@ -358,23 +355,10 @@ class Run:
                 kept = ("fingerprint", "epoch_is_open", "random_states", "monitored")
                 self._restored = {key: state[key] for key in kept}
                 self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
-                self._name_other_settings(checkpoint)
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise damaged(str(error)) from error
-
-    def _name_other_settings(self, checkpoint: Mapping[str, Any]) -> None:
-        """Says so where a run goes on with other settings than it was started with."""
-        before = checkpoint.get("hyper_parameters") or {}
-        changed = sorted(differences(before, plain(dict(self.task.hparams))).items())
-        if changed:
-            named = [f"{name} ({old!r}, now {new!r})" for name, (old, new) in changed]
-            warn(
-                self.task,
-                "This checkpoint is of a run with other settings, which goes on with those of "
-                f"now: {', '.join(named)}.",
-            )
 
     # Going on -----------------------------------------------------------------------------------
 
@@ -384,27 +368,24 @@ class Run:
         new_epoch = restored["new_epoch"] or (
             batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
         )
-        self._restore_random_state(restored["random_states"], new_epoch)
-        self._step_plateau_schedulers(restored, new_epoch)
+        self._restore(restored, new_epoch, plateau=new_epoch)
 
-    def _step_plateau_schedulers(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
-        """If the run was saved at the end of an epoch, before that was done."""
-        epoch = self.task.current_epoch
-        if new_epoch and restored["epoch_is_open"] and epoch > 0:
-            self.step_schedulers(after_epoch=True, epoch=epoch)
+    def _restore(self, restored: Mapping[str, Any], new_epoch: bool, plateau: bool) -> None:
+        """Puts the random state back where it stood, unless the number of ranks is another now.
 
-    def _restore_random_state(self, states: list[Any], new_epoch: bool) -> None:
-        """Puts the random state back where it stood, unless the number of ranks is another now."""
-        if len(states) != self.task.trainer.world_size:
-            return
-        rank = self.task.global_rank
-        try:
-            restore_random_state(states[rank], self.task.device)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(f"the random state of rank {rank}") from error
-        if new_epoch and not hasattr(self.task.trainer.train_dataloader, "load_state_dict"):
-            # Of this one epoch Lightning made the iterator, which draws the order, before.
-            iter(self.task.trainer.fit_loop._data_fetcher)
+        plateau: whether the run was saved at an epoch's end, where schedulers may be due.
+        """
+        task, states = self.task, restored["random_states"]
+        if len(states) == task.trainer.world_size:
+            try:
+                restore_random_state(states[task.global_rank], task.device)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise damaged(f"the random state of rank {task.global_rank}") from error
+            if new_epoch and not hasattr(task.trainer.train_dataloader, "load_state_dict"):
+                # Of this one epoch Lightning made the iterator, which draws the order, before.
+                iter(task.trainer.fit_loop._data_fetcher)
+        if plateau and restored["epoch_is_open"] and task.current_epoch > 0:
+            self.step_schedulers(after_epoch=True, epoch=task.current_epoch)
 
     def open_step(self, batch_idx: int) -> float:
         """Before a step; the first one after a resume goes on where the run stood.
@@ -423,24 +404,21 @@ class Run:
         # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the
         # last batch of an epoch, Lightning does not count the next epoch as begun, and what is
         # saved in it misleads the resume after that one: it trains another order.
-        loop = self.task.trainer.fit_loop
+        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
         for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
             epochs.ready = epochs.started = epochs.processed + 1
         progress = loop.epoch_loop.batch_progress
         for batches in (progress.total, progress.current):
             batches.processed = batches.completed = batches.ready - 1
-        if not batch_idx:
-            return
-        loader = self.task.trainer.train_dataloader
         unused = getattr(loop, "_combined_loader_states_to_load", [])
-        position = getattr(loader, "position", batch_idx + 1)
-        if unused or position != batch_idx + 1 or not hasattr(loader, "load_state_dict"):
+        stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
+        if batch_idx and (unused or not stands or not hasattr(loader, "load_state_dict")):
             raise TrainingError(
-                f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
-                "training DataLoader cannot continue there: it would repeat some samples and "
-                "leave out others. Use PointwiseDataModule or another loader with state_dict "
-                "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
-                "resume from the end of an epoch."
+                f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
+                "DataLoader cannot continue there: it would repeat some samples and leave out "
+                "others. Use PointwiseDataModule or another loader with state_dict and "
+                "load_state_dict, do not read trainer.estimated_stepping_batches, or resume from "
+                "the end of an epoch."
             )
 
 

@@ -332,7 +332,7 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
     ("settings", "match"),
     [
         ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
-        ({"micro_batch_size": 2.5}, "whole number"),
+        ({"micro_batch_size": 2.5}, "a number, whole"),
         ({"micro_batch_size": 0}, "at least 1"),
         ({"order": "dual-first"}, "Did you mean 'dual_first'"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
