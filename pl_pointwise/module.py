@@ -30,7 +30,7 @@ from .formulations import Formulation
 from .multipliers import Multipliers, PullShares
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
-from .run import FirstGroupsLambdaLR, Run
+from .run import Run
 from .step import DualStep, Measured
 from .stepper import Stepper
 from .task import Constraint, Notes, Task
@@ -183,8 +183,8 @@ class PointwiseModule(Task):
             weight_decay=settings.weight_decay,
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
-        scheduler = FirstGroupsLambdaLR(optimizer, lambda step: self._run.factor(step))
-        by_step = {"scheduler": scheduler, "interval": "step"}
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: self._run.factor(s))
+        by_step = {"scheduler": schedule, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": by_step}  # type: ignore[return-value]
 
     def number_of_steps(self) -> int:

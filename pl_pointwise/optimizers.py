@@ -94,7 +94,7 @@ class Training:
 
 
 def _require(
-    name: str, value: Any, wanted: str, fits: Callable[[float], bool], kind: type = Real
+    name: str, value: Any, wanted: str, fits: Callable[[float], bool], kind: Any = Real
 ) -> None:
     valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if not (valid and fits(value)):

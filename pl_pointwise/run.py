@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .checkpoints import (
     STATE_KEY,
@@ -420,23 +420,6 @@ class Run:
                 "load_state_dict, do not read trainer.estimated_stepping_batches, or resume from "
                 "the end of an epoch."
             )
-
-
-class FirstGroupsLambdaLR(LambdaLR):
-    """LambdaLR of the groups that the optimizer had at first.
-
-    One that a callback adds, such as BackboneFinetuning, keeps the rate that the callback gives it;
-    LambdaLR itself fails at it.
-    """
-
-    def get_lr(self) -> list[Any]:
-        groups = self.optimizer.param_groups
-        later = groups[len(self.base_lrs) :]
-        self.optimizer.param_groups = groups[: len(self.base_lrs)]
-        try:
-            return [*super().get_lr(), *(group["lr"] for group in later)]
-        finally:
-            self.optimizer.param_groups = groups
 
 
 def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:

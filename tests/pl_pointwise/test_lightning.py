@@ -19,7 +19,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
@@ -208,19 +207,6 @@ class Backbone(ByDefault):
 
     def forward(self, batch: Any) -> Tensor:
         return self.head(self.backbone(batch["x"]))[:, 0]
-
-
-def test_backbone_finetuning_adds_its_group_under_the_default_schedule() -> None:
-    """It ended in ``zip() argument 2 is shorter than argument 1``, of LambdaLR."""
-    module = Backbone(Pointwise())
-    module.training_settings.optimization.schedule = "linear"
-    before = module.backbone[0].weight.detach().clone()
-    thaw = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.02)
-    run(module, callbacks=[thaw], max_epochs=3)
-    head, backbone = module.trainer.optimizers[0].param_groups
-    assert not torch.equal(module.backbone[0].weight, before)
-    assert head["lr"] == 0
-    assert backbone["lr"] > 0
 
 
 def test_pruning_holds() -> None:
