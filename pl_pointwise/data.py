@@ -46,11 +46,9 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     hands out as padding, gives row i with index −1.
 
     Args:
-        rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole, so that its samples
-            are counted from 0.
+        rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
         fields: names of the entries of rows that are tuples, ``("x", "y")`` for a TensorDataset of
-            two tensors, or of the one entry of rows that are tensors. Mappings and named tuples
-            have names.
+            two tensors, or of the one entry of rows that are tensors.
 
     Raises:
         DataError: a row without names, or of another number of entries than ``fields``.
@@ -185,16 +183,13 @@ class PointwiseDataModule(LightningDataModule):
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
     "train", "val", "test" and, where it has one, "predict", and :meth:`collate` where batches are
-    more than stacked rows. Where rows are tuples, it names their entries:
-    ``IndexedDataset(rows, fields=["x", "y"])``. ``test`` is run on the held-out data and on the
-    training data in one full pass each. Where "val" and "test" are one object, there is no
-    certification split of its own.
+    more than stacked rows. ``test`` is run on the held-out data and on the training data. Where
+    "val" and "test" are one object, there is no certification split of its own.
 
     What a data set may say of its N samples, by attributes; none is required:
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
-    - ``categories``, texts: the kind of each by its name, "" if unknown. A requirement can be about
-      one of them.
+    - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
     - ``units``, texts: what samples share that makes them depend on each other, as their prompt.
       Samples of one unit count once in a certificate, and no unit may stand in two splits.
 

@@ -21,11 +21,10 @@ from .task import Constraint
 
 
 class Multipliers(Mapping[str, Tensor]):
-    """λ of every constraint: (N, K) for multipliers per sample, () or (2,) for one per constraint.
+    """λ of every constraint: (N, K) for multipliers per sample, () for one per constraint.
 
-    The tables of a constraint are allocated, as zeros, when its number of columns K is first seen.
-    An interval has its two sides side by side: (N, 2K), or (2,) where the multiplier is one per
-    constraint. Every rank holds the same values, because every rank makes the same updates.
+    An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
+    number of columns K is first seen. Every rank makes the same updates, so holds the same values.
 
     Args:
         samples: N, the number of training samples.
@@ -50,10 +49,7 @@ class Multipliers(Mapping[str, Tensor]):
         return f"Multipliers({self.samples} samples; {shapes})"
 
     def reset(self, *names: str) -> None:
-        """λ starts again from 0: of these constraints, or of all.
-
-        Their tables are dropped and made anew when training needs them, so that a formulation of
-        another kind may follow: one multiplier per sample after one per constraint, say.
+        """λ starts again from 0: of these constraints, or of all; also under another formulation.
 
         Raises:
             KeyError: a name without multipliers.
@@ -70,14 +66,13 @@ class Multipliers(Mapping[str, Tensor]):
         """λ of a constraint from now on, or from the first step of the next fit.
 
         Args:
-            name: of the constraint; that there is one is checked when the fit starts.
+            name: of the constraint.
             values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
                 K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
                 which the start of the fit checks.
 
         Raises:
-            ValueError: values that are not finite numbers, or of another shape than the
-                constraint's multipliers have already.
+            ValueError: values that are not finite, or of another shape than there are.
         """
         values = torch.as_tensor(values).detach().to("cpu", torch.float32, copy=True)
         if values.dim() > 2 or not torch.isfinite(values).all():
@@ -145,11 +140,7 @@ class Multipliers(Mapping[str, Tensor]):
         return dict(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes copies of tables, of any float dtype and device, as they are in a checkpoint.
-
-        Raises:
-            ValueError: a table of other samples, or of numbers that are not finite.
-        """
+        """Takes copies of tables; refuses those of other samples, or not finite."""
         for name, table in state.items():
             if table.dim() > 2 or (table.dim() == 2 and len(table) != self.samples):
                 raise ValueError(f'"{name}": {tuple(table.shape)} for {self.samples:,} samples')
@@ -191,12 +182,9 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 
 # A constraint is said to be unmet at the end of a fit where each of these is exceeded.
-FEW = 0.05
-"""The share of violated values."""
-SHALLOW = 0.1
-"""Their mean depth, of the deepest epoch's: at an optimum v scatters around 0."""
-AT_REST = 0.01
-"""How much λ grew, of itself: those of a relaxation come to rest."""
+FEW = 0.05  # The share of violated values.
+SHALLOW = 0.1  # Their mean depth, of the deepest epoch's: at an optimum v scatters around 0.
+AT_REST = 0.01  # How much λ grew, of itself: those of a relaxation come to rest.
 
 
 class PullShares:

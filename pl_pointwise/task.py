@@ -29,16 +29,14 @@ class Constraint:
     """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, both (interval), ``ℓ = equals``.
 
     An interval is two constraints on one value: its violation has twice the columns, and each side
-    multipliers of its own. That holds at width zero too, where both sides are active and only the
-    difference of their multipliers is determined; an equality has one signed multiplier instead.
+    multipliers of its own, at width zero too; an equality has one signed multiplier instead.
 
-    Two numbers say how far a value is from an equality. :meth:`violation`, |ℓ − c|, is what is
-    reported: logs, evaluation, certificates. It is 0 at ℓ = c alone, so that nearly every sample
-    counts as violated; to count those further off than δ, give the module an evaluation constraint
-    ``Constraint(at_least=c − δ, at_most=c + δ)``. :meth:`residual`, ℓ − c with its sign, is what
-    the multipliers of :class:`~pl_pointwise.formulations.Pointwise`,
-    :class:`~pl_pointwise.formulations.Relaxed` and :class:`~pl_pointwise.formulations.Average`
-    follow: λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
+    Of an equality logs, evaluation and certificates report :meth:`violation`, |ℓ − c|, which is 0
+    at ℓ = c alone; to count samples further off than δ, give the module an evaluation constraint
+    ``Constraint(at_least=c − δ, at_most=c + δ)``. The multipliers of
+    :class:`~pl_pointwise.formulations.Pointwise`, :class:`~pl_pointwise.formulations.Relaxed` and
+    :class:`~pl_pointwise.formulations.Average` follow :meth:`residual`, ℓ − c with its sign: λ > 0
+    pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
 
     Raises:
         ValueError: no bound, a bound that is not a finite number, ``at_least > at_most``, or
@@ -104,21 +102,16 @@ class Constraint:
 class Notes:
     """What others know of a model: for its card, and for what may be written about it."""
 
-    confidential: bool = False
-    """Nobody is to see yet what this evaluation measures, so a task writes no files about it."""
-    certificate: str | None = None
-    """What ``compare --require`` certified."""
-    checkpoint: str = ""
-    """That the weights are of; "" for those of the last step."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What only the user knows; see model_card.py."""
+    confidential: bool = False  # whether a task writes no files about this evaluation
+    certificate: str | None = None  # what ``compare --require`` certified
+    checkpoint: str = ""  # that the weights are of; "" for those of the last step
+    facts: dict[str, Any] = field(default_factory=dict)  # what only the user knows: model_card.py
 
 
 class Task(LightningModule):
     """The methods that a task writes, and what was declared of it.
 
-    Everything that trains and evaluates a task takes it as this class; users derive from
-    :class:`~pl_pointwise.module.PointwiseModule`.
+    Users derive from :class:`~pl_pointwise.module.PointwiseModule`.
     """
 
     constraints: dict[str, Constraint]
@@ -155,19 +148,16 @@ class Task(LightningModule):
     def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
-        For what has no gradient, such as a test that a generated answer passes or not: given for
-        all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
+        For what has no gradient, such as a test that a generated answer passes or not: for all
+        constraints or some, in the shapes of ``constraint_values`` and against the same bound.
         What is left out, in this batch or always, is its own strict value.
 
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-        With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
-        than the strict test; with α also towards ṽ ≤ 0. A
-        :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
+        A :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
 
         Called without gradients, behind ``constraint_values``; what it draws changes nothing, and
-        modes and buffers it must leave as they are. Where a test costs too much for every visit of
-        a sample, give its last strict value again.
+        modes and buffers it must leave as they are.
         """
         return {}
 
@@ -178,10 +168,7 @@ class Task(LightningModule):
     # Evaluation and export ----------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
-
-        One that the data set's batches never update is not reported.
-        """
+        """Fresh metrics for one evaluated data set, by name; one never updated is not reported."""
         return {}
 
     def update_evaluation_metrics(
@@ -221,10 +208,6 @@ def warn(task: Task, message: str) -> None:
 def log_of_all_ranks(
     module: LightningModule, values: Mapping[str, Tensor | float], **options: Any
 ) -> None:
-    """Logs values of an epoch that every rank has alike.
-
-    As their largest over the ranks, which is what each has; else Lightning asks for
-    ``sync_dist=True`` for each of them, whose mean may round.
-    """
+    """Logs values of an epoch that every rank has alike: by their largest, as a mean may round."""
     ranks = module.trainer.world_size > 1
     module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
