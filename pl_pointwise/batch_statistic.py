@@ -7,8 +7,8 @@ outer′(mean)·inner′(v − a), so that a backward pass through slope · inne
 ∂ψ/∂mean known, gives the gradient of ψ(g, λ). The slope has to be known before the first backward
 pass of a step.
 
-All shapes (sides,) unless said otherwise. Everything is pure; ``reduce`` sums or maximises over
-ranks where the other ranks hold samples too.
+All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks where the other
+ranks hold samples too.
 """
 
 from __future__ import annotations

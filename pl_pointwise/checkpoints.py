@@ -39,12 +39,10 @@ def plain(value: Any) -> Any:
     """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
 
     Formulations become ``{class_path, init_args}``, dataclasses dicts, paths and devices strings,
-    numpy scalars numbers, arrays lists, an Enum that is also a string or number its value. A
-    ``torch.dtype`` and a tensor load weights-only as they are.
+    arrays lists, an Enum that is also a string or number its value.
 
     Raises:
-        NotPlainError: anything else, such as a network, a function, or an Enum that equals no
-            plain value.
+        NotPlainError: anything else, such as a network or a function.
     """
     if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value
@@ -100,12 +98,9 @@ Settings = TypeVar("Settings")
 
 
 def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """The dataclass behind its plain form, those among its fields included; see :func:`plain`.
+    """The dataclass behind its plain form, those among its fields included; objects pass through.
 
-    An object passes through, so that a constructor takes what a checkpoint's hyperparameters hold.
-
-    Raises:
-        ValueError: an object of another type.
+    So a constructor takes what a checkpoint's hyperparameters hold.
     """
     if isinstance(value, kind):
         return value
@@ -120,9 +115,6 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
 
     Only subclasses of :class:`Formulation` are built, whatever the mapping names.
-
-    Raises:
-        ValueError: not such a mapping, or the class is not a formulation.
     """
     if config is None or isinstance(config, Formulation):
         return config
@@ -159,10 +151,6 @@ def formulations_from(
     """The formulation of every constraint by name; empty for plain training.
 
     That of an equality is the one that enforces it, see ``Formulation.for_equality``.
-
-    Raises:
-        ValueError: no formulation, a name that is no constraint's, a constraint without one, or an
-            equality with one that cannot enforce it.
     """
     if formulation is None:
         return {}
@@ -180,11 +168,7 @@ def formulations_from(
 def declared_constraints(
     constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
 ) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
-    """Those of training and of evaluation by name, also from their plain form; see :func:`plain`.
-
-    Raises:
-        ValueError: not a mapping of names to constraints, or a name that is not to be used.
-    """
+    """Those of training and of evaluation by name, also from their plain form."""
     built = []
     for given in (constraints, evaluation_constraints or {}):
         if not isinstance(given, Mapping):
@@ -210,11 +194,7 @@ VERSION = 1
 
 
 def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The module's entry of a checkpoint.
-
-    Raises:
-        TrainingError: there is none, or one of another version.
-    """
+    """The module's entry of a checkpoint; refused if there is none, or one of another version."""
     state = checkpoint.get(STATE_KEY)
     if state is None:
         raise TrainingError(
@@ -235,11 +215,7 @@ def damaged(what: str) -> TrainingError:
 
 
 def hyperparameters(path: str | Path) -> dict[str, Any]:
-    """The module's arguments in a checkpoint, by name, and its class as ``_class_path``.
-
-    Raises:
-        TrainingError: the file is no whole checkpoint.
-    """
+    """The module's arguments in a checkpoint, by name, and its class as ``_class_path``."""
     if Path(path).suffix in (".yaml", ".yml"):
         raise TrainingError(
             f"--ckpt_path {path} is a configuration, which --config takes. A checkpoint ends in "
@@ -283,9 +259,8 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes beside the checkpoint and renames, so that a file of its name is always whole.
 
-    Lightning's own writes into the system's temporary folder and moves: where that is another
-    file system the move is a copy over the last checkpoint, and a kill in it leaves neither; and
-    each kill leaves a file behind. Remote paths are left to Lightning.
+    Lightning's own moves from the system's temporary folder: from another file system that is a
+    copy over the last checkpoint, and a kill in it leaves neither. Remote paths are Lightning's.
     """
 
     def save_checkpoint(
@@ -325,8 +300,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Loads tensors and plain values only, from remote paths too, unless told otherwise.
 
-        A local file's check sums are compared first, which torch does not do: a flipped bit would
-        be a weight or a multiplier like any other.
+        A local file's check sums are compared first: a flipped bit would be a weight like others.
 
         Raises:
             TrainingError: it is not whole, or holds anything else; none of that was run.

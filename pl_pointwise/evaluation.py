@@ -43,10 +43,8 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Those of the values; of several a sample also ``violated_samples``, before ``violated``.
-
-        That is the share of samples with any violation > 0, the one that requirements are about.
-        """
+        """Those of the values; of several a sample also ``violated_samples``, before ``violated``:
+        the share of samples with any violation > 0, the one that requirements are about."""
         found = violation_statistics(self.pooled())
         if self.violation.shape[1] > 1:
             tail = {name: found.pop(name) for name in [*found][2:]}
@@ -65,12 +63,8 @@ class SampleValues:
 class MeanBySample(Metric):
     """The mean over samples of one value each, kept with the index of its sample; NaN of none.
 
-    A metric that a requirement can be about, where its values are within [0, 1]:
-    ``module.evaluated_metrics`` has them after an evaluation. A sample that several batches or
-    ranks brought counts once.
-
-    Args:
-        higher_is_better: None for neither.
+    A metric that a requirement can be about, where its values are within [0, 1]. A sample that
+    several batches or ranks brought counts once. ``higher_is_better``: None for neither.
     """
 
     full_state_update = False
@@ -87,10 +81,7 @@ class MeanBySample(Metric):
         self.add_state("value", default=[], dist_reduce_fx="cat")
 
     def update(self, index: Tensor, value: Tensor) -> None:
-        """Adds a batch: (b,) positions in the data set and (b,) values.
-
-        Rows that only fill up a rank, of index −1, count nowhere.
-        """
+        """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
         value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
         index = index.to(value.device)
         self.index.append(index[index >= 0])
@@ -213,10 +204,8 @@ class Evaluation:
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
         """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
 
-        A collective where there are ranks.
-
-        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
-        the data set carries is left out, and so is a metric that was never updated.
+        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``, without what no
+        sample carries and metrics never updated. A collective where there are ranks.
         """
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}

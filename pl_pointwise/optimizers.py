@@ -27,9 +27,6 @@ class Optimization:
         weight_decay: AdamW's.
         schedule: "constant", "linear" (to zero) or "cosine" (to zero).
         warmup_ratio: share of all steps over which the rate rises from zero, from 0 to 1.
-
-    Raises:
-        ValueError: a negative or infinite number, a share beyond 1, or another schedule.
     """
 
     learning_rate: float = 5e-5
@@ -58,10 +55,6 @@ class Training:
             at the end of its window of S steps.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
-
-    Raises:
-        ValueError: a size below 1 or not whole, a norm that is not above 0, another order, or
-            ``primal_steps > 1`` with ``order="dual_first"``.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -127,8 +120,7 @@ def number_of_steps(trainer: Any) -> int | None:
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
 
-    Under manual optimization Lightning drops the keys ``monitor``, ``strict`` and
-    ``reduce_on_plateau`` of a scheduler. Here they become attributes of the scheduler, as
+    The keys that Lightning drops under manual optimization become attributes of the scheduler, as
     ``monitor`` is one of LightningCLI's ReduceLROnPlateau already.
     """
 

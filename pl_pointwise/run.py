@@ -167,12 +167,10 @@ class Run:
         return min(1.0, self.task.global_step / total) if total else 0.5  # A fit without an end.
 
     def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due, which Lightning leaves to the module.
+        """Steps the schedulers that are due, when Lightning would, which leaves it to the module.
 
-        When Lightning would: after a batch those by step, after the last one also those by epoch,
-        but on a plateau these after the epoch's validation.
-
-        epoch: how many there were; None takes the trainer's.
+        After a batch those by step, after the last one also those by epoch, but on a plateau these
+        after the epoch's validation. ``epoch``: how many there were; None takes the trainer's.
         """
         trainer = self.task.trainer
         for config in trainer.lr_scheduler_configs:
@@ -391,9 +389,6 @@ class Run:
         """Before a step; the first one after a resume goes on where the run stood.
 
         Returns: how much of the fit is done.
-
-        Raises:
-            TrainingError: the training loader stands elsewhere.
         """
         if self._restored is not None:
             self._go_on_within_epoch(batch_idx)

@@ -86,16 +86,15 @@ class Measured:
 class DualStep:
     """A dual step of one constraint, the same on every rank, on the CPU.
 
-    Rows are the R samples that stepped, columns the violation's; or one row for a constraint with
-    one multiplier, columns its sides.
+    All but the index are of one shape: (R, sides·K), of the R samples that stepped, or (1, sides).
     """
 
     index: Tensor | None  # (R,); None where the multiplier belongs to no sample
-    judged: Tensor  # (R, sides·K) or (1, sides): the violations that the step was taken on
-    mask: Tensor  # bool, of the same shape
-    before: Tensor  # λ, of the same shape
-    after: Tensor  # λ, of the same shape
-    followed: Tensor  # what the weights followed, of the same shape
+    judged: Tensor  # the violations that the step was taken on
+    mask: Tensor  # bool
+    before: Tensor  # λ
+    after: Tensor
+    followed: Tensor  # the violations that the weights followed
 
 
 def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
@@ -115,12 +114,7 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
 
 
 def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
-    """A piece with the masks of its terms; nobody carries anything in a row of padding.
-
-    Raises:
-        DataError: no index of whole numbers, or a mask that is not bool, or not of b rows.
-        ValueError: a mask of no term.
-    """
+    """A piece with the masks of its terms; nobody carries anything in a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
@@ -160,10 +154,6 @@ def terms_of(
 
     strict: whether strict values are asked for.
     evaluating: by the bounds of evaluation, and of an equality |ℓ − c|.
-
-    Raises:
-        ValueError: a constraint without values, or values of none.
-        DataError: values or masks of another shape.
     """
     objective = task.objective(outputs, micro.batch)
     given = task.constraint_values(outputs, micro.batch)
@@ -195,11 +185,7 @@ def terms_of(
 def judged_values(
     task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """By constraint what multipliers and reports go by: strict values, else ``values``.
-
-    Raises:
-        ValueError, DataError: strict values of another name or shape; of a CVaR.
-    """
+    """By constraint what multipliers and reports go by: strict values, else ``values``."""
     if not judges_strictly(task):
         return values
     with torch.no_grad(), replayed_random_state(task.device):
@@ -231,9 +217,6 @@ def violations_of(
     """Violations (b, sides·K) of values (b,) or (b, K) by constraint, and their masks, bool, alike.
 
     Zero where the mask is False. Of an equality the residual where its multiplier takes the sign.
-
-    Raises:
-        DataError: a mask of another number of columns than the values.
     """
     violations, masks = dict[str, Tensor](), dict[str, Tensor]()
     constraints = task.evaluation_constraints if evaluating else task.constraints
@@ -272,9 +255,6 @@ def pack(
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
-
-    lagrangian: of the micro-batch, a scalar.
-    strict: whether the multipliers follow others than the weights.
     """
     device = terms.objective.device
     # The first column is in the widest dtype, and torch converts the others to it.
@@ -326,10 +306,8 @@ def carries(mask: Tensor) -> Tensor:
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
 
-    In the violations' dtype: the default one is bfloat16 under ``bf16-true``.
-
-    With them a weighted sum over a side averages within each sample; divided by the number of
-    samples that carry the constraint, it is the mean of the side.
+    A sum over a side with them averages within each sample; divided by the number of samples that
+    carry the constraint, it is the side's mean. In the violations' dtype, under ``bf16-true`` too.
     """
     per_side = mask.shape[1] // sides
     if per_side == 1:
@@ -382,12 +360,9 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 def without_samples(
     task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
-    """The micro-batches with another sample, which counts nowhere, in the place of some.
+    """The micro-batches with another sample, which counts nowhere, in the place of ``left_out``.
 
-    So every rank forwards as many rows as before.
-
-    left_out: their index.
-    Returns: none where no sample is left.
+    So every rank forwards as many rows as before. None where no sample is left.
     """
     keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
     spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)

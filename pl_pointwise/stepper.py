@@ -107,11 +107,7 @@ class Stepper:
         return measured
 
     def log(self) -> None:
-        """Logs ``running/…``: of the step's batch, taken while the weights move.
-
-        For loggers and callbacks at the trainer's ``log_every_n_steps`` and at the end of an epoch;
-        for the progress bar, where there is one, at every step.
-        """
+        """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
         task, trainer, measured = self.task, self.task.trainer, self.measured
         bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
         monitored = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
@@ -154,9 +150,7 @@ class Stepper:
     ) -> Measured:
         """Accumulates the step's gradient, clipped; one gather and one copy bring what it measured.
 
-        Every rank's batch has the same number of rows: samplers of several ranks pad.
-
-        rows: how many, where no sample of this rank is left and it has no micro-batch.
+        rows: of every rank, where no sample of this one is left and it has no micro-batch.
         """
         task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
         task.optimizers().zero_grad()  # type: ignore[union-attr]

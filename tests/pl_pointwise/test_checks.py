@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -121,11 +120,6 @@ def test_parts_that_are_wrapped_as_a_whole_train() -> None:
     assert fit(Line(), loader(IndexedDataset(again))).multipliers.samples == 8
 
 
-def test_average_needs_no_index() -> None:
-    """One multiplier belongs to no sample."""
-    assert fit(Line(Average()), loader(Constant(8))).global_step == 2
-
-
 def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
     """Adds what a row lacks, wrongly: the position in the batch."""
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
@@ -235,20 +229,6 @@ def test_a_shared_entry_stays_whole_whatever_its_length(micro_batch_size: int | 
     torch.testing.assert_close(cut.multipliers["fit"], whole.multipliers["fit"])
 
 
-def test_tuples_within_a_batch_are_cut_in_their_parts() -> None:
-    class Paired(Line):
-        def forward(self, batch: Any) -> Tensor:
-            first, second = batch["pair"]
-            return super().forward({"x": first + second})
-
-    def with_pair(rows: list[Any]) -> dict[str, Any]:
-        batch = collate(rows)
-        return {**batch, "pair": [batch["x"], batch["x"] * 2]}
-
-    module = Paired(training=Training(micro_batch_size=1))
-    assert fit(module, loader(collate_fn=with_pair)).global_step == 2
-
-
 # Values without a gradient ----------------------------------------------------------------------
 
 
@@ -342,11 +322,6 @@ def test_impossible_training_is_refused(settings: Any, match: str) -> None:
     """gradient_clip_val=0 froze the weights while λ grew."""
     with pytest.raises(ValueError, match=match):
         Training(**settings)
-
-
-def test_training_of_another_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="is no Training: write Training"):
-        Line(training=Optimization())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("formulation", ["pointwise", Pointwise, {"fit": "average"}])
@@ -586,21 +561,6 @@ def test_a_formulation_must_keep_its_arguments() -> None:
 
     with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
         Line(Forgetful())
-
-
-def test_a_touched_file_is_the_same_data(tmp_path: Path) -> None:
-    """datasets' own fingerprint is of the file's time too."""
-    datasets = pytest.importorskip("datasets")
-    path = tmp_path / "rows.json"
-    path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    from pl_pointwise.data import fingerprint
-
-    def read() -> Any:
-        return datasets.Dataset.from_json(str(path), cache_dir=str(tmp_path))
-
-    first = read()
-    os.utime(path, (1, 1))
-    assert fingerprint(read()) == fingerprint(first)
 
 
 def test_checks_draw_nothing_from_the_random_state() -> None:

@@ -76,17 +76,13 @@ def test_good_checkpoint_resumes(good: Path) -> None:
     assert resume(good).trainer.global_step == 4
 
 
-def test_truncated_checkpoint_is_refused_by_name(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [True, False], ids=["cut off", "text"])
+def test_file_that_is_no_checkpoint_is_refused_by_name(
+    cut: bool, good: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "cut.ckpt"
-    path.write_bytes(good.read_bytes()[:-40])
+    path.write_bytes(good.read_bytes()[:-40] if cut else b"not a checkpoint")
     with pytest.raises(TrainingError, match=r"cut\.ckpt cannot be read.*Resume from another"):
-        resume(path)
-
-
-def test_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "other.ckpt"
-    path.write_bytes(b"not a checkpoint")
-    with pytest.raises(TrainingError, match=r"other\.ckpt"):
         resume(path)
 
 

@@ -279,11 +279,3 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form(alpha: Any) -
     assert float(module.w.detach()) == pytest.approx(least, abs=0.03)
     assert float(module.thresholds["above"]) == pytest.approx(numbers[3] - least, abs=0.03)
     assert float(module.multipliers["above"]) == pytest.approx(least + 1, rel=0.01)
-
-
-def test_cvar_at_level_zero_is_the_average_once_its_threshold_is_below_everyone() -> None:
-    numbers = Levels().a.numpy()
-    module = above(CVaR(level=0.0, threshold_lr=0.3, dual_lr=0.3), 100, 0.3)
-    assert float(module.w.detach()) == pytest.approx(numbers.mean(), abs=0.002)
-    assert float(module.multipliers["above"]) == pytest.approx(numbers.mean() + 1, abs=0.005)
-    assert float(module.thresholds["above"]) <= numbers.min() - numbers.mean()

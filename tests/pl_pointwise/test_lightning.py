@@ -26,7 +26,6 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
-    ModelPruning,
     OnExceptionCheckpoint,
     RichProgressBar,
     Timer,
@@ -196,25 +195,6 @@ def test_weight_averaging_keeps_the_multipliers_of_the_run(plain: Toy) -> None:
         assert torch.equal(module.multipliers[name], table)
 
 
-class Backbone(ByDefault):
-    """A head on a backbone with a BatchNorm."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        del self.first, self.last
-        self.backbone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).double()
-        self.head = torch.nn.Linear(4, 1).double()
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.head(self.backbone(batch["x"]))[:, 0]
-
-
-def test_pruning_holds() -> None:
-    module = Backbone(Pointwise())
-    run(module, callbacks=[ModelPruning("l1_unstructured", [(module.head, "weight")], amount=0.5)])
-    assert int((module.head.weight == 0).sum()) >= 2
-
-
 def test_gradients_of_recomputed_activations_are_the_same(plain: Toy) -> None:
     class Recomputed(Toy):
         def forward(self, batch: Any) -> Tensor:
@@ -270,18 +250,6 @@ def test_a_sampler_with_replacement_steps_a_multiplier_once_a_step() -> None:
     step = module.dual_steps["fit"]
     assert step.index is not None
     assert sorted(step.index.tolist()) == sorted(set(seen.batches[-1][1]))
-
-
-def test_a_batch_sampler_of_the_users_decides_the_steps() -> None:
-    class ByLength:
-        def __iter__(self) -> Iterator[list[int]]:
-            yield from ([0, 1], [2, 3, 4], [5, 6, 7, 8])
-
-        def __len__(self) -> int:
-            return 3
-
-    batches = DataLoader(IndexedDataset(ROWS), collate_fn=stack, batch_sampler=ByLength())  # type: ignore[arg-type]
-    assert run(loaders=batches).trainer.global_step == 6
 
 
 class Stream(IterableDataset[Any]):
@@ -497,17 +465,6 @@ def test_a_name_of_ours_is_refused_where_it_is_set() -> None:
         NameOfOurs(Pointwise())
 
 
-def test_names_of_ones_own_do_not_end_the_fit(plain: Toy) -> None:
-    class Names(Toy):
-        def __init__(self, formulation: Any) -> None:
-            super().__init__(formulation)
-            self.checks, self.order, self.primal_steps = [1], "x", "y"  # type: ignore[assignment]
-
-    module = run(Names(Pointwise(alpha=1.0, dual_lr=1.0)))
-    assert_identical_run(module, plain)
-    assert module.checks == [1]
-
-
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     class Around(Toy):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -518,15 +475,6 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     module = run(Around(Pointwise(alpha=1.0, dual_lr=1.0)))
     assert_identical_run(module, plain)
     assert "mine" in module.trainer.callback_metrics
-
-
-def test_a_list_of_loaders_trains_statistics_of_the_batch() -> None:
-    module = run(Toy(Average()), [loader(), loader()])
-    assert module.trainer.global_step == 6
-    assert module.measured is not None
-    assert len(module.measured.index) == 6
-    with pytest.raises(TrainingError, match="map-style data set"):
-        run(loaders=[loader(), loader()])
 
 
 @pytest.mark.parametrize("schedule", [{0: 2}, {1: 2}])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.optimize import lsq_linear, minimize
 
-from pl_pointwise import Formulation, Penalty, Pointwise, Relaxed
+from pl_pointwise import Formulation, Penalty, Relaxed
 
 SAMPLES, SIZE = 12, 4
 generator = np.random.default_rng(0)
@@ -101,20 +101,3 @@ def test_a_squared_hinge_stops_short_by_half_the_multiplier_over_its_weight() ->
     active = multipliers > 1e-3
     short = violations(squared_hinge(1e5, solution))[active]
     assert short == pytest.approx(multipliers[active] / (2 * 1e5), rel=0.02)
-
-
-def test_pointwise_comes_to_the_constrained_optimum_and_its_multipliers() -> None:
-    solution, expected = constrained()
-    formulation = Pointwise(alpha=1000.0, dual_lr=2000.0)
-    multipliers = torch.zeros(SAMPLES, dtype=torch.float64)
-
-    def loss(x: np.ndarray) -> float:
-        psi = formulation.lagrangian(torch.tensor(violations(x)), multipliers)
-        return f(x) + psi.mean().item()
-
-    theta = c
-    for _ in range(60):
-        theta = minimize(loss, theta, method="BFGS").x
-        multipliers = formulation.ascend(torch.tensor(violations(theta)), multipliers)
-    assert np.abs(theta - solution).max() < 1e-4
-    assert multipliers.numpy() == pytest.approx(expected, abs=0.01 * expected.max())
