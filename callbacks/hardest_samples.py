@@ -25,9 +25,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from pl_pointwise.data import plain_fields, text_of
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
-from pl_pointwise.rows import plain_fields, text_of
 
 from .last_violations import LastViolations, MeanViolations
 from .run_folder import RunFolder

@@ -283,7 +283,6 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
-            _flush_folder(target.parent)
         except (OSError, RuntimeError) as error:  # torch.save wraps those of the file.
             with suppress(OSError):
                 part.unlink()
@@ -335,13 +334,3 @@ def _verify(path: str) -> None:
             damaged = next(iter(odd), None) or archive.testzip()
         if damaged is not None:
             raise BadZipFile(f"check sum of {damaged}")
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes a renaming in ``folder`` outlast a loss of power, where folders can be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

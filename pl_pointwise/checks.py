@@ -172,10 +172,9 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
     if within and not hasattr(loader, "load_state_dict"):
         warn(
             task,
-            "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be "
-            f"resumed: {type(loader).__name__} does not know its position. Use "
-            "PointwiseDataModule or another loader with state_dict and load_state_dict, or save at "
-            "the end of epochs.",
+            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
+            f"a {type(loader).__name__}. Use PointwiseDataModule or another loader with "
+            "state_dict and load_state_dict, or save at the end of epochs.",
         )
 
 
@@ -317,9 +316,8 @@ class FirstSteps:
             if has_multipliers_per_sample(task) and fingerprint(dataset) != self._fingerprint:
                 raise TrainingError(
                     f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
-                    "another training set, or another order of it, and multipliers belong to "
-                    "samples. Keep the data as they are, or leave "
-                    "reload_dataloaders_every_n_epochs out; new data need a fit of their own."
+                    "another training set or order, and multipliers belong to samples. Keep the "
+                    "data, or leave reload_dataloaders_every_n_epochs out."
                 )
             self._watch(task, dataset)
         elif self._begun or self._visited is None:
@@ -343,9 +341,8 @@ class FirstSteps:
             method = "objective()" if is_objective else "constraint_values()"
             raise TrainingError(
                 f"{term}: its values carry no gradient, so it would not be trained. In {method} "
-                "and forward(), look for torch.no_grad(), .detach(), .item(), an argmax, a "
-                "rounding or a comparison, or a part of the network that is frozen. What is only "
-                "to be measured belongs in evaluation_metrics()."
+                "and forward(), look for torch.no_grad(), .detach(), an argmax, a comparison, or a "
+                "frozen part. What is only to be measured belongs in evaluation_metrics()."
             )
 
     def check(self, task: Task, measured: Measured) -> None:
@@ -355,10 +352,9 @@ class FirstSteps:
         if self._first and measured.gradient_norm == 0:
             warn(
                 task,
-                "First step: the gradient is 0 for every trained weight. That is right where all "
-                "constraints are satisfied and the objective is at its minimum. Else check that "
-                "forward() uses the trained weights and that no activation is dead; 4-bit weights "
-                "on a CPU lose their gradient in an evaluation pass.",
+                "First step: the gradient is 0 for every trained weight. Unless all constraints "
+                "are satisfied and the objective is at its minimum, check that forward() uses the "
+                "trained weights; 4-bit weights on a CPU lose their gradient in evaluation.",
             )
         self._first, self.watched = False, self._visited is not None
 

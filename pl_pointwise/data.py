@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,7 +20,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
 from .random_state import generator_states
-from .rows import plain_fields
 from .sampler import Drawing
 from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
@@ -137,8 +137,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 raise DataError(
                     f"This checkpoint stopped after {self.position} batches of an epoch, of "
                     f"{resumed['global_batch_size']} samples over all ranks; now a batch has "
-                    f"{self._global_batch_size}. Set the batch size so that batches are the same, "
-                    "or resume from the end of an epoch."
+                    f"{self._global_batch_size}. Set the same, or resume from an epoch's end."
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
@@ -346,3 +345,33 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
         known = [part for part in parts if part is not None]
         return [text for part in known for text in part] if len(known) == len(parts) else None
     return None
+
+
+def plain_fields(row: Any) -> dict[str, str]:
+    """The fields of a row that :func:`text_of` has words for.
+
+    Those of a row without names are called "0", "1", ….
+    """
+    if hasattr(row, "_asdict"):
+        row = row._asdict()
+    if not isinstance(row, Mapping):
+        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
+    texts = {str(name): text_of(value) for name, value in row.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def text_of(value: Any) -> str | None:
+    """A text, a number, a short vector, or what an array is; None of anything else."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.item() if not value.ndim else value
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= 16:
+            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
+            return ", ".join(map(written.format, value.tolist()))
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, int)) else None

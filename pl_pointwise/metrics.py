@@ -15,27 +15,13 @@ import torch
 from torch import Tensor
 
 
-def pool(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The elements that count, as one flat row in float32 or wider.
+def pool(values: Tensor) -> Tensor:
+    """Values of any shape as one flat row in float32 or wider: float64 stays float64.
 
-    values: any shape, (B,) or (B, K) for the violations of one constraint.
-    mask: bool, the shape of ``values`` or its leading dimensions; True counts. None: all of them.
-
-    Raises:
-        ValueError: a mask that is not bool, or whose shape does not fit.
-
-    >>> pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([False, True]))
-    tensor([3., 4.])
+    >>> pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([1., 2., 3., 4.])
     """
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    if mask is None:
-        return values.reshape(-1)
-    if mask.dtype != torch.bool or mask.shape != values.shape[: mask.dim()]:
-        raise ValueError(
-            f"The mask must be bool with the shape of the values {tuple(values.shape)} or their "
-            f"leading dimensions, got {mask.dtype} {tuple(mask.shape)}."
-        )
-    return values[mask].reshape(-1)
+    return values.to(torch.promote_types(values.dtype, torch.float32)).reshape(-1)
 
 
 def cvar(values: Tensor, level: float = 0.95) -> Tensor:

@@ -167,8 +167,7 @@ class Multipliers(Mapping[str, Tensor]):
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. Give the same number of columns in every batch, and mark missing ones "
-                "in membership(). If the constraint has changed, start its multipliers again with "
+                f"{shape}. Mark missing columns in membership(); for another constraint call "
                 f"module.multipliers.reset({name!r})."
             )
         return table

@@ -410,10 +410,9 @@ class Run:
         if batch_idx and (unused or not stands or not hasattr(loader, "load_state_dict")):
             raise TrainingError(
                 f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
-                "DataLoader cannot continue there: it would repeat some samples and leave out "
-                "others. Use PointwiseDataModule or another loader with state_dict and "
-                "load_state_dict, do not read trainer.estimated_stepping_batches, or resume from "
-                "the end of an epoch."
+                "DataLoader cannot continue there. Use PointwiseDataModule or another loader with "
+                "state_dict and load_state_dict, do not read trainer.estimated_stepping_batches, "
+                "or resume from the end of an epoch."
             )
 
 

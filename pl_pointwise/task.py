@@ -11,6 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -19,7 +20,6 @@ from torchmetrics import Metric
 from .errors import TrainingError
 from .formulations import Formulation
 from .optimizers import Training
-from .rows import take_rows
 
 log = logging.getLogger(__name__)
 
@@ -211,3 +211,33 @@ def log_of_all_ranks(
     """Logs values of an epoch that every rank has alike: by their largest, as a mean may round."""
     ranks = module.trainer.world_size > 1
     module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
+
+
+def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
+    """The given rows of a batch, a mapping with ``index``, (B,).
+
+    What all samples share stays whole. A tensor, array, list or tuple of length B has a row for
+    each sample; mappings, and lists and tuples of another length, are followed.
+
+    rows: (R,) positions in the batch, on the CPU.
+    """
+    size = len(batch["index"])
+    return {key: _take(value, rows, size) for key, value in batch.items()}
+
+
+def _take(value: Any, rows: Tensor, size: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _take(entry, rows, size) for key, entry in value.items()}
+    if isinstance(value, (Tensor, np.ndarray)):
+        if not value.ndim or len(value) != size:
+            return value
+        return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
+    if not isinstance(value, (list, tuple)):
+        return value
+    if len(value) == size:
+        taken = [value[position] for position in rows.tolist()]
+    else:
+        taken = [_take(entry, rows, size) for entry in value]
+    if isinstance(value, list):
+        return taken
+    return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)

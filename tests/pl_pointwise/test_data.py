@@ -19,7 +19,7 @@ from pl_pointwise.data import (
     fingerprint,
 )
 from pl_pointwise.errors import DataError
-from pl_pointwise.rows import take_rows
+from pl_pointwise.task import take_rows
 from tests.pl_pointwise.toy import ToyData, ToyRows, stack
 
 

@@ -25,7 +25,6 @@ from pl_pointwise.evaluation import Evaluation
 from pl_pointwise.metrics import (
     cvar,
     empirical_cdf,
-    pool,
     quantiles,
     violation_statistics,
 )
@@ -151,14 +150,6 @@ def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
         assert empirical_cdf(values, torch.zeros(2)).isnan().all()
     assert list(statistics) == KEYS
     assert all(statistic.isnan() for statistic in statistics.values())
-
-
-def test_a_mask_says_which_elements_of_a_vector_count() -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    elements = torch.tensor([[True, False, True], [False, False, True]])
-    assert pool(values, elements).tolist() == [1, 3, 6]
-    assert pool(values, torch.tensor([False, True])).tolist() == [4, 5, 6]
-    assert pool(values).tolist() == [1, 2, 3, 4, 5, 6]
 
 
 # What each of two ranks sees, batch by batch: uneven, overlapping, one empty, both, and a rank
