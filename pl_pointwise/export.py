@@ -25,6 +25,7 @@ from .errors import TrainingError
 from .extras import MissingPackageError
 from .model_card import card_facts
 from .module import PointwiseModule
+from .task import notes_of
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,8 @@ def export(
     folder = output or run / "export"
     _refuse_other_files(folder)
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    module.notes.checkpoint = Path(checkpoint).name
-    module.notes.facts = dict(facts or {})
+    notes_of(module).checkpoint = Path(checkpoint).name
+    notes_of(module).facts = dict(facts or {})
     written: Path = module.export(folder)
     return written
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from .certificates import certify
 from .extras import needs
 from .metrics import quantiles
+from .task import notes_of
 
 if TYPE_CHECKING:
     from .module import PointwiseModule
@@ -63,7 +64,7 @@ def write_card(
         pipeline_tag=pipeline_tag,
         tags=["pl-pointwise", "constrained-fine-tuning"],
         model_name=name,
-        **module.notes.facts,
+        **notes_of(module).facts,
     )
     card = ModelCard.from_template(
         data,
@@ -74,7 +75,7 @@ def write_card(
         requirements=_requirements(module),
         multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
-        certificate=module.notes.certificate,
+        certificate=notes_of(module).certificate,
         held_out=[_held_out(module, stage) for stage in module.evaluated if stage != NOT_HELD_OUT],
         none_yet=NONE_YET,
         training=_training(module),
@@ -139,7 +140,7 @@ def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
             known["violated_samples"] = known.pop("violated")
         cells = [_cells(known[key])[0] if key in known else "" for key in STATISTICS]
         lines.append([name, *cells])
-        if module.notes.certificate is not None:
+        if notes_of(module).certificate is not None:
             continue  # It says what holds, the choice of the model included.
         try:
             statements.append((name, certify(found.worst()).statement()))
@@ -183,7 +184,7 @@ def _training(module: PointwiseModule) -> dict[str, str]:
             "optimizer": "; ".join(optimizers),
         }
     facts |= {
-        "weights of the checkpoint": module.notes.checkpoint,
+        "weights of the checkpoint": notes_of(module).checkpoint,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
         "samples left out, not finite": str(module._run.stepper.left_out),
         "steps skipped": str(module._run.stepper.skipped_steps),

@@ -103,7 +103,6 @@ class PointwiseModule(Task):
         pull_shares: how much of each constraint's pull is its multipliers'.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
-        notes: what others know of the model, for its card among other things.
     """
 
     multipliers: Multipliers = _held_by("_duals", "multipliers")
@@ -140,7 +139,7 @@ class PointwiseModule(Task):
         self.formulations = formulations_from(formulation, self.constraints)
         self.training_settings = deepcopy(from_plain(Training, training))
 
-        self.notes = Notes()
+        self._notes = Notes()
         self._duals = Duals(self)
         self._stepper = Stepper(self, self._duals)
         self._evaluator = Evaluator(self)

@@ -119,6 +119,7 @@ class Task(LightningModule):
     formulations: dict[str, Formulation]
     training_settings: Training
     trainer: Any
+    _notes: Notes
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
@@ -192,6 +193,11 @@ class Task(LightningModule):
             TypeError: the task has no export.
         """
         raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
+
+
+def notes_of(task: Task) -> Notes:
+    """What others noted of a model, to be read and written."""
+    return task._notes
 
 
 def judges_strictly(task: Task) -> bool:

@@ -48,6 +48,7 @@ from pl_pointwise.requirements.samples import (
     read_samples,
     require_same_bounds,
 )
+from pl_pointwise.task import notes_of
 
 from .again import Again
 from .loggers import on_first_rank
@@ -156,7 +157,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     before = None
     if _paired(comparison):
         old, checkpoint = _predecessor(comparison)
-        old.model.notes.confidential = True
+        notes_of(old.model).confidential = True
         before = samples_by(old, checkpoint, selection=True)
     measured = [_measured(comparison, run, before) for run in runs]
     _check_alike(runs)
@@ -287,7 +288,7 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    cli.model.notes.certificate = found.statement()
+    notes_of(cli.model).certificate = found.statement()
     tested = torch.load(run.folder / TESTED, weights_only=True)
     for stage, by_constraint in tested.items():
         cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}

@@ -51,6 +51,7 @@ from pl_pointwise.requirements.samples import (
     samples_of,
     write_samples,
 )
+from pl_pointwise.task import notes_of
 
 from .loggers import end_runs, name_runs, on_first_rank
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
@@ -257,7 +258,7 @@ def evaluate(cli: PointwiseCLI, run: Run) -> tuple[dict[str, float], dict[str, f
         cli.trainer.validate(cli.model, cli.datamodule, **read)
         found = {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
         cli.trainer.loggers, cli.trainer.callbacks = [], []  # type: ignore[attr-defined]
-        cli.model.notes.confidential = True
+        notes_of(cli.model).confidential = True
     cli.trainer.test(cli.model, cli.datamodule, **read)
     found |= {name: float(v) for name, v in cli.trainer.callback_metrics.items()}
     objective = {
