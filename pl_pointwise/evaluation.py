@@ -60,50 +60,6 @@ class SampleValues:
     value: Tensor  # (n,)
 
 
-class MeanBySample(Metric):
-    """The mean over samples of one value each, kept with the index of its sample; NaN of none.
-
-    A metric that a requirement can be about, where its values are within [0, 1]. A sample that
-    several batches or ranks brought counts once. ``higher_is_better``: None for neither.
-    """
-
-    full_state_update = False
-    higher_is_better: bool | None = None
-    index: list[Tensor]
-    value: list[Tensor]
-
-    def __init__(self, higher_is_better: bool | None = None) -> None:
-        super().__init__()
-        if higher_is_better is not None:
-            # The attribute of the class is one that torchmetrics does not let an object set.
-            vars(self)["higher_is_better"] = higher_is_better
-        self.add_state("index", default=[], dist_reduce_fx="cat")
-        self.add_state("value", default=[], dist_reduce_fx="cat")
-
-    def update(self, index: Tensor, value: Tensor) -> None:
-        """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
-        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
-        index = index.to(value.device)
-        self.index.append(index[index >= 0])
-        self.value.append(value[index >= 0])
-
-    def compute(self) -> Tensor:
-        """The mean, the same on every rank."""
-        return self._samples().value.mean().float().to(self.device)
-
-    def samples(self) -> SampleValues:
-        """The values themselves. A collective: every rank calls it."""
-        with self.sync_context():
-            return self._samples()
-
-    def _samples(self) -> SampleValues:
-        if not len(self.index):  # Never updated.
-            return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
-        index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
-        kept = _first_of_each(index)
-        return SampleValues(index[kept], value[kept])
-
-
 class ViolationsBySample(Metric):
     """Collects violations with the index of their samples, over all ranks.
 
@@ -145,12 +101,18 @@ class ViolationsBySample(Metric):
             return self._samples()
 
     def _samples(self) -> SampleViolations:
+        if not len(self.index):  # Never updated.
+            empty = torch.zeros(0, self.sides)
+            return SampleViolations(empty[:, 0].long(), empty, empty.bool())
         index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
         dtype = torch.float64 if self.wide else torch.float32
         value = dim_zero_cat(self.value).cpu().to(dtype)
         width = int(column.max()) // self.sides + 1 if len(column) else 1
         key = index * width * self.sides + column
-        kept = _first_of_each(key)
+        order = key.argsort(stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[1:] = key[order][1:] != key[order][:-1]
+        kept = order[first]  # Of each sample and element once.
         samples, row = index[kept].unique(return_inverse=True)
         place = column[kept] % self.sides * width + column[kept] // self.sides
         violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
@@ -159,12 +121,34 @@ class ViolationsBySample(Metric):
         return SampleViolations(samples, violation, mask)
 
 
-def _first_of_each(keys: Tensor) -> Tensor:
-    """Positions of the first occurrence of each key, in the order of the keys."""
-    order = keys.argsort(stable=True)
-    first = torch.ones_like(order, dtype=torch.bool)
-    first[1:] = keys[order][1:] != keys[order][:-1]
-    return order[first]
+class MeanBySample(ViolationsBySample):
+    """The mean over samples of one value each, kept with the index of its sample; NaN of none.
+
+    A metric that a requirement can be about, where its values are within [0, 1]. A sample that
+    several batches or ranks brought counts once. ``higher_is_better``: None for neither.
+    """
+
+    higher_is_better: bool | None = None
+
+    def __init__(self, higher_is_better: bool | None = None) -> None:
+        super().__init__()
+        if higher_is_better is not None:
+            # The attribute of the class is one that torchmetrics does not let an object set.
+            vars(self)["higher_is_better"] = higher_is_better
+
+    def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
+        """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
+        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
+        super().update(index, value[:, None], (index >= 0).to(value.device)[:, None])
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        """The mean, the same on every rank."""
+        return self._samples().pooled().mean().float().to(self.device)
+
+    def samples(self) -> SampleValues:  # type: ignore[override]
+        """The values themselves. A collective: every rank calls it."""
+        found = super().samples()
+        return SampleValues(found.index, found.pooled())
 
 
 class Evaluation:

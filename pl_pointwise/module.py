@@ -186,14 +186,6 @@ class PointwiseModule(Task):
         by_step = {"scheduler": schedule, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": by_step}  # type: ignore[return-value]
 
-    def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
-
-        Raises:
-            TrainingError: the run has no end.
-        """
-        return self._run.number_of_steps()
-
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> Any:

@@ -119,7 +119,7 @@ class Run:
         self.total_steps = number_of_steps(trainer)
         optimization = task.training_settings.optimization
         if optimization.schedule != "constant" or optimization.warmup_ratio:
-            self.number_of_steps()
+            task.number_of_steps()
         dataset = training_set(task)
         self._limit_loader()
         self.duals.start(dataset, self._restored)
@@ -137,16 +137,6 @@ class Run:
             loader.limit = min(len(loader), self.task.trainer.num_training_batches)
 
     # Learning rates -----------------------------------------------------------------------------
-
-    def number_of_steps(self) -> int:
-        """Of the whole run, which must have an end."""
-        steps = number_of_steps(self.task.trainer)
-        if steps is None:
-            raise TrainingError(
-                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
-                'take schedule="constant" without a warm-up.'
-            )
-        return steps
 
     def factor(self, step: int) -> float:
         """Of the peak learning rate, as ``transformers.get_scheduler`` has it."""

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from .errors import TrainingError
 from .formulations import Formulation
-from .optimizers import Training
+from .optimizers import Training, number_of_steps
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,20 @@ class Task(LightningModule):
     def select(self, batch: Any, rows: Tensor) -> Any:
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
         return take_rows(batch, rows)
+
+    def number_of_steps(self) -> int:
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
+
+        Raises:
+            TrainingError: the run has no end.
+        """
+        steps = number_of_steps(self.trainer)
+        if steps is None:
+            raise TrainingError(
+                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
+                'take schedule="constant" without a warm-up.'
+            )
+        return steps
 
     # Evaluation and export ----------------------------------------------------------------------
 
