@@ -270,25 +270,17 @@ def check_index(dataset: Any) -> None:
 
 
 class FirstSteps:
-    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch.
-
-    Attributes:
-        unproven: terms of which no sample has been seen yet.
-        watched: whether :meth:`check` has anything to check.
-    """
+    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch."""
 
     def __init__(self) -> None:
-        self.unproven: set[str] = set()
-        self.watched = False
-        self._loader: Any = None
-        """The training loader that was checked."""
-        self._fingerprint: str | None = None
-        """Of the training set that the multipliers belong to."""
+        self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
+        self.watched = False  # Whether :meth:`check` has anything to check.
+        self._loader: Any = None  # The training loader that was checked.
+        self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
         self._first = False
+        # bool (N,): samples that this epoch has visited, in the first one of a loader.
         self._visited: np.ndarray[Any, Any] | None = None
-        """bool (N,): samples that this epoch has visited, in the first one of a loader."""
-        self._begun = False
-        """Whether the loader has begun an epoch."""
+        self._begun = False  # Whether the loader has begun an epoch.
 
     def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
         """A fit starts.

@@ -115,12 +115,10 @@ class ResumableDataLoader(DataLoader[Any]):
             generator=torch.Generator().manual_seed(sampler.seed),
         )
         sampler.draws_by_sample = num_workers > 0
-        self.position = 0
-        """Batches handed out in the current epoch."""
+        self.position = 0  # Batches handed out in the current epoch.
+        # The generators' states while a batch is fetched: a resume may have to fetch it again.
         self.before_fetch: tuple[Any, Any, Tensor] | None = None
-        """The generators' states while a batch is fetched: a resume may have to fetch it again."""
-        self.limit: float = len(self)
-        """Batches of an epoch; fewer than there are where the trainer limits them."""
+        self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
     @property

@@ -203,13 +203,12 @@ class PullShares:
     """
 
     def __init__(self) -> None:
+        # The epoch that the sums are of: told by the steps, since a resume skips hooks.
         self._number = -1
-        """The epoch that the sums are of: told by the steps, since a resume skips hooks."""
+        # By constraint, (8,): of |p|, |p| by multipliers, |p| on satisfied entries, entries,
+        # violated ones, their violation, |λ| before the dual step and after it.
         self._epoch: dict[str, Tensor] = {}
-        """By constraint, (8,): of |p|, |p| by multipliers, |p| on satisfied entries, entries,
-        violated ones, their violation, |λ| before the dual step and after it."""
-        self._deepest: dict[str, float] = {}
-        """Of the epochs before: the largest mean of (v)₊."""
+        self._deepest: dict[str, float] = {}  # Of the epochs before: the largest mean of (v)₊.
 
     def add(
         self,

@@ -54,30 +54,22 @@ warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_t
 
 
 class Run:
-    """The parts of Lightning's hooks that are the base module's, and what they need to know.
-
-    Attributes:
-        total_steps: of the whole run; None before a fit and where it has no end.
-        steps_of_checkpoint: after how many steps the one that was loaded was saved; for its card.
-        arguments_left_out: of the module, those that have no plain form, with their types.
-        hooks_running: see own_hooks.py.
-    """
+    """The parts of Lightning's hooks that are the base module's, and what they need to know."""
 
     def __init__(self, task: Task, duals: Duals, stepper: Stepper, evaluator: Evaluator) -> None:
         self.task, self.duals, self.stepper, self.evaluator = task, duals, stepper, evaluator
-        self.total_steps: int | None = None
-        self.steps_of_checkpoint = 0
-        self.arguments_left_out: dict[str, str] = {}
-        self.hooks_running: set[str] = set()
+        self.total_steps: int | None = None  # Of the run; None before a fit and without an end.
+        self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
+        self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
+        self.hooks_running: set[str] = set()  # See own_hooks.py.
+        # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
-        """What a checkpoint says, until the first step after it."""
+        # That of the last step, where a fit has ended that may be saved, and prolonged, later.
         self._random_state_at_end: dict[str, Any] | None = None
-        """That of the last step, where a fit has ended that may be saved, and prolonged, later."""
+        # Before an evaluation that may come; and of one within the fit, that before it.
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
-        """The random state during an evaluation within the fit: that before it."""
-        self._epoch_is_open = False
-        """Whether the end of an epoch is still to come, with what is due then."""
+        self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
 
     # The start of a fit -------------------------------------------------------------------------
 

@@ -48,10 +48,8 @@ class PointwiseSampler(DistributedSampler[Any]):
             seed=seed,
         )
         self.strata = None if strata is None else torch.as_tensor(strata)
-        self.skip = 0
-        """Positions of this rank to leave out at the start of the next iteration only."""
-        self.draws_by_sample = False
-        """Whether positions tell a loader's worker what their rows draw; see :class:`Drawing`."""
+        self.skip = 0  # Positions of this rank to leave out in the next iteration only.
+        self.draws_by_sample = False  # Whether a worker's rows draw by sample; see Drawing.
 
     def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""

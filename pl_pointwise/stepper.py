@@ -19,7 +19,7 @@ from .batch_statistic import Slope
 from .checks import FirstSteps
 from .data import PADDING
 from .duals import Duals
-from .errors import DataError, explain_gradient_errors
+from .errors import explain_gradient_errors
 from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
@@ -43,25 +43,16 @@ from .task import Task, judges_strictly, warn
 
 
 class Stepper:
-    """Steps the weights of a task and the multipliers of its constraints.
-
-    Attributes:
-        measured: what the last step measured, of all ranks; None before the first.
-        dual_steps: the dual step it ended in, by constraint; empty where it took none.
-        left_out: samples left out of a step so far because a value was not finite.
-        skipped_steps: steps skipped so far because the gradient was not finite, or no sample was
-            left; ``taken_now`` and ``skipped_now`` of this epoch.
-        first_steps: what the fit has yet to show.
-        buffers: those that a forward pass changes.
-    """
+    """Steps the weights of a task and the multipliers of its constraints."""
 
     def __init__(self, task: Task, duals: Duals) -> None:
         self.task, self.duals = task, duals
         self.strict = judges_strictly(task)
-        self.measured: Measured | None = None
-        self.dual_steps: dict[str, DualStep] = {}
-        self.left_out = self.skipped_steps = 0
-        self.taken_now = self.skipped_now = 0
+        self.measured: Measured | None = None  # Of the last step, of all ranks.
+        self.dual_steps: dict[str, DualStep] = {}  # That it ended in, by constraint.
+        self.left_out = 0  # Samples left out so far because a value was not finite.
+        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
+        self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
         self.buffers = Buffers()
         self._layout: Layout = {}
@@ -166,15 +157,7 @@ class Stepper:
                     self.first_steps.require_gradients(task, terms)
                 multipliers = duals.rows(micro.index, terms)
                 loss = self._lagrangian(terms, multipliers, counts)
-                table, layout = pack(micro.index, terms, multipliers, loss, self.strict)
-                for (kind, name), width in layout.items():
-                    if kind == "followed" and self._layout.get((kind, name), width) != width:
-                        raise DataError(
-                            f'Constraint "{name}": {width} columns in this batch, '
-                            f"{self._layout[kind, name]} before. Give the same number in every "
-                            "batch and mark missing ones in membership()."
-                        )
-                self._layout = layout
+                table, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
                 packed.append(table)
                 if on_batch:
                     slopes = slopes or duals.slopes([terms], counts, task.device)
@@ -381,14 +364,10 @@ class Stepper:
 
 
 class Buffers:
-    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step.
-
-    Attributes:
-        changing: their names; None until :meth:`settle` has found them, in an epoch's first step.
-    """
+    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
 
     def __init__(self) -> None:
-        self.changing: set[str] | None = None
+        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
         self._kept: dict[str, Tensor] = {}
 
     def keep(self, module: nn.Module) -> None:
