@@ -264,17 +264,6 @@ def test_what_is_only_measured_needs_no_gradient() -> None:
     assert fit(WithoutGradient("no objective")).global_step == 2
 
 
-def test_a_term_is_judged_when_a_sample_carries_it() -> None:
-    class Late(WithoutGradient):
-        def membership(self, batch: Any) -> dict[str, Tensor]:
-            return {"fit": batch["index"] == 7}
-
-    module = Late("fit")
-    with pytest.raises(TrainingError, match='Constraint "fit"'):
-        fit(module)
-    assert module.global_step == 1
-
-
 def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
     """4-bit weights on a CPU: all gradients were 0, and the run ended normally."""
 
@@ -297,7 +286,6 @@ def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
     [
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"warmup_ratio": 10}, "at least 0 and at most 1"),
-        ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"learning_rate": "1e-4"}, "must be a number"),
     ],
 )
@@ -313,7 +301,6 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
     [
         ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
         ({"micro_batch_size": 2.5}, "a number, whole"),
-        ({"micro_batch_size": 0}, "at least 1"),
         ({"order": "dual-first"}, "Did you mean 'dual_first'"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
     ],
@@ -420,7 +407,6 @@ class Scheduled(Line):
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"max_epochs": 3}, 12),
         ({"max_epochs": 3, "limit_train_batches": 3}, 9),
         ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
         ({"max_epochs": 3, "max_steps": 5}, 5),

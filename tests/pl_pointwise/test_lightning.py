@@ -34,7 +34,7 @@ from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from pl_pointwise import Average, Constraint, Pointwise, PointwiseModule
 from pl_pointwise.data import IndexedDataset
@@ -195,17 +195,6 @@ def test_weight_averaging_keeps_the_multipliers_of_the_run(plain: Toy) -> None:
         assert torch.equal(module.multipliers[name], table)
 
 
-def test_gradients_of_recomputed_activations_are_the_same(plain: Toy) -> None:
-    class Recomputed(Toy):
-        def forward(self, batch: Any) -> Tensor:
-            inner = super().forward
-            found = torch.utils.checkpoint.checkpoint(inner, batch, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
-
-    assert_identical_run(run(Recomputed(Pointwise(alpha=1.0, dual_lr=1.0))), plain)
-
-
 def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
     """The compiler took the whole step, backward pass and all, and failed inside itself."""
     module = toy()
@@ -234,22 +223,6 @@ def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
     run(module, fast_dev_run=True)
     assert module.trainer.global_step == 1
     assert "val" in module.violations
-
-
-def test_a_sampler_with_replacement_steps_a_multiplier_once_a_step() -> None:
-    """A sample that a batch has twice weighs twice in the means, and takes one dual step."""
-    seen = Seen()
-    sampler = WeightedRandomSampler(
-        [8.0] + [1.0] * 8, 9, generator=torch.Generator().manual_seed(0)
-    )
-    module = run(loaders=loader(sampler=sampler), callbacks=[seen], max_epochs=1)
-    assert any(len(set(index)) < len(index) for _, index in seen.batches)
-    visited = torch.zeros(9, dtype=torch.bool)
-    visited[[i for _, index in seen.batches for i in index]] = True
-    assert not module.multipliers["fit"][~visited].any()
-    step = module.dual_steps["fit"]
-    assert step.index is not None
-    assert sorted(step.index.tolist()) == sorted(set(seen.batches[-1][1]))
 
 
 class Stream(IterableDataset[Any]):
@@ -334,20 +307,6 @@ def test_checkpoints_by_what_is_logged(plain: Toy, tmp_path: Path) -> None:
     twin = Toy.load_from_checkpoint(next((tmp_path / "b").iterdir()), learning_rate=0.9)
     assert twin.learning_rate == 0.9
     assert twin.multipliers["fit"].any()
-
-
-@pytest.mark.parametrize("stage", ["test", "validate"])
-def test_results_may_be_changed_in_place(stage: str) -> None:
-    """They were inference tensors: "Inplace update to inference tensor outside InferenceMode"."""
-    module = toy()
-    getattr(trainer(), stage)(module, data(), verbose=False)
-    for by_name in module.violations.values():
-        for values in by_name.values():
-            assert values.clamp_(min=0).min() >= 0
-    for found in (f for by_name in module.evaluated.values() for f in by_name.values()):
-        found.violation.clamp_(min=0)
-        found.index.add_(1)
-        found.mask.logical_not_()
 
 
 class Slopes(Toy):
