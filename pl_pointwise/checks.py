@@ -70,19 +70,9 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
         "norm.",
     ),
     (
-        lambda task: isinstance(task.trainer.strategy, FSDPStrategy),
-        "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's norm "
-        "only. Use ModelParallelStrategy and fully_shard in configure_model.",
-    ),
-    (
-        lambda task: (
-            isinstance(task.trainer.strategy, DeepSpeedStrategy)
-            and bool(
-                task.training_settings.gradient_clip_val or task.training_settings.micro_batch_size
-            )
-        ),
-        "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own configuration, "
-        "and leave gradient_clip_val and micro_batch_size out.",
+        lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
+        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
+        "ModelParallelStrategy and fully_shard in configure_model.",
     ),
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
@@ -289,8 +279,7 @@ class FirstSteps:
         """
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
-        hidden = isinstance(task.trainer.strategy, DeepSpeedStrategy)
-        self._first = task.global_step == 0 and not hidden
+        self._first = task.global_step == 0
         self._fingerprint = own_fingerprint
         self._watch(task, dataset)
 

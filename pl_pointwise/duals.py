@@ -130,7 +130,7 @@ class Duals:
             steps[name] = DualStep(
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
-        self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
+        self.pull_shares.add(epoch, steps, self.in_force, self.dual_first)
         return steps
 
     # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------

@@ -17,7 +17,6 @@ from torch import Tensor
 from .errors import TrainingError
 from .formulations import Formulation
 from .step import DualStep
-from .task import Constraint
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -180,12 +179,6 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
 
 
-# A constraint is said to be unmet at the end of a fit where each of these is exceeded.
-FEW = 0.05  # The share of violated values.
-SHALLOW = 0.1  # Their mean depth, of the deepest epoch's: at an optimum v scatters around 0.
-AT_REST = 0.01  # How much λ grew, of itself: those of a relaxation come to rest.
-
-
 class PullShares:
     """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
 
@@ -199,23 +192,20 @@ class PullShares:
 
     A satisfied entry is pulled by λ alone, and of a standard Lagrangian (α None) every entry is:
     its share is 1. Of an entry that several steps visited before the dual step, as of the last one.
-    A step costs O(batch); of an epoch a few sums are kept, the same on every rank.
+    A step costs O(batch); of an epoch three sums are kept, the same on every rank.
     """
 
     def __init__(self) -> None:
         # The epoch that the sums are of: told by the steps, since a resume skips hooks.
         self._number = -1
-        # By constraint, (8,): of |p|, |p| by multipliers, |p| on satisfied entries, entries,
-        # violated ones, their violation, |λ| before the dual step and after it.
+        # By constraint, (3,): of |p|, of |p| by multipliers, and of |p| on satisfied entries.
         self._epoch: dict[str, Tensor] = {}
-        self._deepest: dict[str, float] = {}  # Of the epochs before: the largest mean of (v)₊.
 
     def add(
         self,
         epoch: int,
         steps: Mapping[str, DualStep],
         formulations: Mapping[str, Formulation],
-        constraints: Mapping[str, Constraint],
         dual_first: bool,
     ) -> None:
         """Adds the dual steps of a training step, by the λ that pulled in it.
@@ -223,14 +213,10 @@ class PullShares:
         formulations: as they were in force.
         """
         if epoch != self._number:
-            for name, (_, _, _, entries, _, depth, _, _) in self._epoch.items():
-                mean = float(depth) / max(1.0, float(entries))
-                self._deepest[name] = max(self._deepest.get(name, 0.0), mean)
             self._number, self._epoch = epoch, {}
         for name, step in steps.items():
-            tables = step.followed, step.judged, step.before, step.after
-            violation, judged, before, after = (table[step.mask].double() for table in tables)
-            multiplier = after if dual_first else before
+            violation, judged = step.followed[step.mask].double(), step.judged[step.mask]
+            multiplier = (step.after if dual_first else step.before)[step.mask].double()
             with torch.enable_grad():
                 leaf = violation.expand(2, -1).detach().clone().requires_grad_()
                 with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
@@ -241,10 +227,8 @@ class PullShares:
             side, size = pull.sign(), pull.abs()
             added = torch.minimum((side * (pull - without)).clamp(min=0), size)
             satisfied = torch.where(side * judged < 0, size, 0)
-            excess = constraints[name].reported(judged).clamp(min=0)
-            counted = [torch.ones_like(size), (excess > 0).double(), excess]
-            sums = [size, added, satisfied, *counted, before.abs(), after.abs()]
-            self._epoch[name] = self._epoch.get(name, 0) + torch.stack(sums).sum(1)
+            sums = torch.stack([size, added, satisfied]).sum(1)
+            self._epoch[name] = self._epoch.get(name, 0) + sums
 
     def figures(self) -> dict[str, dict[str, float]]:
         """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
@@ -257,29 +241,13 @@ class PullShares:
             if sums[0] > 0
         }
 
-    def warnings(self, formulations: Mapping[str, Formulation]) -> Iterator[str]:
-        """What to say at the end of a fit: constraints that are not met, of which λ still grows."""
-        for name, sums in self._epoch.items():
-            entries, violated, depth, before, after = sums[3:].tolist()
-            deep = depth / max(1.0, entries) > SHALLOW * self._deepest.get(name, 0.0)
-            grows = after - before > AT_REST * after
-            if name in formulations and violated > FEW * entries and deep and grows:
-                yield (
-                    f"In the last epoch {100 * violated / entries:.0f} % of the values "
-                    f'of "{name}" still violated it, by {depth / violated:.2g} on '
-                    "average, and their multipliers still grew. Train for more epochs; where that "
-                    "does not help, the tolerance is out of reach: take a looser one, or Relaxed."
-                )
-
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and by constraint its sums and the depth of the epochs before."""
-        sums = {
-            name: [*self._epoch.get(name, torch.zeros(8)).tolist(), self._deepest.get(name, 0.0)]
-            for name in {**self._epoch, **self._deepest}
-        }
-        return {"epoch": self._number, "sums": sums}
+        """The epoch, and by constraint its sums."""
+        return {"epoch": self._number, "sums": {n: s.tolist() for n, s in self._epoch.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._number, sums = int(state["epoch"]), state["sums"]
-        self._epoch = {n: torch.tensor(of[:-1], dtype=torch.float64) for n, of in sums.items()}
-        self._deepest = {name: of[-1] for name, of in sums.items()}
+        self._number = int(state["epoch"])
+        self._epoch = {  # Older ones hold more of each.
+            name: torch.tensor(sums[:3], dtype=torch.float64)
+            for name, sums in state["sums"].items()
+        }

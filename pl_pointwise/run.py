@@ -232,9 +232,6 @@ class Run:
                 "batches. A Trainer that has fitted another module counts on from there: give each "
                 "module its own. A training_step of yours calls super().training_step(…).",
             )
-        if not trainer.fast_dev_run:
-            for message in self.duals.pull_shares.warnings(self.task.formulations):
-                warn(self.task, message)
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
             self.end_training()
