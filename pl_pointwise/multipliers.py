@@ -152,7 +152,7 @@ class Multipliers(Mapping[str, Tensor]):
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:
-            initial = self._initial.get(name, torch.zeros(()))
+            initial = self._initial.get(name, torch.zeros((), dtype=torch.float32))
             values = _as_table(initial, shape)
             if values is None:
                 raise TrainingError(
