@@ -266,10 +266,11 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("predict")
 
     def _loader(self, name: str, training: bool = False) -> Any:
-        if not len(self.datasets.get(name, ())):
+        filled = [each for each, rows in self.datasets.items() if len(rows)]
+        if name not in filled:
             raise DataError(
-                f"{type(self).__name__} has no samples of {name!r}, only of {list(self.datasets)}: "
-                f"fill self.datasets[{name!r}] in setup()."
+                f"{type(self).__name__}: the data set {name!r} is not among {filled}. Fill "
+                f"self.datasets[{name!r}] in setup()."
             )
         dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
         size = self.batch_size if training else self.eval_batch_size
