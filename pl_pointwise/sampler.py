@@ -40,13 +40,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         seed: int = 0,
         strata: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            num_replicas=num_replicas,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)  # type: ignore[arg-type]
         self.strata = None if strata is None else torch.as_tensor(strata)
         self.skip = 0  # Positions of this rank to leave out in the next iteration only.
         self.draws_by_sample = False  # Whether a worker's rows draw by sample; see Drawing.
