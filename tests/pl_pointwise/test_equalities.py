@@ -22,7 +22,6 @@ from pl_pointwise import (
     Relaxed,
     Tilted,
 )
-from pl_pointwise.checkpoints import formulation_from
 
 values_1d = torch.tensor([-1.0, 0.0, 0.5, 2.0])
 values_2d = torch.tensor([[-1.0, 0.0], [0.5, 2.0], [1.0, 1.0]])
@@ -115,13 +114,6 @@ def test_relaxed_equality_is_the_minimum_over_relaxations_of_either_sign(
     assert float(direction) == pytest.approx(v - float(u), abs=1e-9)
 
 
-def test_linear_price_clips_the_equalitys_multiplier() -> None:
-    """With η = 2α, λ ← λ + 2αv clipped to [−β, β]: the price of a median."""
-    formulation = Relaxed(alpha=0.5, beta=0.6, cost="linear", dual_lr=1.0).for_equality()
-    v, m = torch.tensor([-3.0, -0.1, 0.2, 3.0]), torch.tensor([0.1, -0.2, 0.3, 0.1])
-    torch.testing.assert_close(formulation.ascend(v, m), (m + v).clamp(-0.6, 0.6))
-
-
 def test_equality_is_not_projected_and_a_bound_is() -> None:
     pointwise = Pointwise(alpha=1.0, dual_lr=1.0)
     v, m = torch.tensor([-0.5, -2.0, 2.0]), torch.zeros(3)
@@ -164,18 +156,3 @@ def test_hinge_pushes_violated_samples_alone(v: float, weight: float) -> None:
 def test_unknown_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="linear, hinge or squared_hinge"):
         Penalty(weight=1.0, shape="square")  # type: ignore[arg-type]
-
-
-class Derived(Pointwise):
-    """Keeps what it derives from its argument."""
-
-    def __init__(self, strength: float) -> None:
-        super().__init__(alpha=2 * strength)
-        self.strength, self.twice = strength, 2 * strength
-
-
-def test_derived_attributes_are_no_arguments() -> None:
-    """A checkpoint of it could not be loaded: the constructor was given "twice"."""
-    derived = Derived(1.5)
-    assert derived.config()["init_args"] == {"strength": 1.5}
-    assert formulation_from(derived.config()) == derived

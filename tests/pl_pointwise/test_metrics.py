@@ -25,9 +25,7 @@ from pl_pointwise.evaluation import Evaluation
 from pl_pointwise.metrics import (
     cvar,
     empirical_cdf,
-    pool,
     quantiles,
-    share_violated,
     violation_statistics,
 )
 from tests.pl_pointwise.toy import Toy
@@ -105,16 +103,6 @@ def test_cdf_takes_points_of_any_shape_and_order() -> None:
     assert torch.equal(empirical_cdf(values, points.t()), expected.t())
 
 
-def test_a_violation_of_zero_is_satisfied() -> None:
-    assert share_violated(torch.zeros(3)) == 0
-    assert share_violated(torch.tensor([-0.0, 0.0, 1e-30])) == pytest.approx(1 / 3)
-
-
-def test_a_level_without_exact_binary_form_keeps_its_value() -> None:
-    """0.55 · 100 is 55.00000000000001 in binary; the value at position 55 is in the tail."""
-    assert cvar(torch.arange(101.0), 0.55) == (55 + 100) / 2
-
-
 def test_the_key_names_the_level() -> None:
     values = torch.arange(101.0)
     assert violation_statistics(values, 0.99)["cvar99"] == 99.5
@@ -154,16 +142,6 @@ def test_nan_is_neither_satisfied_nor_violated() -> None:
     ]
 
 
-def test_infinite_violations_reach_the_tail() -> None:
-    statistics = violation_statistics(torch.tensor([-1.0, 0.0, math.inf]))
-    assert [statistics[key].item() for key in KEYS] == [
-        math.inf,
-        math.inf,
-        pytest.approx(1 / 3),
-        math.inf,
-    ]
-
-
 @pytest.mark.parametrize("values", [torch.zeros(0), torch.zeros(0, 9)])
 def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
     with warnings.catch_warnings():
@@ -172,23 +150,6 @@ def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
         assert empirical_cdf(values, torch.zeros(2)).isnan().all()
     assert list(statistics) == KEYS
     assert all(statistic.isnan() for statistic in statistics.values())
-
-
-def test_a_mask_says_which_elements_of_a_vector_count() -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    elements = torch.tensor([[True, False, True], [False, False, True]])
-    assert pool(values, elements).tolist() == [1, 3, 6]
-    assert pool(values, torch.tensor([False, True])).tolist() == [4, 5, 6]
-    assert pool(values).tolist() == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [torch.ones(2, 3), torch.ones(3, dtype=torch.bool), torch.ones(2, 3, 1, dtype=torch.bool)],
-)
-def test_a_mask_that_does_not_fit_is_refused(mask: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"shape of the values \(2, 3\)"):
-        pool(torch.ones(2, 3), mask)
 
 
 # What each of two ranks sees, batch by batch: uneven, overlapping, one empty, both, and a rank
