@@ -12,8 +12,7 @@ vector-valued constraint depend on each other, so certify :func:`worst_per_sampl
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -171,10 +170,6 @@ class Certificate:
             f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
             f"{self.quantile:.3g} (order statistics)."
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain numbers, the interval as a list."""
-        return {**asdict(self), "interval": list(self.interval)}
 
 
 def certify(

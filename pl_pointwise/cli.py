@@ -82,7 +82,6 @@ class PointwiseCLI(LightningCLI):
         args: a command line; None takes the process's.
         run: False only builds trainer, model and data, as ``compare`` needs them.
         build: False only reads and checks the command line.
-        other_options: of the command around it, which are suggested beside its own.
     """
 
     def __init__(
@@ -90,11 +89,10 @@ class PointwiseCLI(LightningCLI):
         args: ArgsType = None,
         run: bool = True,
         build: bool = True,
-        other_options: Sequence[str] = (),
     ) -> None:
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
-        self._build, self._other_options = build, other_options
+        self._build = build
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -122,10 +120,17 @@ class PointwiseCLI(LightningCLI):
             run=run,
         )
 
+    @classmethod
+    def of_data(cls, configs: Sequence[str], options: Sequence[str]) -> PointwiseCLI:
+        """Builds what measures data: without a logger, and without callbacks, an export for one."""
+        words = [word for config in configs for word in ("--config", config)]
+        quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
+        return cls([*words, *options, *quiet], run=False)
+
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, ShortErrorParser)
-        parser.words, parser.other_options = self._words, self._other_options
+        parser.words = self._words
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from types import FrameType
@@ -52,8 +52,6 @@ class ShortErrorParser(LightningArgumentParser):
 
     words: Sequence[str] | None = None
     """The command line, with the names of configurations; None of the parser of a class within."""
-    other_options: Sequence[str] = ()
-    """Options that the command takes beside this parser's, to suggest."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
@@ -91,7 +89,7 @@ class ShortErrorParser(LightningArgumentParser):
 
     def _hint(self, reason: str) -> str:
         """Returns " Did you mean …?" with an option."""
-        names, known = NAME.findall(reason), [*options_of(self), *self.other_options]
+        names, known = NAME.findall(reason), [*options_of(self)]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in names:
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
@@ -205,3 +203,11 @@ class CommandParser(argparse.ArgumentParser):
         if debugging():
             super().error(message)
         end(self.prog, message.removeprefix("argument "))
+
+
+def fraction(text: str) -> float:
+    """The type of an option that lies between 0 and 1."""
+    with suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")

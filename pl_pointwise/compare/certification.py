@@ -152,13 +152,13 @@ def _built_predecessor(comparison: Comparison, weights: Path | None) -> Pointwis
 
     A folder's configuration names it, classes of this package or of the comparison alone.
     """
-    words = [*comparison.runs[0].arguments, "--trainer.logger", "false"]
-    words += ["--trainer.callbacks", "null"]
+    words = comparison.runs[0].arguments
     if weights is not None:
         PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
         model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        words += ["--config", yaml.safe_dump(model)]  # Every argument, in place of the run's.
-    return PointwiseCLI(words, run=False)
+        # Every argument, in place of the run's.
+        words = [*words, "--config", yaml.safe_dump(model)]
+    return PointwiseCLI.of_data([], words)
 
 
 def _name_of_old(comparison: Comparison) -> str | None:
@@ -273,7 +273,7 @@ def _write(found: Answer, output: Path) -> None:
 
 def export(run: Run, found: Answer, folder: Path) -> None:
     """Exports the model of a run with its certificate, from the file that was certified."""
-    cli = PointwiseCLI([*run.arguments, "--trainer.logger", "false"], run=False)
+    cli = PointwiseCLI.of_data([], run.arguments)
     cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
     path = run.folder / CHECKPOINT
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ from .runner import CPU, Built, quieten
 from .runs import Comparison, MethodsError
 
 
-def check_methods(comparison: Comparison, options: Sequence[str] = ()) -> dict[Path, Built]:
+def check_methods(comparison: Comparison) -> dict[Path, Built]:
     """Refuses a comparison before it runs, with all that is wrong, method by method.
 
     Every method that has a run to come is built once, at one seed.
 
-    options: of the command around it, to suggest.
     Returns: by its folder the first run to come as it was built, so that it is not built again.
     """
     quieten()
@@ -42,7 +40,7 @@ def check_methods(comparison: Comparison, options: Sequence[str] = ()) -> dict[P
         built.clear()
         gc.collect()  # The next model is loaded.
         try:
-            cli = PointwiseCLI(run.arguments, run=False, other_options=options)
+            cli = PointwiseCLI(run.arguments, run=False)
             _check_data(cli)
         except argparse.ArgumentError as error:
             problems[run.method] = str(error)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.cli_errors import CommandParser, fraction
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements.exported import START
 
@@ -55,8 +55,7 @@ def main(args: Sequence[str]) -> None:
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
         _run_one(comparison.runs[known.only - 1])
         return
-    options = [word[2:] for each in parser._actions for word in each.option_strings]
-    built = check_methods(comparison, options)
+    built = check_methods(comparison)
     try:
         if comparison.requirements:
             check_requirements(comparison, built, not known.dry_run)
@@ -91,7 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--methods",
-        "--rows",
         help="YAML of name: overlay; name or path. Without: the configuration alone",
     )
     parser.add_argument(
@@ -225,16 +223,6 @@ def _run_one(run: Run) -> None:
     result = execute(run)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
-
-
-def fraction(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")
-    return number
 
 
 def _at_least_one(text: str) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.cli_errors import CommandParser, fraction
 
 from .answer import Finding
 from .exported import START, measure_new_records, read_certificate
@@ -46,12 +46,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, metavar="NEW", help="what compare --require exported")
     parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
     parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
-    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--confidence", type=fraction, default=0.95)
     parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    if not 0 < known.confidence < 1:
-        parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
     found = check_models(
         known.folder, known.against, options, known.require, known.confidence, known.config
     )

@@ -83,9 +83,7 @@ def measure_new_records(
         )
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
-    words = [word for config in configs for word in ("--config", config)]
-    words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
-    cli = PointwiseCLI(words, run=False)
+    cli = PointwiseCLI.of_data(configs, options)
     return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 

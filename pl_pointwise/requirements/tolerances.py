@@ -21,8 +21,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import CommandParser
-from pl_pointwise.compare.command import fraction
+from pl_pointwise.cli_errors import CommandParser, fraction
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview
@@ -48,12 +47,9 @@ def main(args: Sequence[str]) -> None:
     parser = _parser()
     known, options = parser.parse_known_args(list(args))
     quieten()
-    words = [word for config in known.config for word in ("--config", config)]
-    # What belongs to a fit, an export after the test for one, is left out.
-    words += [*options, "--trainer.logger", "false", "--trainer.callbacks", "null"]
-    words += ["--trainer.default_root_dir", str(known.output)]
+    options += ["--trainer.default_root_dir", str(known.output)]
     try:
-        cli = PointwiseCLI(words, run=False)
+        cli = PointwiseCLI.of_data(known.config, options)
     except argparse.ArgumentError as error:
         parser.error(str(error))
     samples, notes = measure(cli, known.ckpt_path)

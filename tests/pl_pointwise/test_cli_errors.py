@@ -76,7 +76,7 @@ CASES = {
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.
-    "compare --config base.yaml --output out --seed 1": ["--seed ", "'seeds'? Nothing was run."],
+    "compare --config base.yaml --output out --seed 1": ["--seed ", "Nothing was run."],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],
     "compare --config base.yaml --output out --require nonsense": ["'nonsense'", "violated <= 0."],
     "compare --config base.yaml --output out --methods empty.yaml": ["empty.yaml is empty"],

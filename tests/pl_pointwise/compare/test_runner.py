@@ -51,8 +51,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def files(folder: Path, methods: str) -> list[str]:
     (folder / "base.yaml").write_text(BASE)
     (folder / "methods.yaml").write_text(methods)
-    by_its_old_name = ["--rows", str(folder / "methods.yaml")]
-    return ["--config", str(folder / "base.yaml"), *by_its_old_name]
+    return ["--config", str(folder / "base.yaml"), "--methods", str(folder / "methods.yaml")]
 
 
 def lines(output: Path) -> dict[str, dict[str, str]]:
