@@ -40,10 +40,8 @@ QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
 class DualMonitor(Callback):
     """Once an epoch, for every constraint that has multipliers.
 
-    Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run: a
-    sample that does not carry the constraint has no say. A window of ``primal_steps`` still open at
-    the end of an epoch counts in the next. A step costs O(batch), the end of an epoch O(number of
-    multipliers).
+    Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run. A
+    window of ``primal_steps`` still open at the end of an epoch counts in the next.
     """
 
     def __init__(self) -> None:

@@ -27,8 +27,7 @@ class ModelExport(Callback):
     """Calls the module's ``export(folder)``, on rank 0.
 
     After a fit with :class:`~.feasible_checkpoint.FeasibleCheckpoint`, of the checkpoint that it
-    chose, else of the last weights. The log and the model card say which. What is fitted stays as
-    it is: the chosen one is loaded beside it.
+    chose, else of the last weights. The log and the model card say which.
 
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``.
@@ -49,16 +48,16 @@ class ModelExport(Callback):
     ) -> None:
         one_of("after", after, ("fit", "test"))
         self.folder, self.after = Path(folder), after
-        self.facts: dict[str, Any] = {"license": license, "language": [*language]}
-        self.facts["datasets"] = [*datasets]
+        self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
+        self._forget()
+
+    def _forget(self) -> None:
         self._chosen = ""
-        self._evaluated: dict[str, Any] = {}
-        """What the last validation found."""
-        self._of_chosen: dict[str, Any] = {}
-        """What the validation of the chosen weights found."""
+        # What the last validation found, and that of the chosen weights.
+        self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._chosen, self._evaluated, self._of_chosen = "", {}, {}
+        self._forget()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""

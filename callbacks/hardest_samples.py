@@ -7,9 +7,8 @@ By the mean violation over their visits in training, the first left out. A line 
      "violation": 0.9, "relaxation": 0.4, "epoch": 2,
      "text": {"query": "...", "negative 3": "..."}}
 
-``column``, from 0, is that of the sample's hardest value in the table of λ, and ``value`` says
-which it is, from 1, of how many, and of an interval which bound; ``violation`` is of the last
-visit; ``relaxation``, u*, is null where the formulation has none; ``epoch`` is the list's, from 0.
+``column``, from 0, is that of the sample's hardest value in the table of λ; ``value`` says which it
+is, from 1; ``violation`` is of the last visit; ``relaxation`` is u*.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class HardestSamples(Callback):
     Args:
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
-        folder: where; a relative one is below the logger's folder of the run, or without a logger
-            the trainer's ``default_root_dir``. A second run there takes "hardest-1".
+        folder: below that of the run (outputs.py). A second run there takes "hardest-1".
     """
 
     def __init__(
@@ -140,10 +138,9 @@ def hardest(
 ) -> list[tuple[int, int]]:
     """The samples with the largest mean violation, each with the column that it is of.
 
-    Those of the same mean rank by |λ|, and so do those without any, which come last. Only samples
-    whose mean is above 0, or λ or u* other than 0.
+    Those of the same mean rank by |λ|. Only samples whose mean is above 0, or λ or u* other than 0.
 
-    means, multipliers, relaxed: (N, K); v̄, NaN where not visited, λ, and u*, NaN where unknown.
+    means, multipliers, relaxed: (N, K); v̄, λ and u*, NaN where unknown.
     """
     price = multipliers.abs()
     resists = ((price > 0) | (relaxed.abs() > 0) | (means > 0)).any(1)
@@ -166,11 +163,10 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
 
 
 class LastViolations:
-    """By constraint (N, sides·K) float32 on the CPU; NaN where a sample was not visited, does not
-    carry the column, or had a value that is not finite. Updating costs O(batch).
+    """By constraint (N, sides·K) float32 on the CPU, each of the weights at its visit; NaN where a
+    sample was not visited, does not carry the column, or had a value that is not finite.
 
-    Each is of the weights at its visit, against the training tolerance; of an equality as its
-    formulation acts on it, and ``Constraint.reported`` is what to show.
+    Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
     """
 
     def __init__(self) -> None:
@@ -194,10 +190,8 @@ class LastViolations:
 
 
 class MeanViolations(LastViolations):
-    """The mean over the visits, as reported, the first left out where there is another.
-
-    The first is of weights that have hardly been trained, and in a run of few epochs it would
-    outweigh the others (benchmarks/README.md, "Which ranking finds label errors").
+    """The mean over the visits, as reported, the first left out where there is another: it is of
+    weights that have hardly been trained.
     """
 
     def __init__(self) -> None:

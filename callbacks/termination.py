@@ -32,9 +32,8 @@ warnings.filterwarnings("ignore", message=NO_FILE)
 class SaveOnTermination(OnExceptionCheckpoint):
     """After SIGTERM to any rank, every rank finishes its step, saves, and exits with code 143.
 
-    Not within a step, where a checkpoint would hold new weights and old multipliers. A validation
-    under way is finished first, so leave more time between SIGTERM and SIGKILL than it takes. Where
-    no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
+    A validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
+    takes. Where no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
 
     The file is the run's alone, see :func:`run_digest`: one with other settings in the same folder
     neither continues from it nor writes over it.
@@ -42,9 +41,6 @@ class SaveOnTermination(OnExceptionCheckpoint):
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
         filename: its name, without digest and ending.
-
-    Raises:
-        TrainingError: the module is none whose runs this callback can tell apart.
     """
 
     def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
@@ -103,9 +99,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
 def run_digest(trainer: Any, module: Any) -> str:
     """Twelve characters that tell runs apart: the same for a longer run of the same settings.
 
-    Of the module's class, hyperparameters, constraints and formulations; the data module's class
-    and plain arguments; and the seed of ``seed_everything``. What is said to the Trainer does not
-    count, and other rows are refused when the checkpoint is read.
+    What is said to the Trainer does not count, and other rows are refused with the checkpoint.
     """
     data = getattr(trainer, "datamodule", None)
     parts = {

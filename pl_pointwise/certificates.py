@@ -32,8 +32,6 @@ ASSUMPTIONS = (
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     """Returns an upper bound on P(a new input violates), by Clopper and Pearson, one-sided.
 
-    The ``confidence`` quantile of Beta(violated + 1, n − violated), and 1 if all violate.
-
     violated: how many of the ``n`` samples have v > 0.
 
     >>> round(violation_bound(0, 100), 4), round(violation_bound(5, 100), 4)
@@ -54,9 +52,8 @@ def quantile_bound(
 ) -> float:
     """Returns an upper bound on the ``level`` quantile of a new input's violation, exact.
 
-    The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence: it is
-    below the quantile q only if k values are, and a value is below q with a probability of at most
-    ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
+    The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence; inf
+    where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
 
     values: (n,), one violation per sample.
 
@@ -111,13 +108,10 @@ def _cvars(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
 
 
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns the largest violation of each sample, so that there is one independent value each.
-
-    A sample is satisfied if all its elements are. Samples without any element are left out.
+    """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
     mask: bool, the shape of ``violation``: the elements that carry the constraint.
-    Returns: (m,), m ≤ n. NaN where an element within the mask is NaN.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))
     tensor([ 2., -2.])
@@ -160,12 +154,8 @@ class Certificate:
 
     def _of_quantile(self, sure: str) -> str:
         share = f"{100 * self.level:g} %"
-        if self.quantile == math.inf and 0 < self.level < 1:
-            needed = math.ceil(math.log(1 - self.confidence) / math.log(self.level))
-            if self.n < needed:
-                return (
-                    f"A bound on the violation of {share} of new inputs takes {needed:,} samples."
-                )
+        if self.quantile == math.inf:
+            return f"No finite bound holds for the violation of {share} of new inputs."
         return (
             f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
             f"{self.quantile:.3g} (order statistics)."
@@ -186,7 +176,7 @@ def certify(
         ``module.evaluated[stage][constraint].worst()``.
 
     Raises:
-        ValueError: values of another shape, none, NaN among them, or a fraction outside (0, 1).
+        ValueError: values of another shape, none, or NaN among them.
 
     >>> certificate = certify(torch.linspace(-9, 1, 100))
     >>> certificate.violated, round(certificate.bound, 3)
@@ -212,13 +202,12 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
     values = torch.as_tensor(values).detach().cpu()
     if values.dim() != 1:
         raise ValueError(
-            f"A certificate takes one value per sample, (n,), got shape {tuple(values.shape)}. The "
-            "elements of one sample depend on each other: give worst_per_sample(violation)."
+            f"A certificate takes one value per sample, got shape {tuple(values.shape)}: give "
+            "worst_per_sample(violation)."
         )
     if undefined := int(values.isnan().sum()):
         raise ValueError(
-            f"{undefined} of {len(values)} violations are NaN, which neither satisfy nor violate. "
-            "Find out why, or count them as violated by setting them to inf."
+            f"{undefined} of {len(values)} violations are NaN. Find out why, or set them to inf."
         )
     return values.to(torch.promote_types(values.dtype, torch.float32))
 

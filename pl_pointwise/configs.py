@@ -77,10 +77,7 @@ def overview() -> str:
 
 
 def config_parts(name: str) -> list[str]:
-    """Returns the parts behind a name; a file, or YAML in place of one, stands for itself.
-
-    A file of the working directory comes before a packaged name.
-    """
+    """Returns the parts behind a name; a file, which comes first, or YAML stands for itself."""
     if is_text(name):
         return [name]
     if not os.path.isfile(name):

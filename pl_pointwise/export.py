@@ -61,8 +61,7 @@ def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
     kind = class_of(checkpoint, configs)
     if not exports(kind):
         raise TypeError(
-            f"{kind.__name__} has no export(): define export(self, path) in it, which writes what "
-            "others are to load into the folder path and returns it (docs/own_task.md)."
+            f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
         )
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
     notes_of(module).checkpoint = Path(checkpoint).name
@@ -76,8 +75,8 @@ def _refuse_other_files(folder: Path) -> None:
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise TrainingError(
-            f"{folder} has files that are not of an earlier export, and some may be replaced. Name "
-            "another folder with --output, or move them."
+            f"{folder} has files that are not of an earlier export. Name another --output, or move "
+            "them."
         )
 
 

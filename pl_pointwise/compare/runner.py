@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +35,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
-from pl_pointwise.random_state import restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
     SPLITS,
     bounds_of,
     certification_units,
     samples_of,
-    write_samples,
 )
 from pl_pointwise.task import notes_of
 
@@ -56,15 +54,6 @@ OPEN = ("val", "train")
 
 PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
 """That the metrics depend on."""
-
-CPU = torch.device("cpu")
-
-
-class Built(NamedTuple):
-    """A run's trainer, model and data module, and the random state that they left behind."""
-
-    cli: PointwiseCLI
-    state: dict[str, Any]
 
 
 class BusyError(DataError):
@@ -94,19 +83,17 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def execute(run: Run, built: Built | None = None) -> dict[str, Any]:
+def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result, which ``result.json`` holds.
 
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
-
-    built: the run, if it has been built already.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     result: dict[str, Any] = {"digest": run.digest, "versions": versions}
     try:
         with alone_in(run.folder):
             try:
-                _execute(run, result, built)
+                _execute(run, result)
             except Exception as error:
                 result["error"] = reason(run, error)
                 write_result(run, result)
@@ -120,15 +107,11 @@ def execute(run: Run, built: Built | None = None) -> dict[str, Any]:
     return result
 
 
-def _execute(run: Run, result: dict[str, Any], built: Built | None) -> None:
+def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     open_folder(run)
     checkpoint = _checkpoint(run)
-    if built is None:
-        cli = PointwiseCLI(run.arguments, run=False)
-    else:
-        cli = built.cli
-        restore_random_state(built.state, CPU)
+    cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
     # With the module's own, as TensorBoard shows the first set alone.
@@ -160,10 +143,7 @@ def reason(run: Run, error: Exception) -> str:
 
 
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
-    """Evaluates, writes what was measured, and returns metrics.
-
-    Of a run to be certified the certification split's stay in files for the test alone.
-    """
+    """Evaluates, writes what was measured, and returns metrics."""
     trainer: Any = cli.trainer
     module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
     logged: dict[str, Any] = {}
@@ -195,7 +175,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         samples = samples_of(module, datasets_of(data))
         if run.certified:
             samples.attrs["objective"] = objective
-            write_samples(samples, run.folder / SAMPLES)
+            samples.to_parquet(run.folder / SAMPLES, index=False)
             tested = {
                 stage: {name: asdict(found) for name, found in by_constraint.items()}
                 for stage, by_constraint in module.evaluated.items()
@@ -242,9 +222,8 @@ def _marker(run: Run) -> Path:
 
 
 def _checkpoint(run: Run) -> Path | None:
-    """Returns the newest checkpoint that an unfinished run of this very configuration left behind.
-
-    Its start is marked by a file, so that checkpoints of an earlier configuration are older.
+    """Returns the newest checkpoint that an unfinished run of this configuration left: younger than
+    the file that marks its start.
     """
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:

@@ -54,11 +54,8 @@ def write_latex(tables: Sequence[Table], path: Path) -> None:
         style = table.cells.style.hide(axis="index").format(escape="latex")
         style = style.format_index(escape="latex", axis="columns")
         label = "tab:" + re.sub(r"\W+", "-", table.title.lower())
-        parts.append(
-            style.to_latex(
-                hrules=True, position_float="centering", caption=table.title, label=label
-            )
-        )
+        as_float = {"position_float": "centering", "caption": table.title, "label": label}
+        parts.append(style.to_latex(hrules=True, **as_float))
     commands = {ord(symbol): f"$\\{command}$" for symbol, command in SYMBOLS.items()}
     path.write_text("\n".join(parts).translate(commands), encoding="utf-8")
 
@@ -171,10 +168,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
 
 def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, a column per metric."""
-    note = (
-        f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by: "
-        "between methods with other losses it compares nothing."
-    )
+    note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
     shown = [name for name in names if not name.startswith("dual/")]
     return Table("All metrics", note, _by_method(done[shown], done))
 

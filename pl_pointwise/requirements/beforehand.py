@@ -78,8 +78,8 @@ def check_splits(
     for split in (SELECTION, CERTIFICATION):
         if not units.get(split):
             raise RequirementError(
-                f"There is no {split} split. Hold out two parts of the data: "
-                "validation data to choose by and test data to certify with."
+                f"There is no {split} split. Hold out validation data to choose by and test data "
+                "to certify with."
             )
     units["training"] = set(training_units)
     for one, other in (
@@ -89,10 +89,9 @@ def check_splits(
     ):
         if both := units[one] & units[other]:
             raise RequirementError(
-                f"The {one} and the {other} split share {len(both):,} of "
-                f"{len(units[other]):,} units (prompts or queries), so nothing would be certified."
-                " Hold out a third part (test_fraction, or a test file), and take what stands in "
-                "both out of one."
+                f"The {one} and the {other} split share {len(both):,} of {len(units[other]):,} "
+                "units (prompts or queries). Take what stands in both out of one (test_fraction, "
+                "or a test file)."
             )
     known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
     for subject in map(known.subject, requirements):

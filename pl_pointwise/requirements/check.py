@@ -71,11 +71,7 @@ def check_models(
 ) -> list[Verdict]:
     """Returns a verdict per requirement of an exported model beside its predecessor.
 
-    folder, against: exported ones; ``against`` may be a run's, or "start", what ``folder`` was
-        trained from.
     options, configs: see :func:`~.exported.measure_new_records`.
-    require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
-        constraint.
     """
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
@@ -116,13 +112,11 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    lines = [f"**No**: not shown with {100 * confidence:g} % confidence."]
-    if all(each.met for each in found):
-        lines = [
-            f"**Yes**, with {100 * confidence:g} % confidence: every requirement is met on inputs "
-            "like these."
-        ]
-    lines += [
+    sure = f"{100 * confidence:g} % confidence"
+    lines = [
+        f"**Yes**, with {sure}: every requirement is met on inputs like these."
+        if all(each.met for each in found)
+        else f"**No**: not shown with {sure}.",
         "",
         "| required | met | mean loss here | at most, on inputs like these | required at most "
         "| p | samples | against it, first samples |",

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,19 +73,21 @@ class Requirement:
         (0.1, 0.5)
         """
         match = FORM.fullmatch(text)
-        if not match or (not match["bound"] and (match["change"] or match["statistic"])):
+        found: dict[str, Any] = match.groupdict() if match else {}
+        change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
+        if not match or (bound is None and (change or statistic)):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
-        change, statistic, large = match["change"], match["statistic"], match["sign"] == ">="
-        parts = tuple(part.strip() for part in (match["of"] or match["name"]).split("/"))
-        number = float("".join((match["bound"] or match["margin"] or "0").split()))
+        large = found["sign"] == ">="
+        parts = tuple(part.strip() for part in (found["of"] or found["name"]).split("/"))
+        number = float("".join((bound or found["margin"] or "0").split()))
         if statistic and large:
             raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
         if change and large != (change == "gained"):
             raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
-        if match["bound"] is None:
+        if bound is None:
             if number and large != (number < 0):
                 raise RequirementError(
-                    f"{text!r}: this asks for an improvement of every draw of inputs. Write "
+                    f"{text!r}: an improvement of every draw of inputs. Write "
                     '">= predecessor - 0.02" or "<= predecessor + 0.02".'
                 )
             share = abs(number)
@@ -98,10 +100,7 @@ class Requirement:
             rate, beyond = 1 - share if large else share, None if of_metric else 0.0
             read = cls(text, parts, rate, beyond, of_metric and large, change)
         if not 0 < read.at_most < 1:
-            raise RequirementError(
-                f"{text!r}: {share:g} is no share that a finite sample can certify. Give one "
-                "between 0 and 1."
-            )
+            raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
         return read
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
@@ -128,10 +127,8 @@ class Requirement:
         losses = 1 - values if self.complement else np.asarray(values, float)
         losses = np.where(np.isnan(losses), 1.0, losses)
         if ((losses < 0) | (losses > 1)).any():
-            raise RequirementError(
-                f"{self.text!r}: its values lie between {np.nanmin(values):g} and "
-                f"{np.nanmax(values):g}. Only a mean of values in [0, 1] can be certified."
-            )
+            between = f"between {np.nanmin(values):g} and {np.nanmax(values):g}"
+            raise RequirementError(f"{self.text!r}: its values lie {between}, and not in [0, 1].")
         return losses
 
 
@@ -177,9 +174,7 @@ class Known:
             raise RequirementError(f"{text}: there is no {kind} {parts[0]!r}. There are: {there}.")
         else:
             there = ", ".join(f"{dataset}/{name}" for name in names) or "none"
-            raise RequirementError(
-                f"{text} names a data set and no {kind} of it. There are: {there}."
-            )
+            raise RequirementError(f"{text} names a data set and no {kind} of it: {there}.")
         category = "/".join(parts) if parts else None
         known = self.categories.get(dataset or "test", ())
         if category is not None and category not in known:

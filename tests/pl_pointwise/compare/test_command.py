@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from pl_pointwise.cli import PointwiseCLI, main
-from pl_pointwise.compare import checks
 from pl_pointwise.compare import command as compare
 from pl_pointwise.compare.plots import PLOTS
 from pl_pointwise.compare.runs import Run
@@ -229,7 +228,7 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
 
 def test_what_is_finished_is_not_checked_again(files, tmp_path, monkeypatch, unpainted) -> None:
     run(files, tmp_path / "out")
-    monkeypatch.setattr(checks, "_check_data", lambda *_: pytest.fail("was finished"))
+    monkeypatch.setattr(compare, "_check_data", lambda *_: pytest.fail("was finished"))
     run(files, tmp_path / "out")
 
 

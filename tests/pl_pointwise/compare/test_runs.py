@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.compare.checks import check_methods
+from pl_pointwise.compare.command import check_methods
 from pl_pointwise.compare.runs import Comparison
 
 BASE = """

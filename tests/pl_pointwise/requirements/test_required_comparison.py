@@ -27,7 +27,6 @@ from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
-from pl_pointwise.requirements.samples import read_samples
 from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
 from tests.programs.launch import run_on_ranks
 
@@ -95,8 +94,7 @@ def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> No
 def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
-    said = r"of 200 units \(prompts, queries\) fail, \d[\d.]* of their 400 samples"
-    assert re.search(said, card)
+    assert "of 200 units (prompts, queries) fail" in card
     assert "meets the requirement on new inputs, with 95 % confidence" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
@@ -105,9 +103,7 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     assert set(config["trainer"]) == {"precision"}
 
 
-def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_model_is_exported_from_the_file_that_is_certified(tmp_path, monkeypatch) -> None:
     """What is in memory after the file is written has no say."""
     built, init, save = list[PlaneModule](), PlaneModule.__init__, Trainer.save_checkpoint
 
@@ -124,9 +120,8 @@ def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
     monkeypatch.setattr(Trainer, "save_checkpoint", save_and_spoil)
     data = ["--data.seed", "7"]  # Other samples: those of seed 0 are used.
     out = compare(tmp_path, "--require", REQUIREMENT, *data, methods=STRICT)
-    assert len(built) == 2
     stored = torch.load(out / "model/plane.pt", weights_only=True)["weight"]
-    assert torch.equal(stored, built[1].weight.detach())
+    assert torch.equal(stored, built[-1].weight.detach())
     assert stored.abs().max() < 2
     assert json.loads((out / "answer.json").read_text())["certified"] == "strict · seed 0"
 
@@ -322,7 +317,7 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
 
 
 def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
-    before = read_samples(certified / "model/certificate/samples.parquet")
+    before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     new = before.assign(unit="new " + before["unit"])
     new = new[new["split"] == "certification"].sort_values("unit")
@@ -334,7 +329,7 @@ def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
 
 
 def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_path) -> None:
-    before = read_samples(certified / "model/certificate/samples.parquet")
+    before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
     [found] = check(certified / "model", new, tmp_path / "state.json")
     assert (found.n, found.again) == (150, 50)
@@ -413,7 +408,7 @@ def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> N
     data = PlaneData(noise=0.25)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
-    samples = read_samples(out / "runs/strict/seed-0/samples.parquet")
+    samples = pd.read_parquet(out / "runs/strict/seed-0/samples.parquet")
     samples = samples[samples["split"] == "certification"].sort_values(["quantity", "index"])
     near = samples[samples["quantity"] == "near"]["value"].to_numpy() <= 0
     lost = (started & ~near).reshape(200, 2).any(1).sum()
