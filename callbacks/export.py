@@ -49,15 +49,9 @@ class ModelExport(Callback):
         one_of("after", after, ("fit", "test"))
         self.folder, self.after = Path(folder), after
         self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
-        self._forget()
-
-    def _forget(self) -> None:
         self._chosen = ""
         # What the last validation found, and that of the chosen weights.
         self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._forget()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""

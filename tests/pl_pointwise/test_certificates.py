@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from typing import Any
 
@@ -169,9 +168,3 @@ def test_infinite_violations_count_as_violated() -> None:
     assert certificate.violated == 1
     assert certificate.cvar == math.inf
     assert certificate.interval == (-1.0, math.inf)
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    outcome = doctest.testmod(certificates)
-    assert outcome.attempted >= 5
-    assert outcome.failed == 0

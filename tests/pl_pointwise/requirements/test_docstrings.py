@@ -6,10 +6,11 @@ import doctest
 
 import pytest
 
+from pl_pointwise import certificates
 from pl_pointwise.compare import plots, runs, tables
 from pl_pointwise.requirements import p_values, requirement, selection, tolerances
 
-MODULES = [plots, runs, tables, p_values, requirement, selection, tolerances]
+MODULES = [certificates, plots, runs, tables, p_values, requirement, selection, tolerances]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

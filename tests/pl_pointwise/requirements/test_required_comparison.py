@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -456,17 +455,6 @@ def test_a_predecessor_is_measured_once_and_leaves_the_runs_alone(
 )
 def test_epochs_are_those_that_end_the_run(trainer, epochs) -> None:
     assert epochs_of({"trainer": trainer}) == epochs
-
-
-def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
-    """Plain training keeps weights of 0 and loses nothing, but does not meet the rest."""
-    texts = ("lost(near) <= 0.05", REQUIREMENT)
-    out = compare(tmp_path, *required(*texts), "--seeds", "0", "1")
-    answer = json.loads((out / "answer.json").read_text())
-    assert answer["candidates"] == 6
-    assert not answer["certified"].startswith("plain")
-    table = (out / "answer.md").read_text()
-    assert re.search(r"\| plain · seed 0 .* \| 0 · 0 ", table)
 
 
 def test_the_predecessor_may_be_an_exported_folder_or_a_run(
