@@ -158,11 +158,16 @@ class HarmonicMean(Metric):
         return len(self.parts) / torch.stack([1 / part.compute() for part in self.parts]).sum()
 
 
-def forgetting_metrics() -> dict[str, Metric]:
-    """The metrics above, by name."""
-    parts = {name: MeanBySample(True) for name in ("probability", "rouge", "truth")}
-    whole = {"truth_ratio": MeanBySample(True), "utility": HarmonicMean(*parts.values())}
-    return {"forget_quality": ForgetQuality(), **parts, **whole}
+def forgetting_metrics(rouge: Metric) -> dict[str, Metric]:
+    """The metrics above, by name; rouge: of what greedy answers say."""
+    probability, truth = MeanBySample(True), MeanBySample(True)
+    return {
+        "forget_quality": ForgetQuality(),
+        "probability": probability,
+        "truth": truth,
+        "truth_ratio": MeanBySample(True),
+        "utility": HarmonicMean(probability, rouge, truth),
+    }
 
 
 def log_truth_ratio(means: Tensor, of: Mapping[str, Tensor]) -> Tensor:

@@ -82,13 +82,7 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
 
 
-def test_xstest_csv_and_own_columns(language_model_folder, tmp_path) -> None:
-    path = tmp_path / "xstest.csv"
-    path.write_text("id,prompt,type,label\n1,Kill it?,homonyms,safe\n2,Kill?,contrast,unsafe\n")
-    data = module(language_model_folder, str(path), val_fraction=0.0)
-    data.setup("fit")
-    assert [r.kind for r in data.datasets["train"].records] == ["avoid refusal", "refuse"]
-    assert data.datasets["train"].categories == ["homonyms", "contrast"]
+def test_own_columns(language_model_folder, tmp_path) -> None:
     rows = write_rows(tmp_path / "own.jsonl", [{"frage": f"{i}?", "gut": "Ja."} for i in range(3)])
     columns = {"prompt": "frage", "prefer": "gut"}
     data = module(language_model_folder, str(rows), val_fraction=0.0, columns=columns)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.records import grouped, parse_record
-from pl_pointwise.tasks.conversation.schemas import Reading, told
+from pl_pointwise.tasks.conversation.records import Reading, told
 from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -18,23 +17,11 @@ TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
 def of(response: Any, **row: Any) -> Record:
-    return parse_record({"messages": ASK, "responses": [response], **row}, "f, line 1")
+    return Reading()({"messages": ASK, "responses": [response], **row}, "f, line 1")
 
 
 def roles(record: Record) -> list[tuple[str, Any]]:
     return [(response.role, response.answer) for response in record.responses]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"content": None, "tool_calls": [CALL]},
-        {"message": {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]}},
-        {"text": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"},
-    ],
-)
-def test_tool_calls_of_every_spelling_are_one(given) -> None:
-    assert of({"role": "prefer", **given}).responses == (Response("prefer", [CALL]),)
 
 
 def test_own_bounds_and_refusals() -> None:
@@ -55,6 +42,7 @@ def test_own_bounds_and_refusals() -> None:
         ({"role": "prefer", "content": "x", "tolerance": 1}, ["is above 0", "relative"]),
         ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
         ({"role": "prefer", "content": "x", "relative": True}, ["is missing", "δ"]),
+        ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
         ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
     ],
 )
@@ -85,8 +73,6 @@ NOT_SAID = {"role": "assistant", "content": "no"}
 PAIR = [("prefer", "yes"), ("avoid", "no")]
 SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
 CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
-JUDGED = {"response_0": "yes", "response_1": "no"}
-JUDGED |= {"is_response_0_safe": True, "is_response_1_safe": False}
 SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("preference", {"prompt": "Hi", "chosen": "yes", "rejected": "no"}, PAIR),
     ("preference", {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]}, PAIR),
@@ -96,10 +82,6 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         {"messages": ASK, "tools": [TOOL], "chosen_response": SAID, "rejected_response": CALLED},
         [("prefer", "yes"), ("avoid", [CALL])],
     ),
-    ("pku", {"prompt": "Hi", **JUDGED}, [("reference", "yes"), ("avoid", "no")]),
-    ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
-    ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
-    ("xstest", {"prompt": "Hi", "type": "contrast", "label": "unsafe"}, [("refuse", None)]),
     (
         "roles",
         {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
@@ -113,7 +95,11 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
-    ("records", {"prompt": "Hi", "responses": [{"role": "avoid", "text": "y"}]}, [("avoid", "y")]),
+    (
+        "records",
+        {"prompt": "Hi", "responses": [{"role": "avoid", "tool_calls": [CALL]}]},
+        [("avoid", [CALL])],
+    ),
 ]
 
 
@@ -170,15 +156,3 @@ def test_prediction_needs_no_response(row) -> None:
 def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:
     own = Record(ASK, [], (Response("refuse", "My own."), Response("avoid", None)), "f")
     assert with_refusals([own], ["Sorry."])[0].answers == ["My own.", "Sorry."]
-
-
-def test_records_of_one_prompt_are_grouped() -> None:
-    def record(role: str, answer: str) -> Record:
-        return Record(ASK, [], (Response(role, answer),), "f")
-
-    (one,) = grouped([record("prefer", "a"), record("avoid", "b"), record("prefer", "a")])
-    assert roles(one) == [("prefer", "a"), ("avoid", "b")]
-    (judged,) = grouped([record("reference", "a"), record("avoid", "a"), record("reference", "a")])
-    assert roles(judged) == [("avoid", "a")]
-    with pytest.raises(DataError, match="role avoid here and of role prefer"):
-        grouped([record("prefer", "a"), record("avoid", "a")])

@@ -212,10 +212,10 @@ def test_training_makes_refusals_likely_where_they_belong(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "safe_dpo"}, 'Safe-DPO needs unsafe answers.*"take"'),
+        ({"objective": "safe_dpo"}, 'need unsafe answers.*"take"'),
         (
             {"constrain": "answer", "formulation": PENALTY},
-            'constrain="answer" needs unsafe answers',
+            "avoid need unsafe answers",
         ),
         (
             {"comply_borderline_tolerance": -3.0, "formulation": PENALTY},

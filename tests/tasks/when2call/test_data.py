@@ -147,13 +147,13 @@ def test_a_training_sample_is_described_by_its_texts(language_model_folder, tmp_
     first, second = data.describe(0), data.describe(1)
     assert first.pop("record").endswith("t, line 1")
     assert json.loads(first.pop("tools")) == [TOOL]
-    assert json.loads(first.pop("chosen (tool_call)")) == [CALL]
-    assert first == {"prompt": "user: 1 + 2?", "rejected 1 (direct)": TEXTS["direct"]}
+    assert json.loads(first.pop("prefer 1 (tool_call)")) == [CALL]
+    assert first == {"prompt": "user: 1 + 2?", "avoid 1 (direct)": TEXTS["direct"]}
     assert second.pop("record").endswith("t, line 2")
     assert second == {
         "prompt": "user: 3 + 4?",
-        "chosen (cannot_answer)": TEXTS["cannot_answer"],
-        "rejected 1 (direct)": TEXTS["direct"],
+        "prefer 1 (cannot_answer)": TEXTS["cannot_answer"],
+        "avoid 1 (direct)": TEXTS["direct"],
     }
 
 
