@@ -42,7 +42,7 @@ class ConversationDataModule(ResponseDataModule):
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: likewise of role keep.
         forget_file: likewise of role forget.
-        forget_like: a model of the same architecture and tokenizer that says how likely an answer
+        forget_like: a model of the same kind and tokenizer that says how likely an answer
             to forget is to be where it has no ``around``: one that never learned it.
         val_file: those held out. Without one, a part of the training prompts is.
         test_file: those that certify. Without one, preparation.test_fraction of the training
