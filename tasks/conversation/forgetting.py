@@ -72,8 +72,8 @@ def add_targets(
     theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
     if theirs != encoder.tokenizer.get_vocab():
         raise DataError(
-            f"forget_like={like}: it has another vocabulary than {name}, so its numbers say nothing "
-            "of that. Name a model of the same kind, as it was before it learned the answers."
+            f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "
+            "kind, as it was before it learned the answers."
         )
     rank_zero_info(f"{len(places):,} answers to forget are to be as likely as {like} has them.")
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,6 +16,7 @@ reference π_ref is the same model without its adapters. A mean log-likelihood i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import not_
@@ -35,12 +36,12 @@ from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.reasoning import final_answer
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
-from .rates import write_outputs, write_rates
 from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
@@ -155,9 +156,9 @@ class SafetyModule(LanguageModelModule):
         if constrain == "refusal":
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
-            if comply_borderline_tolerance is not None:
-                comply = replace(self.requirements["comply"], kinds=("benign",))
-                self.requirements = {**self.requirements, "comply": comply}
+        if own.get("comply_borderline") is not None:
+            comply = replace(self.requirements["comply"], kinds=("benign",))
+            self.requirements = {**self.requirements, "comply": comply}
         evaluation = from_plain(SafetyEvaluation, evaluation)
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
@@ -181,10 +182,8 @@ class SafetyModule(LanguageModelModule):
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Under Safe-DPO every pair carries the objective."""
-        masks = super().membership(batch)
-        if self.trained_on == "safe_dpo":
-            masks["objective"] = self._pairs(batch).any(1)
-        return masks
+        pairs = {"objective": self._pairs(batch).any(1)} if self.trained_on == "safe_dpo" else {}
+        return super().membership(batch) | pairs
 
     def _pairs(self, batch: Mapping[str, Any]) -> Tensor:
         """The preferred and the other response of each pair of Safe-DPO, (B, R) bool."""
@@ -247,11 +246,22 @@ class SafetyModule(LanguageModelModule):
         super().finish_evaluation_metrics(metrics)
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Writes ``answers/rates.csv``, and ``alpaca_eval/…/model_outputs.json``: see rates.py."""
-        if not self.trainer.is_global_zero:
-            return
-        root, counted = Path(self.trainer.default_root_dir), dict(answers)
-        if listed := counted.pop("alpaca_eval", None):
-            write_outputs(root / "alpaca_eval", listed)
-        if counted:
-            write_rates(root / "answers" / "rates.csv", counted)
+        """Writes the files of policy and reference that the package ``alpaca_eval`` judges."""
+        if self.trainer.is_global_zero and answers.get("alpaca_eval"):
+            folder = Path(self.trainer.default_root_dir) / "alpaca_eval"
+            write_outputs(folder, answers["alpaca_eval"])
+
+
+def write_outputs(folder: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Writes ``policy/model_outputs.json`` and the reference's, without white space and thoughts.
+
+    answers: {"prompt", "answer", "reference"} of each.
+    """
+    for who, name in (("policy", "answer"), ("reference", "reference")):
+        outputs = [
+            {"instruction": a["prompt"], "output": final_answer(a[name]).strip(), "generator": who}
+            for a in answers
+        ]
+        path = folder / who / "model_outputs.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -77,11 +77,10 @@ class Record(records.Record):
 
 
 class Judgement(NamedTuple):
-    """A record of an answer as an unsafe one; one annotator's verdict, and the harms it saw."""
+    """A record of an answer, as an unsafe one, and the harms that one annotator saw in it."""
 
     record: Record
-    safe: bool
-    categories: frozenset[str]
+    harms: frozenset[str]  # none of an answer judged safe
 
 
 class AnswerPair(NamedTuple):
@@ -139,7 +138,7 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
     answer = _judged(row, "response", "is_safe", where)
     record = _record(row, where, "unsafe", REFUSES, replace(answer, role=UNSAFE))
-    return Judgement(record, answer.role == SAFE, seen)
+    return Judgement(record, frozenset() if answer.role == SAFE else seen)
 
 
 def parse_pair(row: Any, where: str) -> AnswerPair:
@@ -196,17 +195,14 @@ def unanimous(
     that counts for several is put under the first of them, so that none is taken twice.
     """
     groups: dict[str, list[Judgement]] = {}
-    for judgement in judgements:
-        record = judgement.record
-        groups.setdefault(digest(record.text, record.answers), []).append(judgement)
+    for each in judgements:
+        groups.setdefault(digest(each.record.text, each.record.answers), []).append(each)
     found: dict[str, list[Record]] = {name: [] for name in categories}
     for group in groups.values():
-        if len(group) < PAPER_ANNOTATORS or any(judgement.safe for judgement in group):
-            continue
-        shared = frozenset.intersection(*(judgement.categories for judgement in group))
-        name = next((name for name in categories if name in shared), None)
-        if name is not None:
-            found[name].append(replace(group[0].record, given_category=name))
+        shared = frozenset.intersection(*(each.harms for each in group))
+        named = [name for name in categories if name in shared]
+        if len(group) >= PAPER_ANNOTATORS and named:
+            found[named[0]].append(replace(group[0].record, given_category=named[0]))
     return found
 
 

@@ -61,10 +61,8 @@ class When2CallEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        chosen_tolerance: ε_win that violations are measured against; None takes that of training.
-        rejected_tolerance: likewise ε_lose.
-        ratio_tolerance: likewise ε of the ratio.
-        floor_tolerance: likewise δ of the floor.
+        chosen_tolerance: ε_win that violations are measured against, as the others; None takes
+            that of training.
         choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
             hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
     """
@@ -177,12 +175,10 @@ class When2CallModule(LanguageModelModule):
                 for name in NORMALISATIONS
             }
             right = torch.tensor([record.choices[0] for record in records])
-            has_tools = torch.tensor([bool(record.tools) for record in records])
-            index, gold, has_tools = (
-                each.to(real.device)[real] for each in (batch["index"], right, has_tools)
-            )
+            tools = torch.tensor([bool(record.tools) for record in records])
+            index, right, tools = (e.to(real.device)[real] for e in (batch["index"], right, tools))
             choose_by = self.evaluation.choose_by
-            update_choice_metrics(metrics, index, predicted, choose_by, gold, has_tools)
+            update_choice_metrics(metrics, index, predicted, choose_by, right, tools)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0

@@ -123,5 +123,5 @@ def test_a_model_of_other_tokens_says_nothing_of_what_to_forget(
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     like = str(tmp_path / "other")
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
-    with pytest.raises(DataError, match="forget_like.*vocabulary.*before it learned"):
+    with pytest.raises(DataError, match=r"forget_like.*vocabulary.*before it learned"):
         data.setup("fit")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from typing import Any
 
@@ -206,9 +205,7 @@ def test_the_group_carries_its_own_constraint_or_else_comply(language_model_fold
 # Rates --------------------------------------------------------------------------------------------
 
 
-def test_both_rates_stand_side_by_side_by_type(
-    language_model_folder, files, tmp_path, monkeypatch
-) -> None:
+def test_each_kind_has_its_rate(language_model_folder, files, tmp_path, monkeypatch) -> None:
     """Prompts with an even number in them are refused."""
 
     def generate(self: Any, ids: Any, lengths: Any, *, reference: bool = False) -> Answers:
@@ -238,12 +235,3 @@ def test_both_rates_stand_side_by_side_by_type(
     assert found["over_refusal/over_refusal"] == pytest.approx(2 / 3)  # 0, 1, 2
     assert found["contrast/harmful"] == pytest.approx(2 / 3)  # 3, 4, 5
     assert "over_refusal/harmful" not in found
-    with (tmp_path / "answers" / "rates.csv").open() as file:
-        rows = {(row.pop("data_set"), row.pop("category")): row for row in csv.DictReader(file)}
-    columns = ("harmful", "unsafe", "over_refusal", "safe")
-    shown = {key: tuple(row[name] for name in columns) for key, row in rows.items()}
-    assert shown["over_refusal", ""] == ("0.6667", "3", "0.6667", "3")
-    assert shown["over_refusal", "homonyms"] == ("0.5", "2", "0.5", "2")
-    assert shown["over_refusal", "definitions"] == ("1.0", "1", "1.0", "1")
-    assert shown["test", ""] == ("0.5", "2", "0.5", "8")
-    assert shown["test", "homonyms"] == ("", "0", "1.0", "2")

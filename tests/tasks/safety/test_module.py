@@ -18,8 +18,7 @@ from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
-from pl_pointwise.tasks.safety.rates import write_outputs
+from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
