@@ -66,6 +66,7 @@ class ConversationDataModule(ResponseDataModule):
     """
 
     roles = ROLES
+    sources = ("files", "hub", "example")
     remedies = dict.fromkeys(
         ("validate", "test"), "test_file, val_file, or preparation.val_fraction above 0"
     ) | {"fit": "train_file", "predict": "predict_file"}
@@ -97,10 +98,8 @@ class ConversationDataModule(ResponseDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        one_of("source", source, ("files", "hub", "example"), DataError)
-        place: Literal["hub", "files"] = "hub" if source == "hub" else "files"
         super().__init__(
-            model_name, place, preparation, batch_size, eval_batch_size, num_workers, seed
+            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
         )
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("schema", schema, ("auto", *SCHEMAS), DataError)

@@ -112,6 +112,7 @@ class ResponseDataModule(PointwiseDataModule):
     """By stage the options to set where there are no data for it."""
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
+    sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -119,7 +120,7 @@ class ResponseDataModule(PointwiseDataModule):
     def __init__(
         self,
         model_name: str | None,
-        source: Literal["hub", "files"],
+        source: str,
         preparation: Preparation,
         batch_size: int,
         eval_batch_size: int | None,
@@ -132,7 +133,7 @@ class ResponseDataModule(PointwiseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("source", source, ("hub", "files"), DataError)
+        one_of("source", source, self.sources, DataError)
         preparation = from_plain(Preparation, preparation)
         self.given_name, self.preparation, self.source = model_name, preparation, source
         invalid = preparation.invalid

@@ -193,20 +193,19 @@ class SafetyModule(LanguageModelModule):
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        kinds = ["unsafe", "benign"] if self.formulations else []
-        kinds += ["borderline"] if "comply_borderline" in self.formulations else []
-        found = {record.kind for record in records}
-        if lacking := [kind for kind in kinds if kind not in found]:
+        found = {(record.kind, role) for record in records for role in record.roles}
+        for name in self.formulations:
+            role, kinds = self.requirements[name].role, self.requirements[name].kinds
+            if found.isdisjoint((kind, role) for kind in kinds):
+                raise DataError(
+                    f"No {kinds[0]} prompt with a response of kind {role!r} is trained on, which "
+                    f"the constraint {name} needs. Give the data module a {kinds[0]}_file with "
+                    "some, for unsafe answers unsafe_answers: take; or set formulation to null."
+                )
+        if self.trained_on == "safe_dpo" and not any(role == UNSAFE for _, role in found):
             raise DataError(
-                f"There is no {lacking[0]} prompt to train on, which a constraint needs. Give the "
-                f"data module a {lacking[0]}_file, or take the constraint out (formulation: null)."
-            )
-        if self.trained_on != "safe_dpo" and "avoid" not in self.formulations:
-            return
-        if not any(UNSAFE in record.roles for record in records):
-            raise DataError(
-                "Safe-DPO and the constraint avoid need unsafe answers, and the training set has "
-                'none. Give the data module some, and unsafe_answers: "take".'
+                "Safe-DPO needs unsafe answers, and the training set has none. Give the data "
+                "module some, and unsafe_answers: take."
             )
 
     # Evaluation -----------------------------------------------------------------------------------

@@ -211,14 +211,14 @@ def test_training_makes_refusals_likely_where_they_belong(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "safe_dpo"}, 'need unsafe answers.*"take"'),
+        ({"objective": "safe_dpo"}, "Safe-DPO needs unsafe answers.*take"),
         (
             {"constrain": "answer", "formulation": PENALTY},
-            "avoid need unsafe answers",
+            r"unsafe answer.*constraint avoid needs.*unsafe_answers: take",
         ),
         (
             {"comply_borderline_tolerance": -3.0, "formulation": PENALTY},
-            "no borderline prompt to train on.*borderline_file",
+            "No borderline prompt.*borderline_file",
         ),
     ],
 )

@@ -349,7 +349,7 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
     expected = module.generate(batch["prompt_ids"], batch["prompt_lengths"])
     assert expected.cut == [True, True, True]
     assert module.predict_step(batch) == [
-        {"index": index, "answer": expected.texts[row], "cut": True}
+        {"index": index, "answer": expected.texts[row], "refused": False, "cut": True}
         for row, index in ((0, 4), (2, 5))
     ]
 
