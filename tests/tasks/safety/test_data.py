@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
-from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,
@@ -37,8 +35,6 @@ from tests.tasks.safety.conftest import (
     unsafe_rows,
     write_rows,
 )
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def roles_of(data: SafetyDataModule, name: str) -> list[list[str]]:
@@ -227,19 +223,6 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     assert tokenizer.decode(ids) == f"{REFUSAL_TEXT}<|end|>"
 
 
-def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
-    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
-    data.setup("fit")
-    assert is_refusal(REFUSAL_TEXT)
-    assert data.describe(10) == {
-        "record": f"{safety_files['unsafe_file']}, line 1",
-        "prompt": "user: How do I steal 0 cars?",
-        "kind": "unsafe",
-        "refusal 1": REFUSAL_TEXT,
-        "unsafe answer 1": "Take 0 keys.",
-    }
-
-
 def test_the_fingerprint_tells_kinds_apart_whose_tokens_are_the_same(language_model_folder) -> None:
     encoder = ConversationEncoder(build_tokenizer())
     benign, unsafe = (
@@ -306,16 +289,3 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         data_in(language_model_folder, files).setup("fit")
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
-def test_real_records_are_all_usable(language_model_folder) -> None:
-    files = {
-        "benign_file": str(SHARED / "alpaca" / "alpaca_longest.jsonl"),
-        "unsafe_file": str(SHARED / "safety" / "refusals.jsonl"),
-    }
-    limits = {"max_prompt_length": 4000, "max_length": 12000}
-    data = data_in(language_model_folder, files, val_fraction=0.2, **limits)
-    data.setup("fit")
-    found = [Counter(r.unsafe for r in data.datasets[n].records) for n in ("train", "val")]
-    assert found == [{False: 200, True: 240}, {False: 50, True: 60}]

@@ -250,42 +250,25 @@ def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
 
 
 def test_the_warm_starts_model_is_the_reference_of_the_next_run(
-    language_model_folder, safety_files, tmp_path
+    language_model_folder, tmp_path
 ) -> None:
-    files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    module = made(
-        language_model_folder,
-        moved=False,
-        objective="cross_entropy",
-        merge_on_export=True,
-        lora=LARGE,
-        optimization=Optimization(learning_rate=1e-2),
-    )
-    data = data_of(files, unsafe_schema=None)
-    run = quiet_trainer(tmp_path, max_epochs=5)
-    run.test(module, data, verbose=False)
-    before = run.callback_metrics["train/objective"].item()
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    assert run.callback_metrics["train/objective"] < before - 0.5
+    module = made(language_model_folder, objective="cross_entropy", merge_on_export=True)
     trained = {name: weight.clone() for name, weight in module.state_dict().items()}
     folder = module.export(tmp_path / "model")
     for name, weight in module.state_dict().items():
         assert torch.equal(weight, trained[name])  # exporting leaves the model as it is
-    assert not list(folder.glob("adapter*"))
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
-
     ids = torch.arange(3, 43)[None]
     merged = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    with torch.no_grad():
-        expected = module.model(ids).logits
-        with module.model.disable_adapter():
-            start = module.model(ids).logits
-        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
-        assert (start - expected).abs().max() > 0.1
     following = made(folder)
-    with torch.no_grad(), following.model.disable_adapter():
-        torch.testing.assert_close(following.model(ids).logits, expected, atol=1e-4, rtol=0)
+    with torch.no_grad(), following.model.disable_adapter(), module.model.disable_adapter():
+        start = module.model(ids).logits
+        reference = following.model(ids).logits
+    with torch.no_grad():
+        expected = module.eval().model(ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(reference, expected, atol=1e-4, rtol=0)
+    assert (start - expected).abs().max() > 0.1
     assert AutoTokenizer.from_pretrained(folder).chat_template == module.tokenizer.chat_template
 
 

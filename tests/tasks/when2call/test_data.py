@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from pl_pointwise.tasks.when2call.records import (
 )
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
-    CALL,
-    TEXTS,
     TOOL,
     choice_row,
     choice_rows,
@@ -38,7 +35,6 @@ from tests.tasks.when2call.conftest import (
 
 ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
 LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "when2call"
 
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
@@ -139,24 +135,6 @@ def test_plain_pairs_are_read() -> None:
 # Splitting and grouping ---------------------------------------------------------------------------
 
 
-def test_a_training_sample_is_described_by_its_texts(language_model_folder, tmp_path) -> None:
-    rows = [preference_row("1 + 2?"), preference_row("3 + 4?", "cannot_answer", "direct", ())]
-    files = {"train_file": str(write_rows(tmp_path / "t", rows))}
-    data = module(language_model_folder, files, val_fraction=0)
-    data.setup("fit")
-    first, second = data.describe(0), data.describe(1)
-    assert first.pop("record").endswith("t, line 1")
-    assert json.loads(first.pop("tools")) == [TOOL]
-    assert json.loads(first.pop("prefer 1 (tool_call)")) == [CALL]
-    assert first == {"prompt": "user: 1 + 2?", "avoid 1 (direct)": TEXTS["direct"]}
-    assert second.pop("record").endswith("t, line 2")
-    assert second == {
-        "prompt": "user: 3 + 4?",
-        "prefer 1 (cannot_answer)": TEXTS["cannot_answer"],
-        "avoid 1 (direct)": TEXTS["direct"],
-    }
-
-
 def test_other_tools_make_another_prompt() -> None:
     with_tools, alone = (parse_preference(preference_row(tools=t), "x") for t in ([TOOL], []))
     assert with_tools.prompt != alone.prompt
@@ -239,9 +217,7 @@ def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder
     limits = {"max_prompt_length": 160, "val_fraction": 0}
     path = write_rows(tmp_path / "t.jsonl", rows)
     files = {"train_file": str(path), "val_file": str(path)}
-    with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
-        module(language_model_folder, files, **limits).setup("fit")
-    for option, lost in (("too_long", "skipped"), ("invalid", "skipped"), ("too_long", "cut")):
+    for option, lost in (("invalid", "skipped"), ("too_long", "cut")):
         data = module(language_model_folder, files, **{option: lost.removesuffix("ped")}, **limits)
         data.setup("fit")
         count = {"cut": 0, "skipped": 0} | {lost: 1}
@@ -317,17 +293,3 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
 def test_bad_option_is_refused_before_anything_is_read(options, message) -> None:
     with pytest.raises(DataError, match=message):
         When2CallDataModule("no-such-model", **options)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
-def test_real_records_are_all_usable(language_model_folder) -> None:
-    files = {
-        "train_file": str(SHARED / "train_pref.jsonl"),
-        "mcq_file": str(SHARED / "test_mcq.jsonl"),
-    }
-    limits = {"max_prompt_length": 8000, "max_length": 16000}
-    data = module(language_model_folder, files, group_rejected=True, **limits)
-    data.setup()
-    assert len(data.datasets["train"]) + len(data.datasets["val"]) == 62
-    assert len(data.datasets["mcq"]) == 40
-    assert data.datasets["train"].columns == 4
