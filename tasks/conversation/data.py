@@ -37,13 +37,12 @@ class ConversationDataModule(ResponseDataModule):
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
-        train_file: records, or several files of them: JSON lines, or by its ending Parquet, CSV or
-            a JSON list.
+        train_file: one or several: JSON lines, or by its ending Parquet, CSV or a JSON list.
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: likewise of role keep.
         forget_file: likewise of role forget.
-        forget_like: a model of the same kind and tokenizer that says how likely an answer
-            to forget is to be where it has no ``around``: one that never learned it.
+        forget_like: a model of the same kind that never learned the answers to forget, and says how
+            likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is.
         test_file: those that certify. Without one, preparation.test_fraction of the training
             prompts; without either, "test" is "val".

@@ -43,6 +43,13 @@ ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference", *M
 
 _CONTENT = ("content", "tool_calls", "reasoning_content")
 _BOUND = ("tolerance", "around", "relative")
+_OWN = dict.fromkeys(
+    ("prefer", "avoid", "refuse"), "tolerance, a negative number or with relative: true a δ"
+) | {
+    "keep": "tolerance, a positive number; for no less likely than before, role prefer",
+    "forget": "around, a negative number or with relative: true a δ",
+}
+"""What a response of a role has of its own."""
 _COMMON = ("system", "tools", "category", "objective")
 
 
@@ -79,28 +86,16 @@ def parse_response(value: Any, where: str, name: str) -> Response:
 
 def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> float | None:
     """A response's own number: its tolerance, of role forget what its band is around."""
-    role = given["role"]
-    own, other = ("around", "tolerance") if role == "forget" else ("tolerance", "around")
-    value = given.get(own)
-    problem, remedy = "", "Give a number"
-    if relative and role == "keep":
-        own, problem = "relative", "is true of role keep, whose KL is to the reference"
-        remedy = "Give tolerance alone; for no less likely than before, role prefer"
-    elif other in given:
-        problem, remedy = f"of role {role} is not called {other}", f"Give {own}"
-    elif value is None:
-        problem, remedy = "is missing" * relative, "A relative response needs its δ"
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        problem = f"is {shown(value)}"
-    elif role in ("reference", "learn", *MEASURED):
-        problem, remedy = f"bounds a response of role {role}", "Give a role that is a requirement"
-    elif role == "keep" and value <= 0:
-        problem, remedy = f"is {value}, and a KL is above 0", "Give a positive number"
-    elif role != "keep" and value > 0 and not relative:
-        problem = f"is {value}, and no mean log-likelihood is above 0"
-        remedy = "Give a negative number, or relative: true"
-    if problem:
-        raise bad_field(where, f"{name}.{own}", problem, remedy)
+    role, own = given["role"], "around" if given["role"] == "forget" else "tolerance"
+    value, has = given.get(own), {key: given[key] for key in _BOUND if key in given}
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if role == "keep":
+        right = number and not relative and 0 < value < math.inf
+    else:
+        right = number and role in _OWN and math.isfinite(value) and (relative or value <= 0)
+    if not (right if own in given else not relative) or has.keys() - {own, "relative"}:
+        remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
+        raise bad_field(where, name, f"of role {role} has the bound {shown(has)}", remedy)
     return None if value is None else float(value)
 
 

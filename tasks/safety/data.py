@@ -123,7 +123,6 @@ class SafetyDataset(EncodedResponses):
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Of each sample, how many of its kind come before it, its categories in turn."""
         return stratified_ranks(self.strata, [record.category for record in self.records])
 
 
@@ -152,14 +151,12 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
         benign_val_file: those held out; without one a part of benign_file's prompts.
-        benign_test_file: those that certify; without one preparation.test_fraction of benign_file's
-            prompts, without either "val".
+        benign_test_file: those that certify; without one preparation.test_fraction, else "val".
         unsafe_file: unsafe records.
         unsafe_val_file: those held out, likewise.
         unsafe_test_file: those that certify, likewise.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        borderline_file: borderline records, as XSTest's CSV, whose unsafe rows are left out. This
-            and all that follow go with any source.
+        borderline_file: borderline records, as XSTest's; this and what follows with any source.
         borderline_val_file: those held out, likewise.
         borderline_test_file: those that certify, likewise.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows

@@ -49,7 +49,7 @@ REFUSES = Response(REFUSAL, None, refusal=True)
 
 @dataclass(frozen=True)
 class Record(records.Record):
-    """One prompt of one of :data:`KINDS`; of a preference pair the preferred response first."""
+    """One prompt of one of :data:`KINDS`; of a pair the preferred response first."""
 
     kind: str = "benign"
 
@@ -95,7 +95,7 @@ class AnswerPair(NamedTuple):
 
 
 def parse_instruction(row: Any, where: str) -> Record:
-    """A benign row of schema "instruction"."""
+    """A benign prompt with its answer, {"instruction", "input", "output"}."""
     read = read_instruction(json_object(row, where), where, HELPFUL)
     return Record(read.messages, [], (*read.responses, REFUSES), where)
 
@@ -255,9 +255,8 @@ def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
     for record, better, _ in pairs:
         unsafe = torch.tensor([role == UNSAFE for role in record.roles])
         keep, swap = safe_dpo_pairs(unsafe[better], unsafe[1 - better])
+        first = 1 - better if swap else better
         if keep:
-            first = 1 - better if swap else better
-            refusal = [REFUSES] if record.unsafe else []
-            responses = (record.responses[first], record.responses[1 - first], *refusal)
-            found.append(replace(record, responses=responses))
+            pair = record.responses[first], record.responses[1 - first]
+            found.append(replace(record, responses=(*pair, *[REFUSES] * record.unsafe)))
     return found

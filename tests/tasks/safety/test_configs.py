@@ -6,7 +6,6 @@ Only the model, the data and the length of the run are replaced; every other key
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import Generation, Lora, safety
 from tests.tasks.conftest import (
     QUIET_RUN,
-    advice,
     comparison,
     comparisons,
     slow_tables,
@@ -26,7 +24,7 @@ from tests.tasks.conftest import (
     trained,
     words,
 )
-from tests.tasks.safety.conftest import benign_rows, pair_rows, unsafe_rows, write_rows
+from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
 
 FOLDER = Path(safety.__file__).parent / "configs"
 
@@ -83,28 +81,6 @@ def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> N
         assert float(row["test/kl"]) >= -1e-5
     changed = {row["test/kl"] for row in rows[1:]}
     assert len(changed) > 1
-
-
-@pytest.mark.parametrize(
-    ("violated", "said"),
-    [(1.0, "max_epochs=2 "), (0.0, r"tolerance=-1\S+ --set \S+evaluation.refuse_tolerance=-0.5 ")],
-)
-def test_the_advice_of_a_no_is_runnable(violated, said, tiny, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kinds = {"benign": benign_rows(60)[14:], "unsafe": unsafe_rows(60)[8:]}
-    files = {}
-    for kind, rows in kinds.items():
-        files[f"{kind}_test_file"] = write_rows(tmp_path / f"{kind}_test.jsonl", rows[:20])
-        write_rows(tmp_path / f"NEW_{kind}_test_file.jsonl", rows[20:])
-    options = {f"data.init_args.{name}": path for name, path in files.items()}
-    options |= {"model.init_args.evaluation.answer_in": "[]", "trainer.max_epochs": "1"}
-    options |= {"model.init_args.refuse_tolerance": "-20"}
-    asked = ["--config", "safety", "--config", "safety/pointwise", *tiny, *words(options)]
-    asked += ["--require", "refuse: violated <= 0.2"]
-    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated))
-    assert "--data.init_args.unsafe_test_file=NEW_unsafe_test_file.jsonl" in found
-    assert "--data.init_args.benign_test_file=NEW_benign_test_file.jsonl" in found
-    assert re.search(said, found)
 
 
 def test_the_papers_table_has_the_papers_settings(tiny) -> None:

@@ -20,7 +20,6 @@ from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,
     REFUSAL_TEXT,
-    SafetyDataset,
     Selection,
 )
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, UNSAFE
@@ -31,7 +30,6 @@ from tests.tasks.safety.conftest import (
     data_in,
     judgement_rows,
     pair_rows,
-    record,
     unsafe_rows,
     write_rows,
 )
@@ -221,15 +219,6 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     tokenizer = AutoTokenizer.from_pretrained(language_model_folder)
     ids = batch["response_ids"][0, 1, : batch["response_lengths"][0, 1]]
     assert tokenizer.decode(ids) == f"{REFUSAL_TEXT}<|end|>"
-
-
-def test_the_fingerprint_tells_kinds_apart_whose_tokens_are_the_same(language_model_folder) -> None:
-    encoder = ConversationEncoder(build_tokenizer())
-    benign, unsafe = (
-        SafetyDataset([made], encoder, max_prompt_length=50, max_length=90).fingerprint
-        for made in (record("Hello.", each, (REFUSAL, "No.")) for each in (False, True))
-    )
-    assert benign != unsafe
 
 
 # Templates ----------------------------------------------------------------------------------------

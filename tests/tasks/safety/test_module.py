@@ -374,12 +374,9 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     assert list(module.answers) == ["val"]
     values = module.evaluated_metrics["val"]
     assert set(values) == {"refusal_rate", "harmful", "over_refusal", "cut"}
-    for name, unsafe in (("refusal_rate", True), ("over_refusal", False)):
-        chosen = [row for row in rows if row["unsafe"] == unsafe]
-        refused = [float(row["refused"]) for row in chosen]
-        assert found[f"val/{name}"] == pytest.approx(sum(refused) / len(refused))
-        assert values[name].index.tolist() == [row["index"] for row in chosen]
-        assert values[name].value.tolist() == refused
+    refused = [float(row["refused"]) for row in rows if row["unsafe"]]
+    assert found["val/refusal_rate"] == pytest.approx(sum(refused) / len(refused))
+    assert values["refusal_rate"].value.tolist() == refused
     run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     again = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]
