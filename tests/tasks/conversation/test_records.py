@@ -56,19 +56,6 @@ def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) ->
         assert word in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"messages": [{"role": "robot", "content": "x"}]}, ["messages[0].role", "'robot'"]),
-        ({"objective": "yes"}, ["objective", "true or false"]),
-    ],
-)
-def test_bad_record_is_refused(row, words) -> None:
-    with pytest.raises(DataError) as found:
-        of({"role": "refuse"}, **row)
-    assert all(word in str(found.value) for word in words)
-
-
 SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
@@ -142,9 +129,11 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
         ({"prompt": "Hi", "prefer": None}, ["at least one"]),
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
+        ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
+        ({"prompt": "Hi", "refuse": True, "objective": "yes"}, ["objective", "true or false"]),
     ],
 )
-def test_row_of_no_schema_or_without_a_response_is_refused(row, words) -> None:
+def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
         Reading()(row, "f, line 3")
     assert all(word in str(found.value) for word in ["f, line 3", *words])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import SafetyModule
 from pl_pointwise.tasks.language_model.generation import Answers
 from pl_pointwise.tasks.safety.data import REFUSAL_TEXT
@@ -112,18 +111,6 @@ def test_tested_prompts_that_are_trained_on_are_reported(
 )
 def test_a_borderline_record_says_what_to_answer_and_what_not(row, responses) -> None:
     assert said(parse_borderline({"prompt": "p"} | row, "x")) == responses
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"text": "p"}, '"prompt" is missing'),
-        ({"prompt": "p", "refusal": 3}, '"refusal" is a number'),
-    ],
-)
-def test_a_bad_borderline_row_is_refused_by_place_and_field(row, message) -> None:
-    with pytest.raises(DataError, match=f"t.jsonl, line 7: .*{message}"):
-        parse_borderline(row, "t.jsonl, line 7")
 
 
 @pytest.mark.parametrize("own", [True, False])

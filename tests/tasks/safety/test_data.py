@@ -261,16 +261,6 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
         SafetyDataModule("no-such-model", **options)
 
 
-def test_an_answer_that_is_the_refusal_is_refused(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    """It would have to be likely and unlikely at once."""
-    row = {"instruction": "Sing.", "output": REFUSAL_TEXT}
-    files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [row])}
-    with pytest.raises(DataError, match=r"b.jsonl, line 1: .*two responses alike"):
-        data_in(language_model_folder, files).setup("fit")
-
-
 def test_a_prompt_to_answer_and_to_refuse_is_reported(
     language_model_folder, safety_files, tmp_path
 ) -> None:

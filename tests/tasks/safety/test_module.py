@@ -179,7 +179,6 @@ def test_training_makes_refusals_likely_where_they_belong(
         comply_tolerance=-4.0,
         lora=LARGE,
         optimization=Optimization(learning_rate=1e-2),
-        reference_cache="memory",
     )
     data = data_of(safety_files)
     run = quiet_trainer(tmp_path, max_epochs=0)
@@ -202,10 +201,6 @@ def test_training_makes_refusals_likely_where_they_belong(
         others = torch.ones(16, dtype=torch.bool)
         others[of_it] = False
         assert (multipliers[others] == 0).all()  # a sample's λ belongs to its own constraint
-    cache = module.scorer.cache
-    assert cache is not None
-    assert cache.hits > 0
-    assert cache.misses == 0  # Counted anew each epoch: the first has found every answer.
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from pl_pointwise.tasks.when2call.records import (
     parse_choice,
     parse_pair,
     parse_preference,
-    parse_question,
 )
 from tests.tasks.conftest import build_tokenizer, make_data
 from tests.tasks.when2call.conftest import (
@@ -110,12 +109,8 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
         "- config_name: test\n  data_files:\n"
         "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
     )
-    data = When2CallDataModule(
-        str(language_model_folder),
-        source="hub",
-        hub_path=str(folder),
-        preparation=Preparation(val_fraction=0.25),
-    )
+    own = Preparation(val_fraction=0.25)
+    data = When2CallDataModule(str(language_model_folder), hub_path=str(folder), preparation=own)
     data.prepare_data()
     data.setup()
     sizes = {name: len(rows) for name, rows in data.datasets.items()}
@@ -253,17 +248,6 @@ def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_fi
     assert list(data.datasets) == ["mcq"]
     with pytest.raises(DataError, match="Set train_file"):
         data.setup("fit")
-
-
-def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
-    rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
-    path = write_rows(tmp_path / "q.jsonl", rows)
-    data = module(language_model_folder, {"predict_file": str(path)})
-    data.setup("predict")
-    found = data.datasets["predict"]
-    batch = data.collate([{**found[i], "index": i} for i in range(3)])
-    assert (batch["response_lengths"] > 0).sum(1).tolist() == [0, 4, 1]
-    assert parse_question(rows[0], "x").answers == []
 
 
 def test_the_fingerprint_tells_orders_and_limits_apart() -> None:

@@ -133,14 +133,6 @@ def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> 
     assert bool(others.any()) == (name == "dpo")
 
 
-def test_a_loss_without_reference_computes_none_in_training_and_one_in_evaluation(
-    language_model_folder,
-) -> None:
-    module, batch = made(language_model_folder, objective="simpo"), batch_of()
-    assert module(batch).kl is None
-    assert module.eval()(batch).kl is not None
-
-
 # Fit ----------------------------------------------------------------------------------------------
 
 
