@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from transformers import AutoConfig
 
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
+from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
@@ -25,7 +26,7 @@ from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .generation import learnt_positions
 from .loading import load_tokenizer
-from .messages import turn_text
+from .messages import answer_text, turn_text
 from .records import Record
 from .roles import collate_rows
 from .truncation import TooLong
@@ -89,7 +90,7 @@ DEFAULT_PREPARATION = Preparation()
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`task_records` and :meth:`remedy`. Its
+    A subclass sets the class attributes and defines :meth:`read_splits` and :meth:`read`. Its
     docstring has the arguments. Batches are those of roles.py.
 
     Model, revision, chat template and its arguments are those of the module it is used with, or
@@ -100,10 +101,18 @@ class ResponseDataModule(PointwiseDataModule):
             left out as their prompts are too long ("skipped").
     """
 
-    needs: ClassVar[Needs]
+    needs: ClassVar[Needs] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": ("test", "train"),
+        "predict": ("predict",),
+    }
     """Where no records are held out as "test", it is "val" under another name."""
+    remedies: ClassVar[Mapping[str, str]]
+    """By stage the options to set where there are no data for it."""
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
+    sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -111,8 +120,7 @@ class ResponseDataModule(PointwiseDataModule):
     def __init__(
         self,
         model_name: str | None,
-        *,
-        source: Literal["hub", "files"],
+        source: str,
         preparation: Preparation,
         batch_size: int,
         eval_batch_size: int | None,
@@ -125,7 +133,7 @@ class ResponseDataModule(PointwiseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("source", source, ("hub", "files"), DataError)
+        one_of("source", source, self.sources, DataError)
         preparation = from_plain(Preparation, preparation)
         self.given_name, self.preparation, self.source = model_name, preparation, source
         invalid = preparation.invalid
@@ -155,12 +163,40 @@ class ResponseDataModule(PointwiseDataModule):
         return False
 
     @abstractmethod
-    def task_records(self, name: str) -> Sequence[Any]:
-        """The records of a data set; none where its source has none."""
+    def read_splits(self) -> Mapping[str, list[Any]]:
+        """The records of "train", "val" and "test", as far as there are any."""
 
     @abstractmethod
-    def remedy(self, stage: str) -> str:
-        """Which options to set where there are no data for a stage."""
+    def read(self, name: str) -> list[Any]:
+        """The records of another data set; none where its source has none."""
+
+    def task_records(self, name: str) -> list[Any]:
+        """The records of a data set, read once."""
+        if name not in self._records:
+            splits = name in SPLITS
+            found = self.read_splits() if splits else {name: self.read(name)}
+            self._records |= {each: found.get(each, []) for each in (SPLITS if splits else (name,))}
+        return self._records[name]
+
+    def describe(self, index: int) -> dict[str, str]:
+        """The texts of training sample ``index``: conversation, tools, kind, and each response."""
+        dataset = self.datasets["train"]
+        assert isinstance(dataset, EncodedResponses)
+        record = dataset.records[index]
+        texts = {"record": record.where, "prompt": "\n".join(map(turn_text, record.messages))}
+        if record.tools:
+            texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
+        if record.kind:
+            texts["kind"] = record.kind
+        seen: Counter[str] = Counter()
+        for each in record.responses:
+            seen[each.role] += 1
+            about = [each.behaviour] if each.behaviour else []
+            if each.tolerance is not None:
+                about.append(f"{'s̄_ref − ' if each.relative else ''}{each.tolerance:g}")
+            name = " ".join([each.role, str(seen[each.role]), *(f"({what})" for what in about)])
+            texts[name] = "" if each.answer is None else answer_text(each.answer)
+        return texts
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -183,7 +219,8 @@ class ResponseDataModule(PointwiseDataModule):
         needed = self.needs[stage][: None if stage == "test" else 1]
         if self.datasets.keys().isdisjoint(needed):
             raise DataError(
-                f"There are no data to {stage} with source={self.source}. Set {self.remedy(stage)}."
+                f"There are no data to {stage} with source={self.source}. "
+                f"Set {self.remedies[stage]}."
             )
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
@@ -257,12 +294,6 @@ class ResponseDataModule(PointwiseDataModule):
         rows = numbered(hub_split(path, config, split), source)
         return records_of(rows, source, parse, self.skip_invalid)
 
-    def _training_record(self, index: int) -> Any:
-        """The record of training sample ``index``, for reports."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, EncodedResponses)
-        return dataset.records[index]
-
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         own = self.preparation
@@ -289,10 +320,3 @@ class ResponseDataModule(PointwiseDataModule):
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model
-
-
-def conversation_texts(record: Record) -> dict[str, str]:
-    """Where a record is from, its turns, and its tools if it has some, for reports."""
-    turns = "\n".join(map(turn_text, record.messages))
-    tools = {"tools": json.dumps(record.tools, ensure_ascii=False)} if record.tools else {}
-    return {"record": record.where, "prompt": turns, **tools}

@@ -311,9 +311,6 @@ class LanguageModelModule(PointwiseModule):
             for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
         ]
 
-    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """Adds to the answers of this rank, and to the metrics, before they are written."""
-
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes more of the answers of all ranks, by data set; called on every rank."""
 

@@ -16,7 +16,6 @@ from pl_pointwise.tasks.common.records import (
     field,
     folded,
     kind,
-    shown,
     text_field,
 )
 
@@ -181,36 +180,6 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
         problem = "equals the chosen one, so it cannot be both right and wrong"
         raise bad_field(where, "rejected", problem, "Change one of the two")
     return [prefer, avoid]
-
-
-def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
-    """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
-    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
-    """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
-    response = _judged(row, "response", "is_safe", where)
-    harms = row["category"] if isinstance(row.get("category"), dict) else {}
-    category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
-    return make_record(row, conversation(row, where), [response], where, category)
-
-
-def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
-    role = "reference" if flag(row, safe, where) else "avoid"
-    return response_of(role, field(row, name, where), where, name)
-
-
-def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
-    """Whether a row of XSTest is of its unsafe half, by "label" or else its type, and the type."""
-    label, own = row.get("label"), row.get("type")
-    category = own if isinstance(own, str) else ""
-    if not label:
-        return category.startswith("contrast_"), category
-    if label not in ("safe", "unsafe"):
-        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    return label == "unsafe", category
 
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:

@@ -337,26 +337,6 @@ def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) 
     return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
 
 
-def step_against_gradient(module: Any, batch: dict[str, Any]) -> tuple[Any, Any, float, float]:
-    """A small step down the objective's gradient: outputs and mean objective, before and after.
-
-    The mean is over the samples that carry the objective.
-    """
-    carries = module.membership(batch).get("objective", torch.ones(len(batch["index"])).bool())
-    trained = [p for p in module.parameters() if p.requires_grad]
-    before = module(batch)
-    loss = module.objective(before, batch)[carries].mean()
-    loss.backward()
-    size = max(p.grad.abs().max().item() for p in trained if p.grad is not None)
-    assert size > 1e-6
-    with torch.no_grad():
-        for weight in trained:
-            if weight.grad is not None:
-                weight -= 1e-3 / size * weight.grad
-        after = module(batch)
-        return before, after, loss.item(), module.objective(after, batch)[carries].mean().item()
-
-
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte, an end token, a chat template that renders tools and tool calls."""
