@@ -5,7 +5,6 @@ A bound that is always 1 covers too, so each simulation also asks for a bound th
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 from collections.abc import Callable
@@ -209,9 +208,3 @@ def test_infinite_violations_count_as_violated() -> None:
     assert certificate.violated == 1
     assert certificate.cvar == math.inf
     assert certificate.interval == (-1.0, math.inf)
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    outcome = doctest.testmod(certificates)
-    assert outcome.attempted >= 6
-    assert outcome.failed == 0

@@ -194,11 +194,3 @@ def test_cvar_solution_threshold_and_multiplier_are_in_closed_form(alpha: Any) -
     assert w == pytest.approx(least, abs=0.03)
     assert float(module.thresholds["row"]) == pytest.approx(numbers[3] - least, abs=0.03)
     assert multiplier == pytest.approx(least + 1, rel=0.01)
-
-
-def test_cvar_at_level_zero_is_the_average_once_its_threshold_is_below_everyone() -> None:
-    numbers = NUMBERS.numpy()
-    w, multiplier, module = above(CVaR(level=0.0, threshold_lr=0.3, dual_lr=0.3), 100, 0.3)
-    assert w == pytest.approx(numbers.mean(), abs=0.002)
-    assert multiplier == pytest.approx(numbers.mean() + 1, abs=0.005)
-    assert float(module.thresholds["row"]) <= numbers.min() - numbers.mean()
