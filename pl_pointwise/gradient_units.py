@@ -8,7 +8,7 @@ whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r 
 violated values, s the share of the values that is violated, and λ̄ the mean multiplier of those that
 pull or have one,
 
-    P = min(max(5s, ½)·Λ + 2λ̄, 100Λ),
+    P = min(max(5s, 1)·Λ + 2λ̄, 100Λ),
     force on a sample: (λ + P·min(v/r, 1))₊,     dual step: λ ← (λ + min(P/2, 10Λ)·clip(v/r, ±1))₊,
 
 an augmented Lagrangian with α = P/2r, linear beyond r. A requirement that all samples violate pulls
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 LEAD = 5.0
 """What a requirement that all samples violate pulls with, in Λ,"""
-LEAST = 0.5
-"""what one that few violate pulls with at least, beside the part of λ̄,"""
+LEAST = 1.0
+"""what one that few violate pulls with,"""
 OF_MULTIPLIERS = 2.0
-"""that part, in λ̄,"""
+"""what either adds, in λ̄,"""
 LARGEST = 100.0
-"""and what either pulls with at most, in Λ."""
+"""and what it pulls with at most, in Λ."""
 PATIENCE = 0.5
 """What a visit moves λ by, in P,"""
 LARGEST_STEP = 10.0

@@ -20,8 +20,7 @@ import yaml
 from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
-from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_run import SaveConfig
+from pl_pointwise.cli import PointwiseCLI, SaveConfig
 from pl_pointwise.foreign_names import foreign_names
 from pl_pointwise.module import PointwiseModule
 

@@ -9,12 +9,15 @@ by one position. The model itself is looked at besides, values alone, in its own
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+
+Values = Mapping[str, Tensor]
+"""What a way computes, by its name in a message."""
 
 GRADIENT_BOUND = 3e-2
 """In float32. Rounding that turns one ReLU off moved a gradient of OPT by 7e-3 of its norm."""
@@ -104,25 +107,39 @@ def rounding(model: nn.Module) -> float:
     return 1e-4 if device == "cpu" else 1e-3
 
 
-def disagreement(name: str, fast: Tensor, plain: Tensor, bound: float) -> str | None:
-    """What to say if values differ by more than the bound where ``plain`` is finite, else None."""
-    finite = plain.isfinite()
-    error = ((fast - plain).abs() / (1 + plain.abs()))[finite]
-    if (error <= bound).all():  # So that NaN does not pass.
-        return None
-    return (
-        f"its {name} differs from the plain method's by {error.max():.1e}, relative to "
-        f"1 + |value|; rounding explains {bound:.0e}"
-    )
+def value_problem(fast: Values, plain: Values, bound: float) -> str | None:
+    """Which values differ by more than the bound where ``plain`` is finite, or None."""
+    for name, expected in plain.items():
+        finite = expected.isfinite()
+        error = ((fast[name] - expected).abs() / (1 + expected.abs()))[finite]
+        if not (error <= bound).all():  # So that NaN does not pass.
+            return (
+                f"its {name} differs from the plain method's by {error.max():.1e}, relative to "
+                f"1 + |value|; rounding explains {bound:.0e}"
+            )
+    return None
 
 
-def gradient_problem(fast: Sequence[Tensor], plain: Sequence[Tensor]) -> str | None:
-    """Which weight's gradient differs by more than ``GRADIENT_BOUND`` of its norm, or None.
+def clone_problem(
+    clone: nn.Module, fast: Callable[[], Values], plain: Callable[[], Values]
+) -> str | None:
+    """Which values of a clone differ, or which weight's gradient of their sum, or None.
 
     Norms below a thousandth of the largest count as that: what is left of them is rounding.
     """
-    largest = max(float(each.norm()) for each in plain)
-    for value, expected in zip(fast, plain, strict=True):
+    weights = [weight for weight in clone.parameters() if weight.requires_grad]
+
+    def computed(way: Callable[[], Values]) -> tuple[Values, Sequence[Tensor]]:
+        values, loss = way(), torch.zeros((), device=weights[0].device)
+        for each in values.values():
+            loss = loss + (each.flatten() * torch.linspace(0.5, 1.5, each.numel()).to(each)).sum()
+        return values, torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+
+    (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
+    if problem := value_problem(values, plain_values, rounding(clone)):
+        return problem
+    largest = max(float(each.norm()) for each in slopes)
+    for value, expected in zip(gradients, slopes, strict=True):
         error = float((value - expected).norm()) / max(float(expected.norm()), 1e-3 * largest)
         if not error <= GRADIENT_BOUND:
             return (

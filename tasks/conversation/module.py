@@ -36,8 +36,8 @@ from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import Rate, add_answers
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.objectives import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.records import Record
 from pl_pointwise.tasks.language_model.roles import Requirement, divergence, drop, mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics

@@ -1,8 +1,7 @@
 """Answers in an evaluation: prompts are answered, the answers counted, and written to files.
 
 A task's evaluation has ``answer_in``, the data sets of `test` whose prompts are answered, and
-``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates, and
-may say more of each answer (``batch_answers``), judge all of them and report on them.
+``answers_at_most``, so many of each kind by a batch's "rank". Its module has a table of rates.
 """
 
 from __future__ import annotations
@@ -45,19 +44,15 @@ class Rate:
         return MeanBySample(self.higher_is_better)
 
 
-CUT = Rate("cut", higher_is_better=False)
-"""The share of answers that stop only at the length limit."""
-
-
 def rates_of(module: LanguageModelModule) -> dict[str, Rate]:
-    """The task's rates, and with any the share of answers that were cut."""
-    return {**module.rates, "cut": CUT} if module.rates else {}
+    """The task's rates, and with any the share of answers that stop only at the length limit."""
+    cut = Rate("cut", higher_is_better=False)
+    return {**module.rates, "cut": cut} if module.rates else {}
 
 
 def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(position in the batch, index) of the samples of a batch that do not only fill it."""
-    pairs = enumerate(batch["index"].tolist())
-    return [(row, index) for row, index in pairs if index != PADDING]
+    return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
 
 
 def add_answers(
@@ -77,24 +72,17 @@ def answer_batch(
     if not metrics["cut"].update_called:  # Fresh metrics: another pass.
         module.answers[stage] = []
     limit, ranks = module.evaluation.answers_at_most, batch["rank"].tolist()
-    asked = [
-        (row, index) for row, index in real_samples(batch) if limit is None or ranks[row] < limit
-    ]
+    asked = [each for each in real_samples(batch) if limit is None or ranks[each[0]] < limit]
     if not asked:
         return
     new = module.batch_answers(batch, asked, stage)
     module.answers[stage] += new
     kinds = [module.prompt_kind(batch["records"][row]) for row, _ in asked]
     for name, rate in rates_of(module).items():
-        counted = [
-            answer
-            for answer, kind in zip(new, kinds, strict=True)
-            if rate.entry in answer and rate.kind in (None, kind)
-        ]
-        if counted:
-            add_answers(
-                metrics[name], counted, [each[rate.entry] == rate.value for each in counted]
-            )
+        of_kind = (each for each, kind in zip(new, kinds, strict=True) if rate.kind in (None, kind))
+        if counted := [answer for answer in of_kind if rate.entry in answer]:
+            values = [answer[rate.entry] == rate.value for answer in counted]
+            add_answers(metrics[name], counted, values)
 
 
 def finish_answers(
@@ -115,9 +103,7 @@ def finish_answers(
 
 def _answered(module: LanguageModelModule) -> list[str]:
     """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
-    if not module.rates:
-        return []
-    wanted = module.evaluation.answer_in
+    wanted = module.evaluation.answer_in if module.rates else []
     if module.trainer.state.fn == TrainerFn.VALIDATING:
         return ["val"] if "test" in wanted else []
     return list(wanted) if module.trainer.testing else []
@@ -137,8 +123,5 @@ def _write(module: LanguageModelModule, stage: str) -> list[dict[str, Any]]:
         lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
         path.write_text("".join(lines), encoding="utf-8")
         cut = sum(answer["cut"] for answer in answers)
-        rank_zero_info(
-            f"{stage}: {len(answers):,} answers written to {path}; {cut:,} were cut at "
-            f"{module.generation.max_new_tokens} tokens."
-        )
+        rank_zero_info(f"{stage}: {len(answers):,} answers, {cut:,} of them cut, are in {path}.")
     return answers

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .conversations import ConversationEncoder
+from .generation import decoded
 from .messages import tool_calls
 from .reasoning import final_answer
 
@@ -48,13 +49,13 @@ def names_of(answer: str) -> list[str]:
 
 def calls_existing(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an answer consists of calls of these tools."""
-    called, known = names_of(answer), {_described(tool)["name"] for tool in tools}
-    return bool(called) and known.issuperset(called)
+    called = names_of(answer)
+    return bool(called) and _required(tools).keys() >= set(called)
 
 
 def is_valid_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether it consists of calls of these tools, each with all arguments its tool requires."""
-    required = {_described(tool)["name"]: _required(_described(tool)) for tool in tools}
+    required = _required(tools)
     return calls_existing(answer, tools) and all(
         required[call["name"]] <= set(call["arguments"]) for call in calls_in(answer) or ()
     )
@@ -72,16 +73,16 @@ def call_report(answer: str, preferred: Sequence[str], record: Any) -> dict[str,
     }
 
 
-def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = tool.get("function", tool)
+def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """By tool the arguments that its JSON schema requires."""
+    found = {}
+    for tool in tools:
+        tool = tool.get("function", tool)
+        schema = tool.get("parameters")
+        names = schema.get("required") if isinstance(schema, Mapping) else None
+        listed = names if isinstance(names, list) else ()
+        found[tool["name"]] = {name for name in listed if isinstance(name, str)}
     return found
-
-
-def _required(tool: Mapping[str, Any]) -> set[str]:
-    """The arguments that a tool's JSON schema requires."""
-    schema = tool.get("parameters")
-    names = schema.get("required") if isinstance(schema, Mapping) else None
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def text_of_response(
@@ -92,6 +93,4 @@ def text_of_response(
     ids = batch["response_ids"][row, column, :length].tolist()
     while ids and ids[-1] in encoder.end_ids:
         ids.pop()
-    text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
-    assert isinstance(text, str)
-    return final_answer(text)
+    return final_answer(decoded(ids, encoder))

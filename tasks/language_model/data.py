@@ -23,9 +23,9 @@ from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
+from .generation import learnt_positions
 from .loading import load_tokenizer
 from .messages import turn_text
-from .positions import learnt_positions
 from .records import Record
 from .roles import collate_rows
 from .truncation import TooLong

@@ -6,13 +6,9 @@ training run is left alone. For that, every prompt has its own uniform numbers, 
 the token is the one whose share of the cumulative probability, likeliest token first, the number
 falls into. Of a model's own generation defaults (its generation_config) nothing applies.
 
-The model's probabilities do depend on the batch, by rounding: its size and padding decide in which
-order numbers are added up. In float32 that moves a probability by about 1e-6, and an answer hardly
-ever; in bfloat16 by about 1e-2, which is enough for two likely tokens to change places, and from
-there on the answer is another one. Answers that must not depend on their batch need float32
-weights and precision, or ``eval_batch_size: 1``.
-
-An answer is what stands behind the thoughts of a model that reasons; see reasoning.py.
+The model's probabilities do depend on the batch, by rounding. In float32 that moves a probability
+by about 1e-6, and an answer hardly ever; in bfloat16 by about 1e-2, and two likely tokens may
+change places. Answers that must not depend on their batch need float32, or ``eval_batch_size: 1``.
 """
 
 from __future__ import annotations
@@ -22,18 +18,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+)
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder
-from .positions import check_room
 from .reasoning import final_answer, in_thought
 from .reference import adapters_off, base_of
 
-_TAIL = 32
-"""Tokens at a prompt's end in which a thought may begin that the answer goes on with."""
+_TAIL = 32  # tokens at a prompt's end in which a thought may begin that the answer goes on with
 
 
 @dataclass
@@ -62,8 +61,7 @@ class Generation:
             raise ValueError(f"max_new_tokens={self.max_new_tokens}: give at least 1.")
         if not self.temperature > 0:
             raise ValueError(
-                f"temperature={self.temperature}: give a number above 0, or sample: false for the "
-                "likeliest tokens."
+                f"temperature={self.temperature}: give more than 0, or sample: false for greedy."
             )
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k}: give a number of tokens, or 0 for all.")
@@ -71,14 +69,34 @@ class Generation:
 
 @dataclass(frozen=True)
 class Answers:
-    """Generated answers, in the order of their prompts."""
+    """Generated answers, in the order of their prompts.
+
+    ids are without the token that ends them; texts without thoughts (reasoning.py), "" where a
+    thought did not end: what every judge reads; cut is whether the answer ran into max_new_tokens.
+    """
 
     ids: list[list[int]]
-    """Without the token that ends them."""
     texts: list[str]
-    """The answers without thoughts, "" where a thought did not end; what every judge reads."""
     cut: list[bool]
-    """Whether the answer ran into max_new_tokens instead of ending."""
+
+
+def learnt_positions(config: PreTrainedConfig) -> int | None:
+    """How many positions have weights of their own, as GPT-2's; a longer sequence is an IndexError.
+
+    None where nothing ends: rotary positions, or none.
+    """
+    config = config.get_text_config()
+    rotary = ("rope_parameters", "rope_scaling", "rope_theta")
+    if any(getattr(config, name, None) for name in rotary):
+        return None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
+    """The text of tokens, special ones included."""
+    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert isinstance(text, str)
+    return text
 
 
 def generate_answers(
@@ -91,28 +109,16 @@ def generate_answers(
 ) -> Answers:
     """An answer to each prompt, until one of the tokens that end a turn.
 
-    Args:
-        model: a transformers model, or a PEFT model around one.
-        encoder: of the model.
-        prompts: token ids of each, at least one.
-        settings: how to generate.
-        reference: generate with the adapters off.
+    encoder: of the model. The others as :func:`generate_ids` takes them.
     """
     own = base_of(model).generation_config.eos_token_id
     ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
     found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
     cut = [ids[-1] not in ends for ids in found]
     ids = [row if more else row[:-1] for row, more in zip(found, cut, strict=True)]
-    written = [_decoded(row, encoder) for row in ids]
-    begun = [in_thought(_decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
-    texts = [final_answer(start + text) for start, text in zip(begun, written, strict=True)]
+    begun = [in_thought(decoded(prompt[-_TAIL:], encoder)) for prompt in prompts]
+    texts = [final_answer(a + decoded(row, encoder)) for a, row in zip(begun, ids, strict=True)]
     return Answers(ids, texts, cut)
-
-
-def _decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
-    text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
-    assert isinstance(text, str)
-    return text
 
 
 def generate_ids(
@@ -135,12 +141,16 @@ def generate_ids(
         reference: generate with the adapters off.
 
     Raises:
-        ValueError: a prompt and the longest answer to it have more tokens than the model has
-            learnt positions.
+        ValueError: prompt and answer may be longer than the model has learnt positions.
     """
     base = base_of(model)
-    width = max(map(len, prompts))
-    check_room(base.config, width, settings.max_new_tokens)
+    width, most = max(map(len, prompts)), learnt_positions(base.config)
+    if most is not None and width + settings.max_new_tokens > most:
+        raise ValueError(
+            f"A prompt of {width:,} tokens and an answer of up to {settings.max_new_tokens:,} do "
+            f"not fit into the {most:,} positions of the model. Lower "
+            "policy.generation.max_new_tokens or preparation.max_prompt_length."
+        )
     # Padding is masked out, so any token will do for it. It is on the left: the next token is then
     # in the same place for every prompt.
     filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -165,17 +175,17 @@ def generate_ids(
     finally:
         base.generation_config = own
     assert isinstance(whole, Tensor)
-    return [_until(row, ends) for row in whole[:, width:].tolist()]
+    found = []
+    for row in whole[:, width:].tolist():  # Padding follows an end token.
+        end = next((place for place, token in enumerate(row) if token in ends), len(row))
+        found.append(row[: end + 1])
+    return found
 
 
 class Draws(LogitsProcessor):
     """Draws a token for each row and leaves only that one possible.
 
-    Args:
-        uniform: the numbers that decide, in [0, 1), (B, max_new_tokens).
-        width: tokens in front of the answers.
-        temperature: of the distribution that is drawn from.
-        top_k: tokens that a draw may take; 0 for all.
+    uniform: the numbers that decide, in [0, 1), (B, max_new_tokens). width: of the prompts.
     """
 
     def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:
@@ -199,8 +209,3 @@ def _uniform(settings: Generation, prompt: Sequence[int]) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     # Not the default type: that is a half precision under bf16-true.
     return torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float32)
-
-
-def _until(row: list[int], ends: Sequence[int]) -> list[int]:
-    """A generated row up to and with its first end token; padding follows it."""
-    return row[: next((place + 1 for place, token in enumerate(row) if token in ends), len(row))]

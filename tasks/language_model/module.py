@@ -13,15 +13,15 @@ generated answers (answering.py) of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from peft import PeftModel
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
@@ -34,7 +34,7 @@ from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
 from .export import export_policy
 from .generation import Answers, Generation, generate_answers
-from .loading import Dtype, load_language_model, load_tokenizer
+from .loading import load_language_model, load_tokenizer
 from .policy import Policy
 from .records import Record
 from .reference import ReferenceCache, belongs_to_adapter, caching_problem
@@ -55,15 +55,11 @@ class LanguageModelModule(PointwiseModule):
         training: how it is trained.
 
     Attributes:
-        policy: as it was given.
         lora, generation: the policy's, or the task's where it has "default".
-        model_name, revision, chat_template, template_arguments: the policy's, which the data module
-            takes over.
         answers: generated in the last `test` or `validate` by this rank, by data set.
 
     Raises:
-        ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or no
-            policy, but perhaps the model's name.
+        ValueError: a positive tolerance, which no mean log-likelihood reaches; or no policy.
     """
 
     host_keys: tuple[str, ...] = (
@@ -125,38 +121,43 @@ class LanguageModelModule(PointwiseModule):
 
     def _load_policy(self, policy: Policy) -> None:
         self.policy = policy
-        self.lora = self.default_lora if policy.lora == "default" else policy.lora
-        self.generation = self.default_generation
-        if isinstance(policy.generation, Generation):
-            self.generation = policy.generation
+        lora = self.default_lora if policy.lora == "default" else policy.lora
+        self.lora = lora if isinstance(lora, Lora) else None
+        own = policy.generation
+        self.generation = own if isinstance(own, Generation) else self.default_generation
+        # The data module takes these over.
         self.model_name, self.revision = policy.model_name, policy.revision
         self.chat_template = policy.chat_template
         self.template_arguments = policy.template_arguments
-        model = _loaded(
-            policy.model_name,
-            seed=torch.initial_seed(),
-            lora=self.lora,
-            gradient_checkpointing=policy.gradient_checkpointing,
-            dtype=_trainable_dtype(policy.dtype) if self.lora is None else policy.dtype,
-            attention=policy.attention,
-            quantize_4bit=policy.quantize_4bit,
-            revision=policy.revision,
-        )
+        dtype = policy.dtype
+        if self.lora is None and dtype in ("bfloat16", "float16"):
+            rank_zero_warn(
+                f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is "
+                'lost in rounding. Leave dtype "auto" for float32 weights, and set '
+                "trainer.precision to bf16-mixed for the speed."
+            )
+        with torch.random.fork_rng(devices=[]):
+            # What the model's files lack depends on the seed alone, not on what was drawn before.
+            torch.default_generator.manual_seed(torch.initial_seed())
+            model = load_language_model(
+                policy.model_name,
+                lora=self.lora,
+                dtype="float32" if self.lora is None and dtype == "auto" else dtype,
+                attention=policy.attention,
+                quantize_4bit=policy.quantize_4bit,
+                gradient_checkpointing=policy.gradient_checkpointing,
+                revision=policy.revision,
+            )
         # Loaded in evaluation mode, and Lightning keeps the mode it finds.
         self.model = model.train()
         self.scorer = ResponseScorer(model, policy.scoring_method)
-        self._encoder: ConversationEncoder | None = None
         self.register_state_dict_post_hook(_drop_frozen_base)
 
     # The terms ------------------------------------------------------------------------------------
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
-        return self.score(batch, self.referred(batch))
-
-    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
-        """Log-likelihoods of all responses, and the divergence from the reference if asked for."""
-        return self.scorer(batch, reference)
+        return self.scorer(batch, self.referred(batch))
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
@@ -168,15 +169,13 @@ class LanguageModelModule(PointwiseModule):
         """The responses that need the reference, (B, R) bool.
 
         In evaluation those of the objective do, as the KL of adapters is always reported; and
-        those of a requirement that is measured from it, and those whose own bound is relative to
-        it.
+        always those of a requirement measured from it, and those with a bound relative to it.
         """
         reported = self.lora is not None and not self.training
         needed = reported or self.trained_on in self.need_reference
-        relative: Tensor = batch["relative"]
         asked = {r.role for n in self.constraints if (r := self.requirements[n]).needs_reference}
-        required = self.of_roles(batch, sorted(asked))
-        return (self.compared(batch) & needed) | required | relative
+        found = self.of_roles(batch, sorted(asked)) | batch["relative"]
+        return found | self.compared(batch) if needed else found
 
     def compared(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses whose KL to the reference is minimised or reported, (B, R) bool."""
@@ -189,10 +188,16 @@ class LanguageModelModule(PointwiseModule):
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
         """The mean over the objective's responses of the KL a token, or of −s̄; 0 of none, (B,)."""
+        if self.trained_on == "kl":
+            return self._divergence(outputs, batch)
         if self.trained_on == "cross_entropy":
             carried = self.of_objective(batch).to(outputs.lengths.device, non_blocking=True)
             return mean_over(-outputs.mean_log_likelihood, carried)
-        return self._divergence(outputs, batch)
+        return self.own_loss(outputs, batch)
+
+    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The loss of an objective of the task's own, (B,)."""
+        raise NotImplementedError
 
     def constraint_values(
         self, outputs: ResponseStatistics, batch: dict[str, Any]
@@ -219,18 +224,14 @@ class LanguageModelModule(PointwiseModule):
         if batch["shift"].isnan().all():
             return values
         shift = batch["shift"].to(values, non_blocking=True)
-        reference = outputs.reference_mean_log_likelihood
-        origin = torch.zeros_like(values)
+        own, reference = values, outputs.reference_mean_log_likelihood
         if reference is not None:
             relative = batch["relative"].to(values.device, non_blocking=True)
-            origin = torch.where(relative, reference, 0.0)
-        tolerance = 0.0
+            own = own - torch.where(relative, reference, 0.0)
+        own = own + shift.nan_to_num()
         if self.requirements[name].bound != "within":
             bound = (self.constraints if self.training else self.evaluation_constraints)[name]
-            side = bound.at_least if bound.at_most is None else bound.at_most
-            assert side is not None
-            tolerance = side
-        own = values - origin + shift.nan_to_num() + tolerance
+            own = own + (bound.at_least if bound.at_most is None else bound.at_most)
         return torch.where(shift.isnan(), values, own)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
@@ -250,17 +251,16 @@ class LanguageModelModule(PointwiseModule):
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
-        """Once a fit: training mode, the comparison of scoring methods, the reference's cache."""
+        """Once a fit: training mode, a new choice of the scoring method, the reference's cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache
-        if kept_in is None or self.scorer.cache is not None:
-            return
-        if problem := caching_problem(self.model):
-            rank_zero_warn(problem)
-            return
-        folder = None if kept_in == "memory" else kept_in
-        self.scorer.cache = ReferenceCache(self.model, folder)
+        if kept_in is not None and self.scorer.cache is None:
+            if problem := caching_problem(self.model):
+                rank_zero_warn(problem)
+            else:
+                folder = None if kept_in == "memory" else kept_in
+                self.scorer.cache = ReferenceCache(self.model, folder)
 
     @part_of("on_train_start")
     def _prepare_training(self) -> None:
@@ -287,10 +287,7 @@ class LanguageModelModule(PointwiseModule):
         real: Tensor,
         stage: str,
     ) -> None:
-        """Adds the KL of a batch, and answers to its prompts where they are asked for.
-
-        real: bool (B,), False for samples that only fill the batch.
-        """
+        """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         carries = self.compared(batch).any(1).to(real.device) & real
         if outputs.kl is not None and carries.any():
             metrics["kl"].update(self._divergence(outputs, batch)[carries])
@@ -321,10 +318,7 @@ class LanguageModelModule(PointwiseModule):
         """Writes more of the answers of all ranks, by data set; called on every rank."""
 
     def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
-        """Writes the answers of a `test` or `validate` to ``answers/<data set>.jsonl``.
-
-        Below the trainer's default_root_dir, an object an answer; none of a confidential model.
-        """
+        """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
         finish_answers(self, metrics)
 
     def predict_step(
@@ -336,20 +330,16 @@ class LanguageModelModule(PointwiseModule):
 
     # Answers and export ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def encoder(self) -> ConversationEncoder:
         """The model's own tokenizer and chat template."""
-        if self._encoder is None:
-            tokenizer = load_tokenizer(
-                self.model_name,
-                revision=self.revision,
-                chat_template=self.chat_template,
-                default_template=self.default_template,
-            )
-            self._encoder = ConversationEncoder(
-                tokenizer, template_arguments=self.template_arguments
-            )
-        return self._encoder
+        tokenizer = load_tokenizer(
+            self.model_name,
+            revision=self.revision,
+            chat_template=self.chat_template,
+            default_template=self.default_template,
+        )
+        return ConversationEncoder(tokenizer, template_arguments=self.template_arguments)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -358,15 +348,14 @@ class LanguageModelModule(PointwiseModule):
     def generate(
         self, prompt_ids: Tensor, prompt_lengths: Tensor, *, reference: bool = False
     ) -> Answers:
-        """An answer to each prompt, generated as the policy says; see generation.py.
+        """An answer to each prompt, (B, P) padded on the right, as the policy says.
 
-        Args:
-            prompt_ids: padded on the right, (B, P).
-            prompt_lengths: (B,).
-            reference: let the reference answer, the model with its adapters off.
+        reference: let the reference answer, the model with its adapters off.
         """
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
-        prompts = [ids[:length] for ids, length in padded]
+        return self._answers([ids[:length] for ids, length in padded], reference=reference)
+
+    def _answers(self, prompts: Sequence[Sequence[int]], reference: bool = False) -> Answers:
         return generate_answers(
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
@@ -377,27 +366,25 @@ class LanguageModelModule(PointwiseModule):
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools.
         """
+        tools = [each.get("tools") or [] for each in prompts]
         texts = [
-            self.encoder.prompt(each["messages"], each.get("tools") or [], "a prompt to answer")
-            for each in prompts
+            self.encoder.prompt(each["messages"], own, "a prompt to answer")
+            for each, own in zip(prompts, tools, strict=True)
         ]
-        ids = [prompt for prompt, _ in self.encoder.encode(texts, [[] for _ in texts])]
-        answers = generate_answers(self.model, self.encoder, ids, self.generation)
-        found = []
-        for each, text, cut in zip(prompts, answers.texts, answers.cut, strict=True):
-            row = {"answer": text, "refused": is_refusal(text), "cut": cut}
-            if each.get("tools"):
-                row["valid_call"] = is_valid_call(text, each["tools"])
-            found.append(row)
-        return found
+        encoded = self.encoder.encode(texts, [[] for _ in texts])
+        answers = self._answers([prompt for prompt, _ in encoded])
+        return [
+            {"answer": text, "refused": is_refusal(text), "cut": cut}
+            | ({"valid_call": is_valid_call(text, own)} if own else {})
+            for own, text, cut in zip(tools, answers.texts, answers.cut, strict=True)
+        ]
 
     def export(self, path: str | Path) -> Path:
-        """Save model, tokenizer and model card as a folder.
+        """Save model, tokenizer and model card as a folder, which a run takes as `model_name`.
 
         The adapter, which `peft.AutoPeftModelForCausalLM` loads; or the whole model, which
         `AutoModelForCausalLM` loads, with ``merge_on_export``, without adapters, and where the base
-        is itself an adapter on another. The card says which. Another run takes either kind as its
-        `model_name`.
+        is itself an adapter on another.
         """
         return export_policy(self, Path(path))
 
@@ -413,42 +400,19 @@ class LanguageModelModule(PointwiseModule):
         """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
-        problems = [f"missing {name}" for name in missing]
-        problems += [f"unexpected {name}" for name in keys.unexpected_keys]
+        problems = [f"missing {n}" for n in missing] + [f"unexpected {n}" for n in keys[1]]
         if strict and problems:
             raise RuntimeError(
-                f"The checkpoint does not fit what this model trains: {', '.join(problems[:4])}"
-                f"{f' and {len(problems) - 4} more' if len(problems) > 4 else ''}. Load it with "
-                "the model and the lora settings it was trained with."
+                f"The checkpoint does not fit what this model trains ({len(problems)} weights, as "
+                f"{problems[0]}). Load it with the model and the lora settings it was trained with."
             )
         return keys
 
     def _trained_names(self) -> set[str]:
         """Names, in the state, of what is trained or belongs to the adapters."""
+        of_adapters = [n for n in self.model.state_dict() if belongs_to_adapter(self.model, n)]
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
-        return trained | {
-            f"model.{name}"
-            for name in self.model.state_dict()
-            if belongs_to_adapter(self.model, name)
-        }
-
-
-def _loaded(name: str, seed: int, **options: Any) -> PreTrainedModel | PeftModel:
-    """The model; what its files lack depends on the seed alone, not on what was drawn before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return load_language_model(name, **options)
-
-
-def _trainable_dtype(dtype: Dtype) -> Dtype:
-    """That of weights which are trained themselves."""
-    if dtype in ("bfloat16", "float16"):
-        rank_zero_warn(
-            f"policy.lora=null with dtype: {dtype}: a step smaller than 1/256 of a weight is lost "
-            'in rounding. Leave dtype "auto" for float32 weights, and set trainer.precision to '
-            "bf16-mixed for the speed."
-        )
-    return "float32" if dtype == "auto" else dtype
+        return trained | {f"model.{name}" for name in of_adapters}
 
 
 def _drop_frozen_base(

@@ -1,7 +1,7 @@
 """Losses on preference pairs: DPO, SimPO, CPO, Cal-DPO and Safe-DPO, one value per pair.
 
 They are functions of log-likelihoods only. For a preferred response w (chosen) and a dispreferred
-one l (rejected), each argument has shape (B,):
+one l (rejected), each argument has the same shape, such as (B,), as has the result:
 
     s       sum of log π(y_t | x, y_<t) over the response's tokens, end token included
     s̄       s divided by the number of tokens
@@ -9,14 +9,25 @@ one l (rejected), each argument has shape (B,):
     r       s − s_ref, the log-ratio
 
 Every loss falls as the chosen response becomes more and the rejected one less likely; Cal-DPO only
-until its targets are met. Nothing is reduced: the result has shape (B,).
+until its targets are met.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+from .roles import mean_over
+from .scoring import ResponseStatistics
+
+Objective = Literal["kl", "dpo", "simpo", "cpo", "cal_dpo"]
+
+NEED_REFERENCE = ("kl", "dpo", "cal_dpo")
+"""Objectives that cannot do without the reference policy."""
 
 
 def dpo_loss(
@@ -27,13 +38,7 @@ def dpo_loss(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """−log σ(β(r_w − r_l)).  Rafailov et al., Direct Preference Optimization, 2023.
-
-    Args:
-        chosen, rejected: (B,) sums s_w, s_l.
-        reference_chosen, reference_rejected: (B,) the same under the reference policy.
-        beta: β, how much a log-ratio counts; small lets the policy move further.
-    """
+    """−log σ(β(r_w − r_l)), of sums.  Rafailov et al., Direct Preference Optimization, 2023."""
     margin = (chosen - reference_chosen) - (rejected - reference_rejected)
     return -logsigmoid(beta * margin)
 
@@ -41,13 +46,7 @@ def dpo_loss(
 def simpo_loss(
     mean_chosen: Tensor, mean_rejected: Tensor, *, beta: float = 2.0, gamma: float = 0.0
 ) -> Tensor:
-    """−log σ(β(s̄_w − s̄_l) − γ).  Meng et al., SimPO, 2024; there γ stands outside β as well.
-
-    Args:
-        mean_chosen, mean_rejected: (B,) token means s̄_w, s̄_l.
-        beta: β.
-        gamma: γ, the margin asked for, in units of β·s̄.
-    """
+    """−log σ(β(s̄_w − s̄_l) − γ).  Meng et al., SimPO, 2024; there γ stands outside β as well."""
     return -logsigmoid(beta * (mean_chosen - mean_rejected) - gamma)
 
 
@@ -59,14 +58,7 @@ def cpo_loss(
     beta: float = 0.25,
     likelihood_weight: float = 1.0,
 ) -> Tensor:
-    """−log σ(β(s_w − s_l)) − λ₀·s̄_w.  Xu et al., Contrastive Preference Optimization, 2024.
-
-    Args:
-        chosen, rejected: (B,) sums s_w, s_l.
-        mean_chosen: (B,) token mean s̄_w.
-        beta: β.
-        likelihood_weight: λ₀, of the chosen response's own likelihood.
-    """
+    """−log σ(β(s_w − s_l)) − λ₀·s̄_w.  Xu et al., Contrastive Preference Optimization, 2024."""
     return -logsigmoid(beta * (chosen - rejected)) - likelihood_weight * mean_chosen
 
 
@@ -79,15 +71,9 @@ def cal_dpo_loss(
     beta: float = 0.1,
     calibration_weight: float = 1.0,
 ) -> Tensor:
-    """−log σ(r_w − r_l) + c[(r_w − 1/2β)² + (r_l + 1/2β)²].  Xiao et al., Cal-DPO, 2024.
+    """−log σ(r_w − r_l) + c[(r_w − 1/2β)² + (r_l + 1/2β)²], of sums.  Xiao et al., Cal-DPO, 2024.
 
     No β in the first term; the second gives the log-ratios targets, ±1/2β.
-
-    Args:
-        chosen, rejected: (B,) sums s_w, s_l.
-        reference_chosen, reference_rejected: (B,) the same under the reference policy.
-        beta: β.
-        calibration_weight: c; the authors' code has ½.
     """
     ratio_chosen = chosen - reference_chosen
     ratio_rejected = rejected - reference_rejected
@@ -107,17 +93,10 @@ def safe_dpo_loss(
     margin: float,
     beta: float = 0.1,
 ) -> Tensor:
-    """−log σ(β(r_w − r_l) − (h_l − h_w)Δ).  Kim et al., SafeDPO, 2025.
+    """−log σ(β(r_w − r_l) − (h_l − h_w)Δ), of sums.  Kim et al., SafeDPO, 2025.
 
-    On pairs that :func:`safe_dpo_pairs` has put in order. The margin counts only where a safe
-    response stands against an unsafe one.
-
-    Args:
-        chosen, rejected: (B,) sums s_w, s_l.
-        reference_chosen, reference_rejected: (B,) the same under the reference policy.
-        chosen_unsafe, rejected_unsafe: (B,) bool, h_w and h_l.
-        margin: Δ ≥ 0, outside β.
-        beta: β.
+    On pairs that :func:`safe_dpo_pairs` has put in order. h, bool, marks an unsafe response: the
+    margin Δ ≥ 0 counts only where a safe response stands against an unsafe one.
     """
     ratio = (chosen - reference_chosen) - (rejected - reference_rejected)
     offset = rejected_unsafe.to(ratio.dtype) - chosen_unsafe.to(ratio.dtype)
@@ -125,16 +104,67 @@ def safe_dpo_loss(
 
 
 def safe_dpo_pairs(chosen_unsafe: Tensor, rejected_unsafe: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pairs Safe-DPO keeps, and which of them it turns round.
+    """Which pairs Safe-DPO keeps, and which of them it turns round; all (B,) bool.
 
     A pair of two unsafe responses is dropped; where only the chosen one is unsafe the two change
     places; the others stay.
-
-    Args:
-        chosen_unsafe, rejected_unsafe: (B,) bool.
-
-    Returns:
-        keep (B,) bool, swap (B,) bool.
     """
     keep = ~(chosen_unsafe & rejected_unsafe)
     return keep, torch.logical_and(chosen_unsafe, ~rejected_unsafe)
+
+
+@dataclass
+class PreferenceLosses:
+    """Hyper-parameters of the preference losses.
+
+    Args:
+        dpo_beta: β of DPO, how much a log-ratio counts; small lets the policy move further.
+        simpo_beta: β of SimPO.
+        simpo_gamma: γ of SimPO, the margin asked for, outside β.
+        cpo_beta: β of CPO.
+        cpo_likelihood_weight: λ₀ of CPO, of the chosen response's own likelihood.
+        cal_dpo_beta: β of Cal-DPO, whose targets are ±1/2β.
+        cal_dpo_calibration_weight: c of Cal-DPO; the authors' code has ½.
+    """
+
+    dpo_beta: float = 0.1
+    simpo_beta: float = 2.0
+    simpo_gamma: float = 0.0
+    cpo_beta: float = 0.25
+    cpo_likelihood_weight: float = 1.0
+    cal_dpo_beta: float = 0.1
+    cal_dpo_calibration_weight: float = 1.0
+
+
+def preference_loss(
+    objective: str,
+    statistics: ResponseStatistics,
+    settings: PreferenceLosses,
+    chosen: Tensor,
+    rejected: Tensor,
+) -> Tensor:
+    """The named loss of each sample, (B,), the mean over its pairs; 0 where it has none.
+
+    objective: of :data:`Objective`, without "kl".
+    chosen, rejected: (B, R) bool, disjoint.
+    """
+
+    def pairs(values: Tensor) -> tuple[Tensor, Tensor]:  # Of the chosen, of the rejected.
+        return values[:, :, None], values[:, None, :]
+
+    sums, means = pairs(statistics.log_likelihood), pairs(statistics.mean_log_likelihood)
+    # None where the batch has no pair: then every loss is masked.
+    known = statistics.reference_log_likelihood
+    reference = pairs(statistics.log_likelihood.detach() if known is None else known)
+    if objective == "simpo":
+        losses = simpo_loss(*means, beta=settings.simpo_beta, gamma=settings.simpo_gamma)
+    elif objective == "cpo":
+        weight = settings.cpo_likelihood_weight
+        losses = cpo_loss(*sums, means[0], beta=settings.cpo_beta, likelihood_weight=weight)
+    elif objective == "dpo":
+        losses = dpo_loss(*sums, *reference, beta=settings.dpo_beta)
+    else:
+        beta, weight = settings.cal_dpo_beta, settings.cal_dpo_calibration_weight
+        losses = cal_dpo_loss(*sums, *reference, beta=beta, calibration_weight=weight)
+    mask = chosen[:, :, None] & rejected[:, None, :]
+    return mean_over(losses.flatten(1), mask.flatten(1))

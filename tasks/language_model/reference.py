@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -40,8 +41,7 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
-    problem = reference_problem(model)
-    if problem:
+    if problem := reference_problem(model):
         raise ValueError(problem)
     assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
@@ -73,17 +73,14 @@ def reference_problem(model: nn.Module) -> str | None:
 def caching_problem(model: nn.Module) -> str | None:
     """Why hidden states of the reference must not be kept, or None if they may.
 
-    Kept states are read through the vocabulary layer of the model as it is in training, so nothing
-    outside the repeated layers may be adapted: not head, embeddings (often tied to the head), nor
-    final norm.
+    They are read through the vocabulary layer as it is in training, so nothing outside the repeated
+    layers may be adapted.
     """
-    problem = reference_problem(model)
-    if problem:
+    if problem := reference_problem(model):
         return problem
     for name, module in model.named_modules():
-        adapted = isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
         in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
-        if adapted and not in_a_layer:
+        if _adapted(module) and not in_a_layer:
             return (
                 f"The reference's hidden states are not kept: {name} is adapted, and they are "
                 "only valid where head, embeddings and final norm stay as they are."
@@ -93,12 +90,23 @@ def caching_problem(model: nn.Module) -> str | None:
 
 def head_is_adapted(model: nn.Module) -> bool:
     """Whether the vocabulary layer itself differs between policy and reference."""
-    head = base_of(model).get_output_embeddings()
-    return isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+    return _adapted(base_of(model).get_output_embeddings())
+
+
+def _adapted(module: object) -> bool:
+    return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+
+
+def belongs_to_adapter(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
+    if not isinstance(model, PeftModel):
+        return False
+    prefix = getattr(model.base_model, "prefix", "lora_")
+    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """A hash of the configuration and of every weight; adapters do not enter it."""
+    """A hash of the configuration and of every weight of the reference, without adapters."""
     config = base_of(model).config.to_dict()
     for volatile in ("_name_or_path", "transformers_version", "use_cache"):
         config.pop(volatile, None)
@@ -117,11 +125,8 @@ class ReferenceCache:
     """Last hidden states of the reference policy, (T, H) for each (prompt, response).
 
     Args:
-        model: refused with the reason if its reference is not fixed or not readable later; see
-            :func:`caching_problem`.
-        folder: where to keep them. None keeps them in memory, for this run, and each rank its own.
-            On disk they serve later runs and all ranks at once; entries of other models beside them
-            are neither read nor removed.
+        model: a ValueError if :func:`caching_problem`.
+        folder: where they serve later runs and all ranks. None keeps them in memory.
         dtype: how to keep them. bfloat16 takes half the space of float32, which is exact, and moved
             a KL by 1e-4 to 5e-4 in trials, a tenth of what computing in bfloat16 does.
     """
@@ -132,8 +137,7 @@ class ReferenceCache:
         folder: str | Path | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        problem = caching_problem(model)
-        if problem:
+        if problem := caching_problem(model):
             raise ValueError(problem)
         self.dtype = dtype
         self.hits = self.misses = self.bytes = 0
@@ -155,11 +159,14 @@ class ReferenceCache:
 
     def get(self, key: str) -> Tensor | None:
         """(T, H) on the CPU, or None if it was not kept yet."""
-        hidden = self._memory.get(key) if self.folder is None else _read(self._path(key))
-        if hidden is None:
-            self.misses += 1
-        else:
-            self.hits += 1
+        hidden = self._memory.get(key)
+        if self.folder is not None:
+            try:
+                hidden = load_file(self._path(self.folder, key))["hidden"]
+            except (FileNotFoundError, SafetensorError):  # or cut short by a power failure
+                hidden = None
+        self.hits += hidden is not None
+        self.misses += hidden is None
         return hidden
 
     def put(self, key: str, hidden: Tensor) -> None:
@@ -168,7 +175,7 @@ class ReferenceCache:
         if self.folder is None:
             self._memory[key] = kept
         else:
-            path = self._path(key)
+            path = self._path(self.folder, key)
             path.parent.mkdir(exist_ok=True)
             unfinished = path.with_suffix(f".{uuid4().hex}")  # renamed when whole: others may read
             save_file({"hidden": kept}, unfinished)
@@ -176,37 +183,17 @@ class ReferenceCache:
         self.bytes += kept.nbytes
 
     def report(self, trainer: Trainer) -> dict[str, float]:
-        """Over all ranks, since the last report: {"reference_cache/hit_rate", and "…/bytes" kept}.
-
-        The rate is of responses that were asked for. Called by every rank.
-        """
+        """Of all ranks, by each: {"reference_cache/bytes", and since the last "…/hit_rate"}."""
         counts = torch.tensor([self.hits, self.misses, self.bytes], dtype=torch.float64)
         if trainer.world_size > 1:
-            every: list[Tensor | None] = [None] * trainer.world_size
+            every: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(every, counts)
-            counts = torch.stack([each for each in every if each is not None]).sum(0)
+            counts = torch.stack(every).sum(0)
         hits, misses, size = counts.tolist()
         self.hits = self.misses = 0
-        found = {"reference_cache/bytes": size}
-        if hits + misses:
-            found["reference_cache/hit_rate"] = hits / (hits + misses)
-        return found
+        rate = {"reference_cache/hit_rate": hits / (hits + misses)} if hits + misses else {}
+        return {"reference_cache/bytes": size, **rate}
 
-    def _path(self, key: str) -> Path:
-        assert self.folder is not None
-        return self.folder / key[:2] / f"{key}.safetensors"
-
-
-def _read(path: Path) -> Tensor | None:
-    try:
-        return load_file(path)["hidden"]
-    except (FileNotFoundError, SafetensorError):  # not there, or cut short by a power failure
-        return None
-
-
-def belongs_to_adapter(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is an adapter's, by the names that PEFT gives them."""
-    if not isinstance(model, PeftModel):
-        return False
-    prefix = getattr(model.base_model, "prefix", "lora_")
-    return any(part in name for part in (prefix, "modules_to_save.", "trainable_tokens_"))
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        return folder / key[:2] / f"{key}.safetensors"

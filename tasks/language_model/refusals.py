@@ -16,13 +16,8 @@ from .reasoning import final_answer
 REFUSAL_TEXT = "I'm sorry, but I cannot help with that."
 """What a model is taught to say where nothing else is given."""
 
-REFUSAL_OPENINGS = (
-    "i'm sorry",
-    "i cannot",
-    "i do not support",
-    "i am programmed to be neutral",
-)
-"""In lower case, with the straight apostrophe."""
+# In lower case, with the straight apostrophe.
+REFUSAL_OPENINGS = ("i'm sorry", "i cannot", "i do not support", "i am programmed to be neutral")
 
 
 def is_refusal(text: str) -> bool:

@@ -60,8 +60,7 @@ class Requirement:
 
     Args:
         role: of the responses that it is about.
-        bound: the side on which a value must lie of its tolerance; "within" so much of the
-            response's own number.
+        bound: the side of the tolerance; "within" so much of the response's own number.
         several: whether a sample may have several such responses: values are (B, K), else (B,).
         kinds: of the prompts that it is about, as ``Record.kind`` names them; () is all.
         value: what is bounded of each scored response, (B, R).
@@ -79,30 +78,19 @@ class Requirement:
         return self.value in (divergence, drop)
 
     def constraint(self, option: str, tolerance: float) -> Constraint:
-        """The constraint of a tolerance that was given as ``option``.
-
-        Raises:
-            ValueError: a positive tolerance, which no mean log-likelihood reaches or exceeds; or
-                one that is not positive, of a divergence or a band.
-        """
+        """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
             what = "half the width of a band" if self.bound == "within" else "a KL a token"
             raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)
-        upper = self.bound == "at_most"
         if tolerance > 0 and self.value is mean_log_likelihood:
             raise ValueError(
-                f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0, "
-                + (
-                    "so it would hold of every response. Give a negative number"
-                    if upper
-                    else f"so no response could reach it. Give −{tolerance:g}: the tokens then "
-                    f"have a probability of e^−{tolerance:g} = {math.exp(-tolerance):.2f} each, in "
-                    "the geometric mean"
-                )
-                + "; or null, where the option takes it, for no such constraint."
+                f"{option}={tolerance}: it bounds a mean log-likelihood, which is never above 0. "
+                "Give a negative number; or null, where the option takes it, for no such "
+                "constraint."
             )
+        upper = self.bound == "at_most"
         return Constraint(at_most=tolerance) if upper else Constraint(at_least=tolerance)
 
     def columns(self, batch: Mapping[str, Any]) -> Tensor:

@@ -1,25 +1,19 @@
 """Log-likelihoods of responses and their divergence from the reference policy.
 
-Given a batch of prompts and several responses to each (batch.py),
-:class:`ResponseScorer`
-computes, teacher-forced and in float32, each response's log-likelihood and the divergence
-KL(π_θ ‖ π_ref) at its positions, differentiable in the policy. It knows three scoring
-methods, which differ in cost and in nothing else:
+Given a batch of prompts and several responses to each (batch.py), :class:`ResponseScorer` computes,
+teacher-forced and in float32, each response's log-likelihood and KL(π_θ ‖ π_ref) at its positions,
+differentiable in the policy. Three scoring methods differ in cost and in nothing else:
 
     plain          a whole sequence for each pair, all its logits; any model
     chunked        a whole sequence for each pair, logits only where a response is predicted and
                    in chunks (vocabulary.py); any model with a separate vocabulary layer
     shared_prompt  as chunked, the prompt once for all its responses (shared_prompt.py)
-
-and takes the last that agrees with the plain one on a narrow clone of the model (agreement.py) and
-on a sample of the first batch it sees.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -29,25 +23,21 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pl_pointwise.errors import one_of
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
-    disagreement,
+    Values,
+    clone_problem,
     draw_weights,
     exact_comparison,
-    gradient_problem,
     narrow_clone,
     rounding,
+    value_problem,
 )
 
 from .batch import Pairs, collate_responses
-from .reference import (
-    ReferenceCache,
-    adapters_off,
-    base_of,
-    head_is_adapted,
-    reference_problem,
-)
+from .reference import ReferenceCache, adapters_off, base_of, head_is_adapted, reference_problem
 from .shared_prompt import Layout, install, layout_in_use, uninstall
 from .vocabulary import (
     CHUNK_ELEMENTS,
@@ -88,9 +78,8 @@ class ResponseScorer:
     """Response statistics of a causal language model, by the fastest way that is right for it.
 
     Args:
-        model: a causal language model of transformers; with adapters if a reference is wanted.
-        method: "auto" compares on the first batch (see :meth:`choose_method`); a name is taken as
-            it is.
+        model: with adapters if a reference is wanted.
+        method: "auto" compares on the first batch (see :meth:`choose_method`).
         cache: the reference's hidden states for later epochs; not used by the plain method.
         chunk_elements: the most logits to hold at a time.
     """
@@ -102,10 +91,7 @@ class ResponseScorer:
         cache: ReferenceCache | None = None,
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
-        if method not in ("auto", *get_args(ScoringMethod)):
-            raise ValueError(
-                f'method must be "auto" or one of {get_args(ScoringMethod)}, got "{method}".'
-            )
+        one_of("method", method, ("auto", *get_args(ScoringMethod)))
         self.model = model
         self.method = method
         self.cache = cache
@@ -116,55 +102,56 @@ class ResponseScorer:
     def __call__(
         self, batch: Mapping[str, Any], reference: bool | Tensor = True
     ) -> ResponseStatistics:
-        """Statistics of every response in the batch, differentiable in the policy.
+        """Statistics of every response in a batch (batch.py), differentiable in the policy.
 
-        Args:
-            batch: see batch.py; other entries are ignored.
-            reference: whether to compute what needs the reference policy; (B, R) bool asks for
-                some of the responses only, and costs only those.
+        reference: whether to compute what needs the reference policy; (B, R) bool asks for some of
+        the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
         if self.method == "auto":
             self.method = self.choose_method(batch)
-        return self._statistics(pairs, _wanted(pairs, reference))
+        wanted: Pairs | None = None if reference is False else pairs
+        if isinstance(reference, Tensor):
+            flags = reference.tolist()
+            wanted = pairs.only({place for place in pairs.places if flags[place[0]][place[1]]})
+        return self._statistics(pairs, wanted if wanted and wanted.places else None)
 
     def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
-        On a clone in values and gradients (:func:`clone_problem`), and in values for two responses
-        of the batch's longest sample, in evaluation mode and in the precision in use.
+        On a clone in values and gradients (agreement.py), and in values for two responses of the
+        batch's longest sample, in evaluation mode and in the precision in use.
         """
-        pairs = _longest_sample(Pairs.of(batch))
+        pairs, base = Pairs.of(batch), base_of(self.model)
+        tokens = [
+            p + sum(r) for p, r in zip(pairs.prompt_lengths, pairs.response_lengths, strict=True)
+        ]
+        longest = max((row for row, _ in pairs.places), key=tokens.__getitem__)
+        # Two at most: the logits of more may be gigabytes.
+        pairs = pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
+        own = reference_problem(self.model) is None
+        wanted = pairs if own else None
+        chosen: ScoringMethod = "plain"
+        methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
         with evaluation_mode(self.model), torch.no_grad():
             singly = [pairs.only({place}) for place in pairs.places]
-            tokens = joined([self._plain(pair, self._reference(pair)) for pair in singly])
-            plain = _summed(pairs, self._reference(pairs), *tokens)
-            methods: tuple[ScoringMethod, ...] = ("shared_prompt", "chunked")
-            agreeing = (each for each in methods if self._agrees(each, pairs, plain))
-            chosen: ScoringMethod = next(agreeing, "plain")
+            found = joined([self._plain(pair, pair if own else None) for pair in singly])
+            plain = _values(_summed(pairs, wanted, *found))
+            for method in methods:
+                try:
+                    trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
+                    fast = _values(trial._statistics(pairs, wanted))
+                    problem = value_problem(fast, plain, rounding(self.model))
+                    problem = problem or _clone_problem(base, method)
+                except Exception as error:  # whatever a model may raise that was not built for this
+                    problem = f"{type(error).__name__}: {error}"
+                if problem is None:
+                    chosen = method
+                    break
+                uninstall(base)
+                log.warning('The scoring method "%s" is not used: %s.', method, problem)
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
-
-    def _agrees(self, method: ScoringMethod, pairs: Pairs, plain: ResponseStatistics) -> bool:
-        """Whether a method gives what the plain one gave."""
-        base = base_of(self.model)
-        try:
-            trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
-            found = trial._statistics(pairs, self._reference(pairs))
-            problem = value_problem(found, plain, rounding(self.model))
-            problem = problem or clone_problem(base, method)
-        except Exception as error:  # whatever a model may raise that was not built for this
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            return True
-        if method == "shared_prompt":
-            uninstall(base)
-        log.warning('The scoring method "%s" is not used: %s.', method, problem)
-        return False
-
-    def _reference(self, pairs: Pairs) -> Pairs | None:
-        """The pairs, where the model is its own reference with the adapters off."""
-        return pairs if reference_problem(self.model) is None else None
 
     def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
@@ -172,47 +159,46 @@ class ResponseScorer:
 
     def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
-        ids, mask, predicting = pairs.sequences()
-        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        logits = logits.flatten(0, 1)[predicting]
-        if wanted is None:
-            return token_statistics(logits, pairs.targets)
-        with adapters_off(self.model):
-            ids, mask, predicting = wanted.sequences()
-            reference = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            reference = reference.flatten(0, 1)[predicting]
-        log_likelihood, _, _ = token_statistics(logits, pairs.targets)
-        chosen = wanted.within(pairs)
-        _, kl, reference_ll = token_statistics(logits[chosen], wanted.targets, reference)
+
+        def logits_of(pairs: Pairs) -> Tensor:
+            ids, mask, predicting = pairs.sequences()
+            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            found: Tensor = logits.flatten(0, 1)[predicting]
+            return found
+
+        logits = logits_of(pairs)
+        log_likelihood, kl, reference_ll = token_statistics(logits, pairs.targets)
+        if wanted is not None:
+            with adapters_off(self.model):
+                reference = logits_of(wanted)
+            chosen = logits[wanted.within(pairs)]
+            _, kl, reference_ll = token_statistics(chosen, wanted.targets, reference)
         return log_likelihood, kl, reference_ll
 
     def _chunked(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
-        if reference is not None:
-            reference = reference.to(hidden.dtype)
-        mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+        head = VocabularyHead(base_of(self.model))
+        options: dict[str, Any] = {"chunk_elements": self.chunk_elements}
         if head_is_adapted(self.model):
-            mode = partial(adapters_off, self.model)
-        statistics = partial(
-            chunked_token_statistics,
-            VocabularyHead(base_of(self.model)),
-            reference_mode=mode,
-            chunk_elements=self.chunk_elements,
-        )
-        if wanted is None or len(wanted.targets) == len(pairs.targets):
-            return statistics(hidden, pairs.targets, reference)
+            options["reference_mode"] = partial(adapters_off, self.model)
+        if wanted is None or reference is None:
+            return chunked_token_statistics(head, hidden, pairs.targets, None, **options)
+        reference = reference.to(hidden.dtype)
+        if len(wanted.targets) == len(pairs.targets):
+            return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
         asked, left = wanted.within(pairs), others.within(pairs)
-        some, kl, reference_ll = statistics(
-            hidden.index_select(0, asked), wanted.targets, reference
+        some, kl, reference_ll = chunked_token_statistics(
+            head, hidden.index_select(0, asked), wanted.targets, reference, **options
         )
-        rest, _, _ = statistics(hidden.index_select(0, left), others.targets, None)
-        log_likelihood = some.new_zeros(len(hidden))
-        log_likelihood = log_likelihood.index_copy(0, asked, some).index_copy(0, left, rest)
-        return log_likelihood, kl, reference_ll
+        rest, *_ = chunked_token_statistics(
+            head, hidden.index_select(0, left), others.targets, None, **options
+        )
+        log_likelihood = some.new_zeros(len(hidden)).index_copy(0, asked, some)
+        return log_likelihood.index_copy(0, left, rest), kl, reference_ll
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -221,9 +207,9 @@ class ResponseScorer:
             ids, mask, predicting = pairs.sequences()
             outputs = decoder(input_ids=ids, attention_mask=mask, use_cache=False)
             return outputs.last_hidden_state.flatten(0, 1)[predicting]
-        device = pairs.prompt_ids.device
-        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths).to(device)
-        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])[layout.source]
+        ids = torch.cat([pairs.prompt_ids.flatten(), pairs.response_ids.flatten()])
+        layout = Layout.of(pairs.prompt_lengths, pairs.response_lengths, *pairs.widths, ids.device)
+        ids = ids[layout.source]
         with layout_in_use(layout):
             outputs = decoder(
                 input_ids=ids[None],
@@ -239,7 +225,6 @@ class ResponseScorer:
         if self.cache is None:
             with adapters_off(self.model):
                 return self._hidden(wanted)
-        device = wanted.prompt_ids.device
         prompts, responses = wanted.prompt_ids.cpu(), wanted.response_ids.cpu()
         keys = {
             (row, column): ReferenceCache.key(
@@ -257,47 +242,29 @@ class ResponseScorer:
             for place, piece in zip(missing.places, hidden.split(sizes), strict=True):
                 self.cache.put(keys[place], piece)
                 kept[place] = piece.to(self.cache.dtype)  # so that every epoch reads the same
-        pieces = [piece for place in wanted.places if (piece := kept[place]) is not None]
-        return torch.cat([piece.to(device, non_blocking=True) for piece in pieces])
+        device, pieces = wanted.prompt_ids.device, (kept[place] for place in wanted.places)
+        return torch.cat([p.to(device, non_blocking=True) for p in pieces if p is not None])
 
 
-def _longest_sample(pairs: Pairs) -> Pairs:
-    """The longest sample's pairs, two at most: the logits of more may be gigabytes."""
-
-    def tokens(row: int) -> int:
-        return pairs.prompt_lengths[row] + sum(pairs.response_lengths[row])
-
-    longest = max((row for row, _ in pairs.places), key=tokens)
-    return pairs.only(set([place for place in pairs.places if place[0] == longest][:2]))
-
-
-def value_problem(fast: ResponseStatistics, plain: ResponseStatistics, bound: float) -> str | None:
-    """What differs by more than the bound, or None: in the mean over the tokens of a response."""
-    names = {
-        "mean_log_likelihood": "log-likelihood",
-        "kl": "KL",
-        "reference_mean_log_likelihood": "log-likelihood of the reference",
+def _values(statistics: ResponseStatistics) -> Values:
+    """What is compared: means over the tokens of a response."""
+    found = {
+        "log-likelihood of a token": statistics.mean_log_likelihood,
+        "KL of a token": statistics.kl,
+        "log-likelihood of the reference": statistics.reference_mean_log_likelihood,
     }
-    pairs = ((said, getattr(fast, n), getattr(plain, n)) for n, said in names.items())
-    problems = (
-        disagreement(f"{said} of a token", found, expected, bound)
-        for said, found, expected in pairs
-        if expected is not None
-    )
-    return next(filter(None, problems), None)
+    return {name: values for name, values in found.items() if values is not None}
 
 
-def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
+def _clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
     """Why a method is not right for models like this one, or None.
 
     On a narrow clone with adapters that are not zero, whose KL would be 0 however it is computed.
     """
     with exact_comparison():
-        clone = get_peft_model(
-            narrow_clone(model), LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
-        ).eval()
+        config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+        clone = get_peft_model(narrow_clone(model), config).eval()
         draw_weights(clone)
-        weights = [weight for weight in clone.parameters() if weight.requires_grad]
         generator = torch.Generator().manual_seed(0)
 
         def ids(count: int) -> list[int]:
@@ -305,29 +272,12 @@ def clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
 
         batch = collate_responses([ids(17), ids(9)], [[ids(4), ids(12)], [ids(11), ids(1), ids(6)]])
         pairs = Pairs.of({name: each.to(model.device) for name, each in batch.items()})
-        found = []
-        for way in ("plain", method):
-            scorer = ResponseScorer(clone, way, chunk_elements=5 * WORDS)
-            statistics = scorer._statistics(pairs, pairs)
-            assert statistics.kl is not None
-            each = statistics.log_likelihood + 30 * statistics.kl
-            loss = (each * torch.linspace(0.5, 1.5, each.numel()).to(each).view_as(each)).sum()
-            gradients = torch.autograd.grad(
-                loss, weights, allow_unused=True, materialize_grads=True
-            )
-            found.append((statistics, gradients))
-        (plain, expected), (fast, gradients) = found
-        problem = value_problem(fast, plain, rounding(clone))
-        return problem or gradient_problem(gradients, expected)
 
+        def values(method: ScoringMethod) -> Values:
+            scorer = ResponseScorer(clone, method, chunk_elements=5 * WORDS)
+            return _values(scorer._statistics(pairs, pairs))
 
-def _wanted(pairs: Pairs, reference: bool | Tensor) -> Pairs | None:
-    """The pairs whose reference is asked for, None if there is none."""
-    if isinstance(reference, Tensor):
-        flags = reference.tolist()
-        wanted = pairs.only({(row, column) for row, column in pairs.places if flags[row][column]})
-        return wanted if wanted.places else None
-    return pairs if reference else None
+        return clone_problem(clone, partial(values, method), partial(values, "plain"))
 
 
 def _summed(
@@ -339,18 +289,16 @@ def _summed(
 ) -> ResponseStatistics:
     """Sums and means over each response's tokens, from (n,) and, for what is wanted, (m,)."""
 
-    def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor]:
+    def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
         places = torch.arange(owners.widths[1], device=tokens.device)
         mask = places < lengths[..., None]  # (B, R, T)
         sums = tokens.new_zeros(mask.shape).masked_scatter(mask, tokens).sum(-1)
-        return sums, sums / lengths.clamp(min=1)
+        return sums, sums / lengths.clamp(min=1), lengths
 
-    sums, means = per_response(log_likelihood, pairs)
-    lengths = torch.tensor(pairs.response_lengths).to(sums.device, non_blocking=True)
+    found = per_response(log_likelihood, pairs)
     if wanted is None or kl is None or reference_log_likelihood is None:
-        return ResponseStatistics(sums, means, lengths)
-    _, divergence = per_response(kl, wanted)
-    return ResponseStatistics(
-        sums, means, lengths, divergence, *per_response(reference_log_likelihood, wanted)
-    )
+        return ResponseStatistics(*found)
+    divergence = per_response(kl, wanted)[1]
+    reference = per_response(reference_log_likelihood, wanted)[:2]
+    return ResponseStatistics(*found, divergence, *reference)

@@ -4,8 +4,8 @@ A batch becomes a single row of N tokens. Sample after sample it holds
 
     prompt · first response · second response · …
 
-with every response at the positions it would have directly behind the prompt. Everything in a
-transformer but attention works token by token, so only attention has to know the layout:
+with every response at the positions it would have directly behind the prompt. Only attention has to
+know the layout:
 
     trunk     prompt and first response, an ordinary causal sequence
     branches  the other responses; each sees the prompt and itself
@@ -17,12 +17,10 @@ response as from the first. The last token of a response predicts nothing and is
 
 :func:`install` switches a model to the attention of this file, which keeps its own inside
 (attention.py); it stays switched, as gradient checkpointing calls the layers again during the
-backward pass. Outside :func:`layout_in_use` everything passes through, so that generation and
-ordinary forward passes are what they were.
+backward pass. Outside :func:`layout_in_use` everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
-attention that takes no mask (flash attention). :mod:`~.language_model.scoring` finds out by
-comparing with the plain computation before it relies on it.
+attention that takes no mask (flash attention). scoring.py compares with the plain computation.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,10 +39,10 @@ from pl_pointwise.tasks.common.attention import Replacement, added, attention_fu
 
 @dataclass(frozen=True)
 class Sample:
-    """Lengths of one sample in the row: its prompt, and what each response adds behind it."""
+    """Lengths of one sample in the row: its prompt, and of each response all but its last token."""
 
     prompt: int
-    responses: tuple[int, ...]  # tokens fed, that is the response's length − 1; at least one entry
+    responses: tuple[int, ...]
 
     @property
     def trunk(self) -> int:
@@ -57,14 +55,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the N tokens of the row come from, and which of them predict a response token.
-
-    The n predicting places are ordered by sample, response, token.
-    """
+    """Where the N tokens of the row come from, and which of them predict a response token."""
 
     source: Tensor  # (N,) places in cat(prompt_ids.flatten(), response_ids.flatten())
     positions: Tensor  # (N,) position ids
-    predicting: Tensor  # (n,) places in the row
+    predicting: Tensor  # (n,) places in the row, by sample, response, token
     samples: tuple[Sample, ...]
 
     @classmethod
@@ -74,11 +69,9 @@ class Layout:
         response_lengths: Sequence[Sequence[int]],
         prompt_width: int,
         response_width: int,
+        device: torch.device | None = None,
     ) -> Layout:
-        """The layout of prompts (B, P) and responses (B, R, T), padded on the right.
-
-        A response of length 0 is absent; a sample without responses takes no place at all.
-        """
+        """Of prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
         responses_from = len(prompt_lengths) * prompt_width
         source: list[Tensor] = []
         positions: list[Tensor] = []
@@ -86,30 +79,25 @@ class Layout:
         samples: list[Sample] = []
         end = 0
         for row, (prompt, lengths) in enumerate(zip(prompt_lengths, response_lengths, strict=True)):
-            if not any(lengths):
+            present = [(column, length) for column, length in enumerate(lengths) if length]
+            if not present:
                 continue
             source.append(torch.arange(row * prompt_width, row * prompt_width + prompt))
             positions.append(torch.arange(prompt))
             end += prompt
-            prompt_end = end
-            for column, length in enumerate(lengths):
-                if length == 0:
-                    continue
+            first = torch.tensor([end - 1])  # predicts the first token of each response
+            for column, length in present:
                 start = responses_from + (row * len(lengths) + column) * response_width
                 source.append(torch.arange(start, start + length - 1))
                 positions.append(torch.arange(prompt, prompt + length - 1))
-                predicting.append(torch.tensor([prompt_end - 1]))
-                predicting.append(torch.arange(end, end + length - 1))
+                predicting += [first, torch.arange(end, end + length - 1)]
                 end += length - 1
-            samples.append(Sample(prompt, tuple(length - 1 for length in lengths if length)))
-        return cls(torch.cat(source), torch.cat(positions), torch.cat(predicting), tuple(samples))
-
-    def to(self, device: torch.device) -> Layout:
-        source, positions, predicting = (
-            tensor.to(device, non_blocking=True)
-            for tensor in (self.source, self.positions, self.predicting)
+            samples.append(Sample(prompt, tuple(length - 1 for _, length in present)))
+        rows, places, predict = (
+            torch.cat(each).to(device, non_blocking=True)
+            for each in (source, positions, predicting)
         )
-        return replace(self, source=source, positions=positions, predicting=predicting)
+        return cls(rows, places, predict, tuple(samples))
 
 
 @dataclass(frozen=True)
@@ -117,8 +105,8 @@ class RowMask:
     """What each sample's trunk and branches may see, in place of the usual mask tensor."""
 
     samples: tuple[Sample, ...]
-    trunks: tuple[Tensor | None, ...]  # (1, 1, trunk, trunk); None is causal and nothing else
-    branches: tuple[Tensor | None, ...]  # (1, 1, branches, trunk + branches); None if no branches
+    trunks: list[Tensor | None]  # (1, 1, trunk, trunk); None is causal and nothing else
+    branches: list[Tensor | None]  # (1, 1, branches, trunk + branches); None if no branches
 
 
 _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
@@ -134,39 +122,21 @@ def layout_in_use(layout: Layout) -> Iterator[None]:
         _layout.reset(token)
 
 
-def _row_mask(
-    *args: Any,
-    original: Callable[..., Any],
-    additive: bool,
-    mask_function: Callable[..., Tensor],
-    allow_is_causal_skip: bool = True,
-    local_size: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **kwargs: Any,
-) -> Any:
+def _row_mask(*args: Any, original: Callable[..., Any], additive: bool, **kwargs: Any) -> Any:
     """A mask for transformers' registry: a :class:`RowMask` in a layout, else the original.
 
-    mask_function(sample, head, query position, key position) → bool is the model's rule. It is
-    plainly causal if nothing was put on top (allow_is_causal_skip) and no window or chunk
-    (local_size) is reached.
+    The model's rule, mask_function, is plainly causal if nothing was put on top
+    (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
     layout = _layout.get()
     if layout is None:
-        return original(
-            *args,
-            mask_function=mask_function,
-            allow_is_causal_skip=allow_is_causal_skip,
-            local_size=local_size,
-            dtype=dtype,
-            device=device,
-            **kwargs,
-        )
+        return original(*args, **kwargs)
+    device, local_size = layout.positions.device, kwargs.get("local_size")
 
     def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
-        rule = visible(mask_function, queries, keys, device)
+        rule = visible(kwargs["mask_function"], queries, keys, device)
         rule = rule if also is None else rule & also
-        return added(rule, dtype) if additive else rule
+        return added(rule, kwargs.get("dtype", torch.float32)) if additive else rule
 
     trunks: list[Tensor | None] = []
     branches: list[Tensor | None] = []
@@ -175,7 +145,8 @@ def _row_mask(
         size = sample.trunk + sample.branches
         positions = layout.positions[start : start + size]
         start += size
-        causal = allow_is_causal_skip and (local_size is None or sample.trunk < local_size)
+        causal = kwargs.get("allow_is_causal_skip", True)
+        causal = causal and (local_size is None or sample.trunk < local_size)
         trunk = positions[: sample.trunk]
         trunks.append(None if causal and not additive else allowed(trunk, trunk))
         if not sample.branches:
@@ -186,7 +157,7 @@ def _row_mask(
         parts = parts.to(device, non_blocking=True)
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
         branches.append(allowed(positions[sample.trunk :], positions, seen))
-    return RowMask(layout.samples, tuple(trunks), tuple(branches))
+    return RowMask(layout.samples, trunks, branches)
 
 
 def _row_attention(
@@ -212,24 +183,14 @@ def _row_attention(
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
-    rows = zip(
-        samples,
-        queries[::2],
-        queries[1::2],
-        key.split(sizes, dim=2),
-        value.split(sizes, dim=2),
-        attention_mask.trunks,
-        attention_mask.branches,
-        strict=True,
-    )
+    keys, values = key.split(sizes, dim=2), value.split(sizes, dim=2)
     outputs = []
-    for sample, trunk, branch, k, v, trunk_mask, branch_mask in rows:
-        n = sample.trunk
-        outputs.append(
-            plain(module, trunk, k[:, :, :n], v[:, :, :n], trunk_mask, *args, **kwargs)[0]
-        )
-        if branch_mask is not None:
-            outputs.append(plain(module, branch, k, v, branch_mask, *args, **kwargs)[0])
+    for place, (trunk, branches) in enumerate(zip(queries[::2], queries[1::2], strict=True)):
+        k, v, mask = keys[place], values[place], attention_mask.trunks[place]
+        n = samples[place].trunk
+        outputs.append(plain(module, trunk, k[:, :, :n], v[:, :, :n], mask, *args, **kwargs)[0])
+        if (mask := attention_mask.branches[place]) is not None:
+            outputs.append(plain(module, branches, k, v, mask, *args, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
 
 

@@ -5,8 +5,8 @@
 
 at each position that predicts a response token, in float32 (float64 for a float64 model) whatever
 the model's dtype. The projection runs over a chunk of positions at a time, so that at most one
-chunk's logits are alive. With more than one chunk their gradient cannot wait for the backward pass.
-Where nothing from the hidden states on is trained it is computed at once, by token, as fused linear
+chunk's logits are alive. With more than one chunk their gradient cannot wait for the backward pass:
+where nothing from the hidden states on is trained it is computed at once, by token, as fused linear
 losses do; else each chunk is computed again in the backward pass.
 
 The logits are the model's own: its forward runs with the decoder's output put in place, so what it
@@ -39,14 +39,9 @@ CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven o
 def token_statistics(
     logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None
 ) -> TokenStatistics:
-    """Log-likelihood of each target, and if there is a reference, its own and KL(π ‖ π_ref).
-
-    Args:
-        logits, reference_logits: (n, V), computed in float32 or wider.
-        targets: (n,) token ids.
-    """
-    log_reference = None if reference_logits is None else _log_softmax(reference_logits)
-    return _statistics(_log_softmax(logits), targets, log_reference)
+    """ℓ of each target (n,), and with a reference KL(π ‖ π_ref) and its ℓ, from logits (n, V)."""
+    reference = None if reference_logits is None else _log_softmax(reference_logits)
+    return _statistics(_log_softmax(logits), targets, reference)
 
 
 def _statistics(
@@ -71,9 +66,8 @@ def chunked_token_statistics(
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
-    Args:
-        reference_mode: a context in which the head is the reference's, where the two differ.
-        chunk_elements: the most logits to hold at a time.
+    reference_mode: a context in which the head is the reference's, where the two differ.
+    chunk_elements: the most logits to hold at a time.
     """
 
     def reference_logits(reference: Tensor | None) -> Tensor | None:
@@ -91,16 +85,10 @@ def chunked_token_statistics(
     pieces: list[TokenStatistics] = []
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
-        chunk = (
-            hidden[rows],
-            targets[rows],
-            None if reference_hidden is None else reference_hidden[rows],
-        )
+        reference = None if reference_hidden is None else reference_hidden[rows]
+        chunk = hidden[rows], targets[rows], reference
         if at_once:
-            statistics: TokenStatistics = _WithGradient.apply(
-                *chunk[:2], reference_logits(chunk[2]), head
-            )
-            pieces.append(statistics)
+            pieces.append(_WithGradient.apply(*chunk[:2], reference_logits(reference), head))
         elif several:
             rng = not head.plain  # only an adapted head can hold dropout
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
@@ -113,8 +101,7 @@ class _WithGradient(torch.autograd.Function):
     """:func:`token_statistics` of hidden states (n, H) under a frozen head, and their gradient.
 
     A token's statistics depend on its own hidden state alone, so row t of the gradient of Σ_t ℓ_t
-    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for each of
-    ℓ and KL; the plain way keeps (n, V), and recomputing takes every product a second time.
+    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for ℓ and KL.
     """
 
     @staticmethod
@@ -129,17 +116,17 @@ class _WithGradient(torch.autograd.Function):
         log_reference = None if reference is None else _log_softmax(reference)
         log_likelihood, divergence, reference_ll = _statistics(log_policy, targets, log_reference)
         probability = log_policy.exp()
-        gradients: list[Tensor] = []
-
-        def propagate(slope: Tensor, last: bool = False) -> None:
-            slope = slope.to(logits.dtype)
-            gradients.extend(torch.autograd.grad(logits, rows, slope, retain_graph=not last))
-
+        slopes: list[Tensor] = []
         if log_reference is not None and divergence is not None:
             # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
-            propagate(log_policy.sub_(log_reference).sub_(divergence[:, None]).mul_(probability))
+            slopes.append(log_policy.sub_(log_reference).sub_(divergence[:, None]))
+            slopes[0].mul_(probability)
         ones = probability.new_ones(len(targets), 1)
-        propagate(probability.neg_().scatter_add_(1, targets[:, None], ones), last=True)  # 1_y − π
+        slopes.append(probability.neg_().scatter_add_(1, targets[:, None], ones))  # 1_y − π
+        gradients = [
+            torch.autograd.grad(logits, rows, each.to(logits.dtype), retain_graph=True)[0]
+            for each in slopes
+        ]
         ctx.save_for_backward(*reversed(gradients))
         ctx.dtype = hidden.dtype
         ctx.set_materialize_grads(False)
@@ -176,7 +163,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 class _DecoderOutputs(BaseModelOutputWithPast):
-    """A decoder's outputs as a head may read them; None for what some decoders add."""
+    """A decoder's outputs as a head reads them; None for what some decoders add."""
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -185,10 +172,8 @@ class _DecoderOutputs(BaseModelOutputWithPast):
 class VocabularyHead:
     """A causal language model from its last hidden states on: (n, H) → logits (n, V).
 
-    Made anew for every step: it may hold a copy of the weight in the dtype it multiplies in.
-
-    Args:
-        model: the model without any PEFT wrapper around it (layers inside it may be adapted).
+    Made anew for every step: it may hold a copy of the weight in the dtype it multiplies in. The
+    model is without a PEFT wrapper; layers inside it may be adapted.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -200,9 +185,6 @@ class VocabularyHead:
         self.plain = type(linear) is nn.Linear
         if self.plain:
             weight, self.bias = linear.weight, linear.bias
-            if not torch.is_grad_enabled():  # A frozen reference's: its values as they are now.
-                weight = weight.detach()
-                self.bias = None if self.bias is None else self.bias.detach()
             device, wide = weight.device.type, torch.promote_types(weight.dtype, torch.float32)
             # The dtype in which the model would multiply: autocast's, else the weight's own.
             autocast = torch.is_autocast_enabled(device)
@@ -214,10 +196,8 @@ class VocabularyHead:
         """Whether nothing behind the hidden states is trained."""
         if not self.plain or any(each.requires_grad for each in self.linear.parameters()):
             return False
-        inside = {id(each) for each in self.decoder.parameters()}
-        return not any(
-            each.requires_grad for each in self.model.parameters() if id(each) not in inside
-        )
+        inside = set(self.decoder.parameters())
+        return not any(p.requires_grad for p in self.model.parameters() if p not in inside)
 
     @property
     def vocabulary(self) -> int:

@@ -26,12 +26,8 @@ DOCSTRINGS = Path(__file__).parent / "docstrings" / "docstrings.jsonl"
 def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
     """(group, raw record) pairs, the records of the schema of ``microsoft/ms_marco``.
 
-    Records of one group, a top-level module, belong on one side of a split.
-
-    Args:
-        negatives: bodies of the same module in each record, besides the positive. Modules with
-            fewer are left out.
-        seed: which bodies.
+    Records of one group, a top-level module, belong on one side of a split. Modules with fewer
+    ``negatives`` are left out; ``seed`` draws them.
     """
     with DOCSTRINGS.open(encoding="utf-8") as file:
         entries = [json.loads(line) for line in file]

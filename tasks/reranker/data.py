@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ from pl_pointwise.tasks.common.records import (
     folded,
     hub_split,
     largest,
+    records_of,
     report_skipped,
+    rows_of,
 )
 from pl_pointwise.tasks.common.splits import (
     check_fractions,
@@ -34,12 +37,7 @@ from pl_pointwise.tasks.common.splits import (
 
 from .corpus import docstring_records
 from .encoding import RerankerDataset, split_template, token_lengths
-from .records import (
-    Record,
-    parse_candidates,
-    parse_labelled,
-    read_records,
-)
+from .records import Record, parse_candidates, parse_labelled
 
 _NEEDS = {
     "fit": ("train", "val"),
@@ -50,22 +48,13 @@ _NEEDS = {
 """Data sets by stage; the first it cannot do without."""
 
 
-class InputFormat(NamedTuple):
-    """How a text becomes tokens; module and data must agree on it."""
-
-    model_name: str
-    max_length: int
-    template: str | None
-
-
 class RerankerDataModule(PointwiseDataModule):
     """Queries with one positive and up to ``negatives`` negative passages each, tokenised once.
 
-    One raw record, the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
+    A raw record has the schema of ``microsoft/ms_marco`` v2.1, other fields ignored::
 
         {"query_id": 1115776, "query": "what is an aml surveillance analyst",
-         "passages": {"is_selected": [0, 0, 1, ...],
-                      "passage_text": ["Anti-Money Laundering Template ...", ...]}}
+         "passages": {"is_selected": [0, 1, ...], "passage_text": ["Anti-Money ...", ...]}}
 
     and the batch of B such records, with C = 1 + negatives, candidate 0 the positive::
 
@@ -77,32 +66,24 @@ class RerankerDataModule(PointwiseDataModule):
         passage_lengths  (B, C)     float32  L of the objective: tokens of the passage by itself,
                                              no special tokens, before any cut
 
-    For prediction (``predict_file``: JSON lines or Parquet of {query, passages}, the passages a
-    list of texts or {passage_text: such a list}) the candidates keep their order, C is the most
-    of a record in the batch, and lists "query_id", "query" and "passages" are added. Which pairs
-    to pad with which is the module's business; padding in a batch costs bytes only.
-
-    Sources of labelled records:
-
-        embedded: docstrings of Python's standard library, which ship with this package
-            (``corpus.py``); held out by module.
-        hub: ``hub_path``, its splits "train" and "validation".
-        files: ``train_file``, ``val_file``, ``test_file``; without ``val_file``, a part of the
-            training queries, of each query_type the same part, no query text on two sides.
+    For prediction (``predict_file``: {query, passages}, the passages a list of texts or
+    {passage_text: such a list}) the candidates keep their order, C is the most of a record in the
+    batch, and a list "query_id" is added.
 
     Test data are ``test_file``, else what ``test_fraction`` or ``test_queries`` holds out, else the
     validation data. A set with more records than its ``max_queries``, ``val_queries`` or
     ``test_queries`` keeps those whose negatives' lengths vary most, as the paper does. Where there
     are test data of their own, "val" and "test" are random draws instead: a certificate speaks of
-    new queries, and queries chosen by length are not like them. A record whose passages are all of
-    one length may be kept; the length objective is 0 there.
+    new queries, and queries chosen by length are not like them.
 
     Args:
-        model_name: the model whose tokenizer to use, as the module's. This, max_length and
-            template are the module's: give them here only to use the data without one.
+        model_name: the model whose tokenizer to use. This, max_length and template are the
+            module's: give them here only to use the data without one.
         max_length: as the module's.
         template: as the module's.
-        source: where labelled records come from.
+        source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
+            module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
+            queries of "files" a part is held out, of each query_type the same, by query text.
         hub_path: the dataset on the hub, or a folder of the same layout.
         hub_config: its configuration.
         train_file: JSON lines, or Parquet by its ending ".parquet".
@@ -118,12 +99,10 @@ class RerankerDataModule(PointwiseDataModule):
         val_queries: the most queries in validation data; None is all.
         test_queries: the most queries in test data; None takes val_queries.
         val_fraction: the part of the training queries to hold out where the source has no
-            validation data; 0 holds out none. None is val_queries / (max_queries + val_queries +
-            test_queries), or 0.1 if max_queries or val_queries is all.
-        test_fraction: likewise as test data, the split that is used once, for a certificate of the
-            model that was chosen by the validation data. At 0 it follows from test_queries, where
-            these are given; else test data are the validation data. The hub's "validation" is
-            divided into both in the proportion of the two fractions.
+            validation data. None is val_queries / (max_queries + val_queries + test_queries), or
+            0.1 if max_queries or val_queries is all.
+        test_fraction: likewise as test data, to certify. At 0 it follows from test_queries, where
+            these are given. The hub's "validation" is divided in the proportion of both fractions.
         batch_size: queries per rank in one optimisation step.
         eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
         num_workers: loader processes.
@@ -162,17 +141,23 @@ class RerankerDataModule(PointwiseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        least = negatives if min_negatives is None else min_negatives
-        numbers = {"max_queries": max_queries, "val_queries": val_queries}
-        _check_numbers(negatives, least, numbers | {"test_queries": test_queries})
         one_of("source", source, ("embedded", "hub", "files"), DataError)
         one_of("invalid", invalid, ("error", "skip", None), DataError)
         labelled = train_file or val_file or test_file
         check_source(source, labelled, predict_file, "train_file, val_file or test_file")
+        least = negatives if min_negatives is None else min_negatives
+        if not 1 <= least <= negatives:
+            raise DataError(
+                f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
+            )
+        counts = {"max_queries": max_queries, "val_queries": val_queries}
+        for option, count in (counts | {"test_queries": test_queries}).items():
+            if count is not None and count < 1:
+                raise DataError(f"{option}={count}: give at least 1, or null for all.")
         if template is not None:
             split_template(template)
-        self._given = model_name, max_length, template
-        self._format: InputFormat | None = None
+        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
+        self._format: dict[str, Any] | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
         self.files = {"train": train_file, "val": val_file, "test": test_file}
@@ -191,15 +176,12 @@ class RerankerDataModule(PointwiseDataModule):
         self._agree_with_module()
         stage = self.trainer.state.fn if self.trainer else None
         if self.source == "hub":
-            for name in _NEEDS.get(stage or "fit", ()):
+            for name in _NEEDS[stage or "fit"]:
                 if name != "predict":
                     self._measure(name)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, select and tokenise what ``stage`` needs and is not there yet.
-
-        Testing takes in the training data too, where there are any: the difference is a result.
-        """
+        """Read, select and tokenise what ``stage`` needs and is not there yet."""
         self._agree_with_module()
         for each in _NEEDS if stage is None else [stage]:
             for name in _NEEDS[each]:
@@ -212,11 +194,9 @@ class RerankerDataModule(PointwiseDataModule):
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
-        prediction = "query" in rows[0]
         counts = [len(row["input_ids"]) for row in rows]
-        width = max(counts) if prediction else 1 + self.negatives
+        shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
         longest = max(len(ids) for row in rows for ids in row["input_ids"])
-        shape = (len(rows), width)
         ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
         types = np.zeros((*shape, longest), np.int64)
         lengths = np.zeros(shape, np.int64)
@@ -228,51 +208,37 @@ class RerankerDataModule(PointwiseDataModule):
                 ids[i, j, : len(pair)] = pair
                 if "token_type_ids" in row:
                     types[i, j, : len(pair)] = row["token_type_ids"][j]
-        batch: dict[str, Any] = {
-            "index": torch.tensor([row["index"] for row in rows]),
-            "input_ids": torch.from_numpy(ids),
-            "lengths": torch.from_numpy(lengths),
-            "candidates": torch.from_numpy(lengths > 0),
-            "passage_lengths": torch.from_numpy(passage_lengths),
-        }
+        arrays: dict[str, Any] = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
+        arrays["passage_lengths"] = passage_lengths
         if "token_type_ids" in rows[0]:
-            batch["token_type_ids"] = torch.from_numpy(types)
-        if prediction:
-            batch |= {
-                name: [row[name] for row in rows] for name in ("query_id", "query", "passages")
-            }
+            arrays["token_type_ids"] = types
+        batch: dict[str, Any] = {"index": torch.tensor([row["index"] for row in rows])}
+        batch |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if "query_id" in rows[0]:
+            batch["query_id"] = [row["query_id"] for row in rows]
         return batch
 
     def describe(self, index: int) -> dict[str, str]:
         """The texts of training query ``index``; column j of the constraint is negative j + 1."""
         dataset = self.datasets["train"]
         assert isinstance(dataset, RerankerDataset)
-        record = dataset.record(index)
+        record = dataset.records[index]
         texts = {"record": record.where, "query": record.query, "positive": record.passages[0]}
         return texts | {f"negative {j}": t for j, t in enumerate(record.passages[1:], start=1)}
 
     def _agree_with_module(self) -> None:
         """Take the input format from the module; with another one, everything is made anew."""
-        model_name, max_length, template = self._given
-        name = self.shared_option("model_name", model_name)
-        if name is None:
+        agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
+        agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
+        if agreed["model_name"] is None:
             raise DataError(
-                "model_name: the data need a tokenizer. Use them with a RerankerModule, or give "
-                "them the model_name they are to be tokenised for."
+                "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
-        module = getattr(self.trainer, "lightning_module", None)
+        template, module = agreed["template"], getattr(self.trainer, "lightning_module", None)
         if template is not None and getattr(module, "template", template) is None:
-            raise DataError(
-                f"template: the data have {template!r} and the module reads pairs, so its export "
-                "would make other inputs. Give it to the module alone."
-            )
-        agreed = InputFormat(
-            name,
-            self.shared_option("max_length", max_length, 512),
-            self.shared_option("template", template),
-        )
+            raise DataError(f"template: the data have {template!r}. Give it to the module alone.")
         if agreed != self._format:
-            self._tokenizer = _load_tokenizer(agreed)
+            self._tokenizer = _load_tokenizer(**agreed)
             self._format = agreed
             self.datasets, self._records = {}, {}
 
@@ -280,64 +246,57 @@ class RerankerDataModule(PointwiseDataModule):
         """Put the data set ``name`` into ``datasets``, if its source has it."""
         if name in self.datasets:
             return
-        if name == "predict":
-            if path := self.files[name]:
-                records = read_records(path, parse_candidates)
-                self.datasets[name] = self._dataset(name, records)
-            return
-        if name not in self._records and (self.source == "hub" or not self._records):
-            self._records |= self._read(name)
-        if name in self._records:
-            self.datasets[name] = self._dataset(name, self._records[name])
+        records = self._read(name)
+        if records is not None:
+            assert self._format is not None  # setup has taken it
+            self.datasets[name] = RerankerDataset(
+                records,
+                self._tokenizer,
+                max_length=self._format["max_length"],
+                template=self._format["template"],
+                name=name,
+                predict=name == "predict",
+                skip_invalid=self.skip_invalid and name != "predict",
+            )
         elif name == "test":
             self._add("val")
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
 
-    def _dataset(self, name: str, records: Sequence[Record]) -> RerankerDataset:
-        assert self._format is not None  # setup has taken it
-        return RerankerDataset(
-            records,
-            self._tokenizer,
-            max_length=self._format.max_length,
-            template=self._format.template,
-            name=name,
-            with_text=name == "predict",
-            skip_invalid=self.skip_invalid and name != "predict",
-        )
-
-    def _read(self, name: str) -> dict[str, list[Record]]:
-        """The selected records of ``name`` and of whatever has to be read along with it."""
+    def _read(self, name: str) -> list[Record] | None:
+        """The selected records of a data set, None where there is none."""
+        if name == "predict":
+            path = self.files[name]
+            return records_of(rows_of(path), path, parse_candidates) if path else None
         if self.source == "hub":
-            absent = name == "test" and not self.test_fraction
-            return {} if absent else {name: self._from_hub(name)}
-        records = self._from_files() if self.source == "files" else self._from_corpus()
-        return {name: self._select(name, those) for name, those in records.items()}
+            return None if name == "test" and not self.test_fraction else self._from_hub(name)
+        if not self._records:
+            read = self._from_files() if self.source == "files" else self._from_corpus()
+            for each, records in read.items():
+                variances = partial(_variances, self._tokenizer, records)
+                kept = self._kept(each, len(records), variances)
+                self._records[each] = [records[i] for i in kept]
+        return self._records.get(name)
 
     def _from_corpus(self) -> dict[str, list[Record]]:
         entries = docstring_records(self.negatives, self.seed)
         if not entries:
-            raise DataError(
-                f"The embedded corpus has no module with {self.negatives + 1} docstrings. Lower "
-                "negatives, or set source to files."
-            )
+            raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
         records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
         groups = [group for group, _ in entries]
-        return split_by_group(records, groups, shares, self.seed, "module")
+        return split_by_group(records, groups, self._shares, self.seed, "module")
 
     def _from_files(self) -> dict[str, list[Record]]:
         read = {
-            name: read_records(path, self._parse, self.skip_invalid)
+            name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
             for name, path in self.files.items()
             if path and name != "predict"
         }
-        shares = {"val": self.val_fraction, "test": self.test_fraction}
-        return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
+        return with_held_out(read, self._shares, self.seed, self.files, ("query", "queries"))
 
-    def _select(self, name: str, records: list[Record]) -> list[Record]:
-        kept = self._kept(name, len(records), lambda: _variances(self._tokenizer, records))
-        return [records[i] for i in kept]
+    @property
+    def _shares(self) -> dict[str, float]:
+        return {"val": self.val_fraction, "test": self.test_fraction}
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
@@ -353,17 +312,13 @@ class RerankerDataModule(PointwiseDataModule):
         rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
         return chosen
 
-    def _hub(self, name: str) -> Any:
-        """The split of the dataset on the hub that serves as ``name``."""
-        split = "train" if name == "train" else "validation"
-        return hub_split(self.hub_path, self.hub_config, split, "files or embedded")
-
-    def _measure(self, name: str) -> tuple[list[str], list[float]]:
-        """Of each row on the hub what is wrong with it ("" if nothing) and its length variance.
+    def _measure(self, name: str) -> tuple[Any, list[str], list[float]]:
+        """Rows on the hub, what is wrong with each ("" if nothing), and its length variance.
 
         The datasets library keeps the result in its cache.
         """
-        rows = self._hub(name)
+        split = "train" if name == "train" else "validation"
+        rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
             problems, records = [], []
@@ -375,10 +330,8 @@ class RerankerDataModule(PointwiseDataModule):
                 except DataError as error:
                     problems.append(str(error))
             variances = iter(_variances(self._tokenizer, records))
-            return {
-                "problem": problems,
-                "variance": [0.0 if problem else next(variances) for problem in problems],
-            }
+            found = [0.0 if problem else next(variances) for problem in problems]
+            return {"problem": problems, "variance": found}
 
         tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
         tokenizer |= {"truncation": None, "padding": None}  # states of its last use
@@ -392,37 +345,31 @@ class RerankerDataModule(PointwiseDataModule):
             remove_columns=rows.column_names,
             new_fingerprint=key[:32],
             desc=f"{name}: lengths of passages",
-        )
-        columns = measured[:]
-        return columns["problem"], columns["variance"]
+        )[:]
+        return rows, measured["problem"], measured["variance"]
 
     def _from_hub(self, name: str) -> list[Record]:
-        rows = self._hub(name)
-        problems, variances = self._measure(name)
+        rows, problems, variances = self._measure(name)
         usable = [i for i, problem in enumerate(problems) if not problem]
         wrong = [problem for problem in problems if problem]
         if wrong and not self.skip_invalid:
             raise DataError(f"{wrong[0]} {CHOICE}")
         report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
-        if name != "train":
-            usable = self._of_side(name, rows, usable)
+        if name != "train":  # The hub's "validation" is divided into "val" and "test".
+            chosen = rows.select(usable)
+            queries = [folded(query) for query in chosen["query"]]
+            known = "query_type" in chosen.column_names
+            kinds = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
+            sides = side_of_held_out(
+                queries, self.val_fraction, self.test_fraction, self.seed, kinds
+            )
+            usable = [i for i, side in zip(usable, sides, strict=True) if side == name]
         kept = self._kept(name, len(usable), lambda: [variances[i] for i in usable])
-        chosen = [usable[i] for i in kept]
+        positions = [usable[i] for i in kept]
         return [
             self._parse(row, self._where(name, i))
-            for i, row in zip(chosen, rows.select(chosen), strict=True)
+            for i, row in zip(positions, rows.select(positions), strict=True)
         ]
-
-    def _of_side(self, name: str, rows: Any, usable: list[int]) -> list[int]:
-        """The rows of the hub's "validation" that are "val", or those that are "test"."""
-        chosen = rows.select(usable)
-        queries = [folded(query) for query in chosen["query"]]
-        known = "query_type" in chosen.column_names
-        categories = [kind or "" for kind in chosen["query_type"]] if known else [""] * len(usable)
-        sides = side_of_held_out(
-            queries, self.val_fraction, self.test_fraction, self.seed, categories
-        )
-        return [i for i, side in zip(usable, sides, strict=True) if side == name]
 
     def _where(self, name: str, position: int) -> str:
         split = "train" if name == "train" else "val"  # "test" is a part of it.
@@ -432,16 +379,6 @@ class RerankerDataModule(PointwiseDataModule):
         return parse_labelled(
             row, where, negatives=self.negatives, least=self.min_negatives, seed=self.seed
         )
-
-
-def _check_numbers(negatives: int, least: int, counts: dict[str, int | None]) -> None:
-    if not 1 <= least <= negatives:
-        raise DataError(
-            f"negatives={negatives}, min_negatives={least}: need 1 ≤ min_negatives ≤ negatives."
-        )
-    for option, count in counts.items():
-        if count is not None and count < 1:
-            raise DataError(f"{option}={count}: give at least 1, or null for all.")
 
 
 def _fractions(
@@ -463,21 +400,22 @@ def _fractions(
     return val, test
 
 
-def _load_tokenizer(wanted: InputFormat) -> PreTrainedTokenizerBase:
+def _load_tokenizer(
+    model_name: str, max_length: int, template: str | None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, if it can make such inputs."""
-    name = wanted.model_name
-    with loading(name):
-        tokenizer = AutoTokenizer.from_pretrained(model_source(name), trust_remote_code=False)
+    with loading(model_name):
+        source = model_source(model_name)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise DataError(
-            f"{name}: its tokenizer is slow or has no pad token. Take an encoder with a fast "
-            "tokenizer and a pad token."
+            f"{model_name}: take an encoder with a fast tokenizer that has a pad token."
         )
-    least = tokenizer.num_special_tokens_to_add(pair=wanted.template is None) + 2
-    if not least <= wanted.max_length <= tokenizer.model_max_length:
+    least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
+    if not least <= max_length <= tokenizer.model_max_length:
         raise DataError(
-            f"max_length={wanted.max_length}: {name} takes from {least} to "
-            f"{tokenizer.model_max_length:,} tokens. Set max_length within that."
+            f"max_length={max_length}: {model_name} takes from {least} to "
+            f"{tokenizer.model_max_length:,} tokens."
         )
     return tokenizer
 
@@ -488,7 +426,6 @@ def _variances(tokenizer: PreTrainedTokenizerBase, records: Sequence[Record]) ->
     for start in range(0, len(records), CHUNK):
         part = records[start : start + CHUNK]
         lengths = iter(token_lengths(tokenizer, [text for r in part for text in r.passages]))
-        for record in part:
-            own = [next(lengths) for _ in record.passages]
-            variances.append(float(np.var(own[1:])))
+        own = [[next(lengths) for _ in record.passages] for record in part]
+        variances += [float(np.var(each[1:])) for each in own]
     return variances

@@ -1,15 +1,13 @@
 """Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
 
-`CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, truncated pairs
-included.
-Three things of the module are not what CrossEncoder would assume, so the folder says them:
+`CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
+pairs. Three things of the module are not what CrossEncoder would assume, so the folder says them:
 
 - the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;
 - a two-label head scores with logit 1 − logit 0, where `rank` wants one label: the head is folded
   into (W₁ − W₀, b₁ − b₀);
 - an input template is a string, where CrossEncoder would feed a pair: it becomes the tokenizer's
-  chat template, with the roles query and document (sentence-transformers 6 reads it; versions
-  that know no chat templates for cross-encoders feed the pair, and score differently).
+  chat template, with the roles query and document (read from sentence-transformers 6 on).
 """
 
 from __future__ import annotations
@@ -43,25 +41,17 @@ PROBES = (
 )
 
 
-def export_cross_encoder(
-    module: RerankerModule, path: str | Path, tokenizer_name: str | None = None
-) -> Path:
+def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
     """Save the module's model, tokenizer, input format and model card as a CrossEncoder folder.
 
-    Args:
-        module: the re-ranker. It is left as it is.
-        path: folder to write; files of an earlier export in it are replaced.
-        tokenizer_name: whose tokenizer, named as a model is; None takes the model's.
-
-    Returns:
-        The folder.
+    path: folder to write; files of an earlier export in it are replaced. Returned.
 
     Raises:
         ValueError: a two-label head that cannot be folded, or a template that cannot be written so
             that inputs stay the same, token by token.
     """
     path = Path(path)
-    source = model_source(tokenizer_name or module.model_name)
+    source = model_source(module.model_name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
@@ -96,20 +86,14 @@ def export_cross_encoder(
 
 
 def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Entries of the state that turn two labels into one: W₁ − W₀ and b₁ − b₀.
-
-    The head is the one linear layer with two outputs, wherever an architecture keeps it.
-    """
+    """The head, the one linear layer with two outputs, of one label: W₁ − W₀ and b₁ − b₀."""
     heads = [
         (name, layer)
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer.out_features == 2
     ]
     if len(heads) != 1:
-        raise ValueError(
-            f"Cannot fold the two labels of {type(model).__name__} into one: found "
-            f"{len(heads)} linear layers with two outputs, not one."
-        )
+        raise ValueError(f"{type(model).__name__} has {len(heads)} heads of two labels to fold.")
     name, layer = heads[0]
     folded = {f"{name}.weight": layer.weight[1:] - layer.weight[:1]}
     if layer.bias is not None:
@@ -122,14 +106,12 @@ def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
     Chat templates are tokenised without special tokens, so those of a single text are written out.
     A content may be a string or a list of parts: CrossEncoder decides from how the template looks.
-
-    Args:
-        template: with {query}, ending in {passage}. Text after it would be lost where the module
-            cuts a long input, and written back by CrossEncoder: `split_template` refuses it.
-        tokenizer: whose special tokens surround a text.
     """
     before, between = split_template(template)
-    opening, closing = _special_tokens(tokenizer)
+    encoding = tokenizer("a", return_special_tokens_mask=True)
+    special, tokens = encoding["special_tokens_mask"], encoding.tokens()
+    start = special.index(0)
+    opening, closing = "".join(tokens[:start]), "".join(tokens[start + special.count(0) :])
     # JSON's escapes are among those that Jinja reads.
     parts = (opening + before, between, closing)
     first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
@@ -145,28 +127,15 @@ def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The special tokens before and after a single text, as text."""
-    bare: list[int] = tokenizer("a", add_special_tokens=False).input_ids
-    full: list[int] = tokenizer("a").input_ids
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            before, after = full[:start], full[start + len(bare) :]
-            words = tokenizer.convert_ids_to_tokens
-            return "".join(words(before)), "".join(words(after))
-    raise ValueError("The tokenizer changes a text when it adds special tokens to it.")
-
-
 def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise unless the chat template gives the tokens that the data gave the module."""
-    before, between = split_template(template)
     for query, passage in PROBES:
         messages = [
             {"role": "query", "content": query},
             {"role": "document", "content": passage},
         ]
         rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
-        expected = tokenizer(f"{before}{query}{between}{passage}").input_ids
+        expected = tokenizer(template.format(query=query, passage=passage)).input_ids
         if list(rendered["input_ids"]) != expected:
             raise ValueError(
                 f"The template {template!r} cannot be exported: this tokenizer reads a text "

@@ -1,8 +1,8 @@
 """Λ, the length-biased LambdaLoss: the re-ranker's objective, as a function of scores and lengths.
 
-It knows no model. A candidate set gains by putting short passages first, a pair of candidates
-weighs as much as exchanging the two would change the length-aware DCG@K, and each pair that is
-ordered by length pays a logistic loss on the difference of its scores.
+A candidate set gains by putting short passages first, a pair of candidates weighs as much as
+exchanging the two would change the length-aware DCG@K, and each pair that is ordered by length pays
+a logistic loss on the difference of its scores.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ def length_biased_lambda_loss(
     own row alone.
 
     Args:
-        scores: (B, C). Computed in float32 or wider.
-        lengths: (B, C), passage lengths in tokens.
+        scores, lengths: (B, C), the latter of passages in tokens.
         candidates: (B, C) bool, false where there is no candidate; what the other two hold there
             is not read.
         top_k: K, the ranks that count.
-        candidate_set: "all" candidates, as the paper's formula, or only the "negatives", that is
-            all but candidate 0.
+        candidate_set: "all", as the paper's formula, or the "negatives", all but candidate 0.
 
     Returns:
         (B,), float32 or wider.
@@ -52,7 +50,9 @@ def length_biased_lambda_loss(
         candidates = candidates & (torch.arange(scores.shape[1], device=scores.device) > 0)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores.masked_fill(~candidates, 0.0)
-    gains = _gains(lengths.to(scores.dtype), candidates)
+    lengths = lengths.to(scores.dtype)
+    longest = lengths.masked_fill(~candidates, -torch.inf).amax(dim=1, keepdim=True)
+    gains = torch.where(candidates, longest - lengths, 0.0)
 
     by_score = scores.detach().masked_fill(~candidates, -torch.inf)
     ranks = by_score.argsort(dim=1, descending=True, stable=True).argsort(dim=1) + 1
@@ -72,12 +72,6 @@ def length_biased_lambda_loss(
     losses = -logsigmoid(gain_differences.sign() * score_differences)
     total = weights.sum(dim=(1, 2))
     return (weights * losses).sum(dim=(1, 2)) / torch.where(total > 0, total, 1.0)
-
-
-def _gains(lengths: Tensor, candidates: Tensor) -> Tensor:
-    """g_i = max_k L_k − L_i ≥ 0 over the candidates of each row, 0 elsewhere; (B, C)."""
-    longest = lengths.masked_fill(~candidates, -torch.inf).amax(dim=1, keepdim=True)
-    return torch.where(candidates, longest - lengths, 0.0)
 
 
 def _discount(ranks: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:

@@ -1,9 +1,9 @@
 """Ranking metrics of the re-ranker: functions of scores, and their mean over queries.
 
 They are defined for any real scores, negative ones included (torchmetrics' reciprocal rank drops a
-positive that scores 0 or less), and take the same inputs: (scores, lengths, candidates, top_k).
-Candidate 0 of a query is its one positive, the rest are negatives; `candidates` is false where a
-query has fewer than others.
+positive that scores 0 or less). All take scores and lengths, (B, C), and `candidates`, (B, C) bool,
+false where a query has fewer than others, and return (B,), float32. Candidate 0 of a query is its
+one positive, the rest are negatives.
 
 The tie rule, for all of them: among equal scores the positive is ranked last and the negatives
 by position, so a model that scores everything alike is given no credit. A NaN ranks below every
@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.metrics import cvar
@@ -40,35 +41,21 @@ def ranked_order(scores: Tensor, candidates: Tensor) -> Tensor:
     return order.gather(1, absent.long().argsort(dim=1, stable=True))
 
 
-def positive_rank(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Rank of the positive, from 1; ties rank it last. (B, C), (B, C) → (B,) long."""
-    return (ranked_order(scores, candidates) == 0).long().argmax(dim=1) + 1
-
-
 def reciprocal_rank(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 10) -> Tensor:
-    """1/r if the positive's rank r ≤ top_k, else 0; ties rank it last. Mean over queries: MRR.
-
-    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32 in
-    [0, 1].
-    """
-    rank = positive_rank(scores, candidates)
+    """1/r if the positive's rank r ≤ top_k, else 0. Mean over queries: MRR."""
+    rank = (ranked_order(scores, candidates) == 0).long().argmax(dim=1) + 1
     return torch.where(rank <= top_k, 1.0 / rank.float(), 0.0)
 
 
 def hit(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 3) -> Tensor:
-    """1 if the positive is among the top_k, else 0; ties rank it last.
-
-    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32.
-    """
-    return (positive_rank(scores, candidates) <= top_k).float()
+    """1 if the positive is among the top_k, else 0."""
+    return (reciprocal_rank(scores, lengths, candidates, top_k) > 0).float()
 
 
 def length_rank(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 10) -> Tensor:
     """Σ_r L_(r)/r over the negatives in ranked order, r = 1 … min(top_k, number of negatives).
 
-    Lower when shorter negatives rank higher; ties by position. 0 where there is no negative.
-
-    scores, lengths: (B, C); candidates: (B, C) bool. Returns: (B,) float32, in tokens.
+    Lower when shorter negatives rank higher. 0 where there is no negative.
     """
     negatives = candidates.clone()
     negatives[:, 0] = False
@@ -77,12 +64,7 @@ def length_rank(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int 
 
 
 def average_length(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: int = 3) -> Tensor:
-    """Mean length of the top_k candidates, positive and negatives together.
-
-    Over all candidates where there are fewer than top_k; ties rank the positive last.
-
-    scores, lengths: (B, C); candidates: (B, C) bool. Returns: (B,) float32, in tokens.
-    """
+    """Mean length of the top_k candidates, positive and negatives; of all where there are fewer."""
     counted = candidates.sum(dim=1).clamp(min=1, max=top_k)
     return _ranked_lengths(scores, lengths, candidates, top_k).sum(dim=1) / counted
 
@@ -90,10 +72,8 @@ def average_length(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: i
 def score_spread(scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
     """Standard deviation of a query's scores, in their units: the scale that margins are read by.
 
-    A margin that is met because all scores grew shows here, and so do scores that collapsed.
-
-    scores: (B, C) real; lengths are not read; candidates: (B, C) bool. Returns: (B,) float32 or
-    wider, the population's; 0 of a single candidate.
+    A margin that is met because all scores grew shows here, and so do scores that collapsed. The
+    population's, float32 or wider; 0 of a single candidate.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
@@ -111,12 +91,7 @@ def _ranked_lengths(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: 
 
 
 class QueryMean(MeanBySample):
-    """Mean over queries of one value per query, over all batches and ranks; NaN of no query.
-
-    Args:
-        values: (scores, lengths, candidates) → (B,), one value per query.
-        higher_is_better: None for neither.
-    """
+    """Mean over queries of (scores, lengths, candidates) → (B,), over all batches and ranks."""
 
     def __init__(
         self, values: Callable[[Tensor, Tensor, Tensor], Tensor], higher_is_better: bool | None
@@ -127,25 +102,14 @@ class QueryMean(MeanBySample):
     def update(  # type: ignore[override]
         self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
     ) -> None:
-        """Add a batch.
-
-        Args:
-            scores: (B, C), any real numbers; candidate 0 is the positive.
-            lengths: (B, C) passage lengths in tokens.
-            candidates: (B, C) bool, false where there is no candidate.
-            index: (B,), each query's position in its data set; −1 for rows that only fill the
-                batch.
-        """
+        """Add a batch; index: (B,), positions in the data set, −1 where a row only fills it."""
         super().update(index, self.values(scores.detach(), lengths, candidates))
 
 
 class PairStatistic(Metric):
     """A statistic of the margins s_p − s_n of all pairs, over all batches and ranks.
 
-    Every pair of a query's positive and one of its negatives counts once.
-
-    Args:
-        statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
+    statistic: (n,) margins → a scalar; the lower the better. NaN of no pair.
     """
 
     full_state_update = False
@@ -165,17 +129,11 @@ class PairStatistic(Metric):
 
     def compute(self) -> Tensor:
         """The statistic of all margins so far."""
-        # A list on one process; torchmetrics hands over one tensor once ranks were joined.
-        joined = self.margins
-        margins = joined if isinstance(joined, Tensor) else torch.cat([*joined])
-        return self.statistic(margins)
+        return self.statistic(dim_zero_cat(self.margins))
 
 
 def wrong_order(margins: Tensor) -> Tensor:
-    """The share of the pairs whose positive does not score above the negative; NaN counts too.
-
-    margins: (n,) s_p − s_n. Returns: a scalar in [0, 1].
-    """
+    """The share of the margins (n,) that are not above 0; NaN counts too."""
     return (~(margins > 0)).to(margins.dtype).mean()
 
 
@@ -184,24 +142,14 @@ def wrong_probability_cvar(margins: Tensor, level: float = 0.95) -> Tensor:
 
     Without a tolerance, and bounded however large scores get: the CVaR of the violations of
     σ(s_p − s_n) ≥ p is this number less 1 − p.
-
-    margins: (n,) s_p − s_n. Returns: a scalar in [0, 1].
     """
     return cvar(torch.sigmoid(-margins), level)
-
-
-def pair_metrics() -> dict[str, Metric]:
-    """Fresh metrics that measure every run alike, in whichever unit it was constrained."""
-    return {
-        "wrong_order": PairStatistic(wrong_order),
-        "wrong_probability_cvar95": PairStatistic(wrong_probability_cvar),
-    }
 
 
 def ranking_metrics(
     objective_top_k: int = 3, objective_candidates: CandidateSet = "all"
 ) -> dict[str, Metric]:
-    """Fresh metrics of one evaluated data set: the paper's four, length objective and scale.
+    """Fresh metrics of one evaluated data set: the paper's four, length objective, scale, pairs.
 
     The objective lets models trained on something else, or not at all, be compared on it. The scale
     of the scores tells whether a margin was met by order or by larger scores.
@@ -219,4 +167,6 @@ def ranking_metrics(
         "avglength@3": QueryMean(partial(average_length, top_k=3), higher_is_better=False),
         "length_objective": QueryMean(objective, higher_is_better=False),
         "score_std": QueryMean(score_spread, higher_is_better=None),
+        "wrong_order": PairStatistic(wrong_order),
+        "wrong_probability_cvar95": PairStatistic(wrong_probability_cvar),
     }

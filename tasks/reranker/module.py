@@ -9,14 +9,8 @@ so relevance is a requirement of every single pair, and length is what is optimi
 `constrain: probability` the requirement is σ(s_p − s_n) ≥ ε instead, which no scale of the scores
 can violate by more than ε.
 
-A batch holds, with C = 1 + K candidates per query and candidate 0 the positive:
-
-    index            (B,)       position of the query in its data set
-    input_ids        (B, C, T)  one tokenised pair each, padded on the right
-    token_type_ids   (B, C, T)  where the tokenizer makes them
-    lengths          (B, C)     tokens of each pair, 0 where there is no candidate; on the CPU
-    passage_lengths  (B, C)     tokens of each passage alone
-    candidates       (B, C)     bool, whether there is a candidate
+A batch is :class:`~.data.RerankerDataModule`'s, of C = 1 + K candidates a query, candidate 0 the
+positive.
 """
 
 from __future__ import annotations
@@ -29,12 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torchmetrics import Metric
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.data import PADDING
@@ -45,8 +34,8 @@ from pl_pointwise.tasks.common.models import loading, model_source
 from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
-from .metrics import pair_metrics, ranking_metrics
-from .scoring import SCORING_METHODS, ScoringMethod, choose_scoring_method, longest_input
+from .metrics import ranking_metrics
+from .scoring import ScoringMethod, choose_scoring_method, longest_input, scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Unit = Literal["margin", "probability"]
@@ -64,15 +53,13 @@ class RerankerModule(PointwiseModule):
     head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``.
-        formulation: how the margin is enforced; one for the constraint, {"relevance": one}, or
-            None for plain training on the objective.
+        model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
+        formulation: how the margin is enforced; None for plain training on the objective.
         tolerance: ε, the margin s_p − s_n each negative has to keep; with constrain "probability"
             the probability, such as 0.9.
         evaluation_tolerance: ε that violations in validation and test are measured against, in the
             same unit; None takes `tolerance`. Give every method that is compared the same.
-        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε. Runs of both
-            are compared by `wrong_order` and `wrong_probability_cvar95`, which every run has.
+        constrain: "margin" for s_p − s_n ≥ ε, or "probability" for σ(s_p − s_n) ≥ ε.
         objective: "length" for the length-biased Λ, or "monobert" for binary cross-entropy on
             each pair, which trains relevance alone (with formulation None: the baseline).
         objective_candidates: candidates that Λ orders by length, "all" (as the paper's formula)
@@ -83,8 +70,7 @@ class RerankerModule(PointwiseModule):
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first. The data module takes it, model_name and template from here.
         template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
-        training: how it is trained; by default the paper's: AdamW at 2e-5 with a linear schedule,
-            a warm-up ratio of 0.1 and no weight decay.
+        training: how it is trained; by default as in the paper.
     """
 
     host_keys = ("index", "lengths")
@@ -109,9 +95,13 @@ class RerankerModule(PointwiseModule):
         if evaluation_tolerance is None:
             evaluation_tolerance = tolerance
         one_of("constrain", constrain, ("margin", "probability"))
-        if constrain == "probability":
-            _require_probability("tolerance", tolerance)
-            _require_probability("evaluation_tolerance", evaluation_tolerance)
+        bounds = {"tolerance": tolerance, "evaluation_tolerance": evaluation_tolerance}
+        for name, value in bounds.items():
+            if constrain == "probability" and not 0 < value < 1:
+                raise ValueError(
+                    f"{name}={value}: with constrain: probability it is a probability between 0 "
+                    "and 1, such as 0.9; a margin needs constrain: margin."
+                )
         super().__init__(
             formulation=formulation,
             constraints={"relevance": Constraint(at_least=tolerance)},
@@ -125,39 +115,31 @@ class RerankerModule(PointwiseModule):
         if template is not None:
             split_template(template)
         self.constrain: Unit = constrain
-        self.model_name = model_name
-        self.trained_on: Literal["length", "monobert"] = objective
+        self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
-        self.top_k = top_k
-        self.max_length = max_length
-        self.template = template
+        self.model_name, self.max_length, self.template = model_name, max_length, template
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.longest_input = longest_input(self.model)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
-        """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where there is none.
-
-        By the fastest scoring method that is right for the model, see ``scoring.py``.
-        """
+        """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         shape = batch["lengths"].shape
         lengths: Tensor = batch["lengths"].flatten().cpu()
         if self.longest_input is not None and int(lengths.max()) > self.longest_input:
-            # On a GPU the model itself would die of it without a word why.
-            raise ValueError(
+            raise ValueError(  # On a GPU the model itself would die of it without a word why.
                 f"A pair of {int(lengths.max())} tokens, but {self.model_name} reads at most "
                 f"{self.longest_input}: lower max_length."
             )
-        inputs: dict[str, Tensor] = {
-            key: batch[key].flatten(0, 1) for key in ("input_ids", "token_type_ids") if key in batch
-        }
+        names = [name for name in ("input_ids", "token_type_ids") if name in batch]
+        inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
         present = lengths.nonzero()[:, 0]
         device = inputs["input_ids"].device
         if len(present) == 0:
             return torch.zeros(shape, device=device)
         if self.scoring_method == "auto":
             self.scoring_method = choose_scoring_method(self.model, inputs, lengths, present)
-        scores = SCORING_METHODS[self.scoring_method](self.model, inputs, lengths, present)
+        scores = scores_of(self.scoring_method, self.model, inputs, lengths, present)
         positions = present.to(device, non_blocking=True)
         return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
 
@@ -185,7 +167,7 @@ class RerankerModule(PointwiseModule):
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """The paper's four ranking metrics, Λ whatever was trained on, the scores' scale; pairs."""
-        return ranking_metrics(self.top_k, self.objective_candidates) | pair_metrics()
+        return ranking_metrics(self.top_k, self.objective_candidates)
 
     def update_evaluation_metrics(
         self,
@@ -206,39 +188,22 @@ class RerankerModule(PointwiseModule):
         """One {index, query_id, order, scores} per query; rows that only fill the batch give none.
 
         `scores` are in the order of the candidates given, `order` has their positions, best first.
-        Ties keep the order given, as no candidate is known to be the positive here. `query_id` is
-        left out where the batch has none.
+        Ties keep the order given, as no candidate is known to be the positive here.
         """
-        scores = self(batch).float().cpu()
-        candidates = batch["candidates"].cpu()
+        scores, candidates = self(batch).float().cpu(), batch["candidates"].cpu()
         results = []
         for row, index in enumerate(batch["index"].tolist()):
             if index == PADDING:
                 continue
-            entry: dict[str, Any] = {"index": index}
-            if "query_id" in batch:
-                entry["query_id"] = batch["query_id"][row]
             given = scores[row][candidates[row]]
-            entry["order"] = given.argsort(descending=True, stable=True).tolist()
-            entry["scores"] = given.tolist()
-            results.append(entry)
+            order = given.argsort(descending=True, stable=True).tolist()
+            named = {"query_id": batch["query_id"][row]} if "query_id" in batch else {}
+            results.append({"index": index, **named, "order": order, "scores": given.tolist()})
         return results
 
     def export(self, path: str | Path) -> Path:
         """Save a folder that `sentence_transformers.CrossEncoder` loads, see `export.py`."""
         return export_cross_encoder(self, path)
-
-
-def _require_probability(name: str, value: float) -> None:
-    """
-    Raises:
-        ValueError: not a number between 0 and 1.
-    """
-    if not 0 < value < 1:
-        raise ValueError(
-            f"{name}={value}: with constrain: probability it is a probability between 0 and 1, "
-            "such as 0.9; a margin needs constrain: margin."
-        )
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
@@ -278,7 +243,13 @@ def load_cross_encoder(
             "or two with score = logit 1 − logit 0: take such a model, or the encoder without head."
         )
     if dropout is not None:
-        _set_dropout(config, dropout, model_name)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout}: give a probability from 0 to below 1.")
+        names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
+        if not names:
+            raise ValueError(f"dropout={dropout}: {model_name} has none to set; leave it out.")
+        for name in names:
+            setattr(config, name, dropout)
     with torch.random.fork_rng(devices=[]), loading(model_name):
         torch.default_generator.manual_seed(torch.initial_seed())
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
@@ -291,13 +262,3 @@ def load_cross_encoder(
         )
     use_quick_dropout(model)
     return model.train()  # loaded in evaluation mode, and Lightning keeps the mode it finds
-
-
-def _set_dropout(config: PretrainedConfig, dropout: float, model_name: str) -> None:
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout}: a probability from 0 to below 1 is needed.")
-    names = [name for name in vars(config) if "dropout" in name or name.endswith("pdrop")]
-    if not names:
-        raise ValueError(f"dropout={dropout}: {model_name} has no dropout to set; leave it out.")
-    for name in names:
-        setattr(config, name, dropout)

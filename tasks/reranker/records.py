@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
     folded,
+    json_object,
     kind,
-    records_of,
-    rows_of,
     text_field,
 )
 
@@ -41,16 +38,9 @@ class Record:
     @property
     def unit(self) -> str:
         """What records of one query have in common, and no others."""
-        text: str = folded(self.query)
-        return text
+        return str(folded(self.query))
 
-    @property
-    def prompt(self) -> str:
-        """The same, as a split by prompts takes it."""
-        return self.unit
-
-
-Parser = Callable[[Any, str], Record]
+    prompt = unit  # as a split by prompts takes it
 
 
 def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
@@ -66,20 +56,18 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
         seed: of that draw.
     """
     record = parse_candidates(row, where)
-    passages = row["passages"]
-    if not isinstance(passages, dict):
+    texts, name = record.passages, "passages.is_selected"
+    if not isinstance(row["passages"], dict):
         raise bad_field(where, "passages", "is a list", "Give {is_selected, passage_text}")
-    selected = field(passages, "is_selected", where, "passages.")
+    selected = field(row["passages"], "is_selected", where, "passages.")
     if not isinstance(selected, list) or any(value not in (0, 1) for value in selected):
-        problem = "is not a list of 0 and 1"
-        raise bad_field(where, "passages.is_selected", problem, "Mark the answer with 1")
-    texts = record.passages
+        raise bad_field(where, name, "is not a list of 0 and 1", "Mark the answer with 1")
     if len(selected) != len(texts):
         problem = f"has {len(selected)} entries for {len(texts)} passages"
-        raise bad_field(where, "passages.is_selected", problem, "Give one entry for each passage")
+        raise bad_field(where, name, problem, "Give one entry for each passage")
     if sum(selected) != 1:
         problem = f"marks {sum(selected) or 'no'} passages"
-        raise bad_field(where, "passages.is_selected", problem, "Mark exactly one passage with 1")
+        raise bad_field(where, name, problem, "Mark exactly one passage with 1")
     wrong = [text for text, mark in zip(texts, selected, strict=True) if not mark]
     if len(wrong) < least:
         problem = f"has {len(wrong)} passages besides the marked one, and {least} are needed"
@@ -87,8 +75,7 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
     if len(wrong) > negatives:
         key = digest(seed, record.query, *texts)
         wrong = [wrong[i] for i in sorted(random.Random(key).sample(range(len(wrong)), negatives))]
-    passages = (texts[selected.index(1)], *wrong)
-    return replace(record, passages=passages)
+    return replace(record, passages=(texts[selected.index(1)], *wrong))
 
 
 def parse_candidates(row: Any, where: str) -> Record:
@@ -99,32 +86,19 @@ def parse_candidates(row: Any, where: str) -> Record:
             of texts or {"passage_text": such a list}.
         where: where the row stands, for messages.
     """
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: the record is {kind(row)}. Give one object for each query.")
+    row = json_object(row, where)
     query = text_field(field(row, "query", where), "query", where)
-    query_id = row.get("query_id")
-    if isinstance(query_id, str):
-        query_id = text_field(query_id, "query_id", where)
-    elif isinstance(query_id, bool) or not isinstance(query_id, (int, type(None))):
+    query_id, category = row.get("query_id"), row.get("query_type") or ""
+    if isinstance(query_id, bool) or not isinstance(query_id, (str, int, type(None))):
         raise bad_field(where, "query_id", f"is {kind(query_id)}", "Give an integer or a text")
+    if not isinstance(category, str):
+        raise bad_field(where, "query_type", f"is {kind(category)}", "Give a text, or leave it out")
     passages, name = field(row, "passages", where), "passages"
     if isinstance(passages, dict):
-        passages = field(passages, "passage_text", where, "passages.")
-        name = "passages.passage_text"
+        passages, name = field(passages, "passage_text", where, "passages."), f"{name}.passage_text"
     if not isinstance(passages, list):
         raise bad_field(where, name, f"is {kind(passages)}", "Give a list of texts")
     if not passages:
         raise bad_field(where, name, "is empty", "Give at least one passage")
     texts = [text_field(text, f"{name}[{i}]", where) for i, text in enumerate(passages)]
-    category = row.get("query_type") or ""
-    if not isinstance(category, str):
-        raise bad_field(where, "query_type", f"is {kind(category)}", "Give a text, or leave it out")
     return Record(query, tuple(texts), query_id, where, category.strip())
-
-
-def read_records(path: str, parse: Parser, skip_invalid: bool | None = None) -> list[Record]:
-    """The records of a Parquet file (by its ending) or of a file of JSON lines (any other).
-
-    Args and errors as of :func:`pl_pointwise.tasks.common.records.records_of`.
-    """
-    return records_of(rows_of(path), path, parse, skip_invalid)

@@ -5,11 +5,8 @@ Two scoring methods, which differ in cost and in nothing else:
     grouped  pairs of like length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, not padded (packing.py); for models that attend through
-             transformers' interface, on a CPU
-
-:func:`choose_scoring_method` compares the second with the first on a narrow clone of the model
-(agreement.py), and on the first batch a module sees.
-On a GPU pairs are grouped: attention batch by batch is many small kernels there.
+             transformers' interface, on a CPU: on a GPU attention batch by batch is many small
+             kernels
 
 Both take inputs of n pairs, {name: (n, T)} padded on the right, their lengths (n,) on the CPU, and
 the positions (m,) of those that are to be scored, and return (m,) scores, float32 or wider.
@@ -18,8 +15,10 @@ the positions (m,) of those that are to be scored, and return (m,) scores, float
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -29,11 +28,12 @@ from transformers import PreTrainedModel
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
-    disagreement,
+    Values,
+    clone_problem,
     exact_comparison,
-    gradient_problem,
     narrow_clone,
     rounding,
+    value_problem,
 )
 from pl_pointwise.tasks.common.packing import (
     Packing,
@@ -47,12 +47,12 @@ from pl_pointwise.tasks.common.packing import (
 log = logging.getLogger(__name__)
 
 ScoringMethod = Literal["packed", "grouped"]
+METHODS: tuple[ScoringMethod, ...] = get_args(ScoringMethod)
 
-FORWARD_COST = {"cpu": 64, "cuda": 512}
+FORWARD_COST = {"cpu": 64}
 """What one more forward pass costs, in tokens: padding up to that much is cheaper than a pass.
 
-Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast, for
-BERT-mini and MiniLM-L6 alike. The number for GPUs is an estimate.
+Forward and backward on one CPU core: 55 tokens in float32, 145 to 170 under bf16 autocast.
 """
 
 ROW_TOKENS = 4096
@@ -65,45 +65,23 @@ def score(logits: Tensor) -> Tensor:
     return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
 
-def grouped_scores(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
-) -> Tensor:
-    """Each group of :func:`like_length_groups` in a pass of its own."""
-    device = inputs["input_ids"].device
-    cost = FORWARD_COST.get(device.type, FORWARD_COST["cuda"])
-    groups = like_length_groups(lengths[present], cost)
-    return _by_group(model, inputs, lengths, present, groups)
-
-
-def packed_scores(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
-) -> Tensor:
-    """Rows of about ``ROW_TOKENS`` tokens, pairs of like length in one row."""
-    install(model)
-    order = lengths[present].argsort(stable=True)
-    rows = lengths[present][order].cumsum(0).sub(1).div(ROW_TOKENS, rounding_mode="floor")
-    _, sizes = rows.unique_consecutive(return_counts=True)
-    return _by_group(model, inputs, lengths, present, order.split(sizes.tolist()), pack=True)
-
-
-Way = Callable[[PreTrainedModel, Mapping[str, Tensor], Tensor, Tensor], Tensor]
-
-SCORING_METHODS: dict[ScoringMethod, Way] = {
-    "packed": packed_scores,
-    "grouped": grouped_scores,
-}
-
-
-def _by_group(
+def scores_of(
+    method: ScoringMethod,
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     lengths: Tensor,
     present: Tensor,
-    groups: Sequence[Tensor],
-    pack: bool = False,
 ) -> Tensor:
-    """Scores of the present pairs, one pass for each group of positions among them."""
+    """The scores of the present pairs by a scoring method; arguments as at the top."""
     device = inputs["input_ids"].device
+    chosen = lengths[present]
+    if method == "packed":  # Rows of about ROW_TOKENS tokens, pairs of like length in one row.
+        install(model)
+        order = chosen.argsort(stable=True)
+        rows = chosen[order].cumsum(0).sub(1).div(ROW_TOKENS, rounding_mode="floor")
+        groups = list(order.split(rows.unique_consecutive(return_counts=True)[1].tolist()))
+    else:
+        groups = like_length_groups(chosen, FORWARD_COST.get(device.type, 512))
     scores = []
     for group in groups:
         rows = present[group]
@@ -112,14 +90,11 @@ def _by_group(
         positions = rows.to(device, non_blocking=True)
         arguments = {key: value[positions, :longest] for key, value in inputs.items()}
         arguments["attention_mask"] = mask.to(device, torch.long, non_blocking=True)
-        if pack:
-            with packed(model, Packing.of(lengths[rows], longest)):
-                logits = model(**arguments).logits
-        else:
-            logits = model(**arguments).logits
-        scores.append(score(logits))
-    order = torch.cat(list(groups)).argsort()
-    return torch.cat(scores)[order.to(device, non_blocking=True)]
+        pack = method == "packed"
+        with packed(model, Packing.of(lengths[rows], longest)) if pack else nullcontext():
+            scores.append(score(model(**arguments).logits))
+    positions = torch.cat(groups).argsort().to(device, non_blocking=True)
+    return torch.cat(scores)[positions]
 
 
 def choose_scoring_method(
@@ -136,11 +111,17 @@ def choose_scoring_method(
     probe = by_length[[0, len(by_length) // 2, -1]]
     try:
         with evaluation_mode(model), torch.no_grad():
-            found, expected = (
-                way(model, inputs, lengths, probe) for way in (packed_scores, grouped_scores)
-            )
-            problem = disagreement("score of a pair", found, expected, rounding(model))
-        problem = problem or clone_problem(model)
+            fast, plain = (_values(method, model, inputs, lengths, probe) for method in METHODS)
+        problem = value_problem(fast, plain, rounding(model))
+        if problem is None:
+            with exact_comparison():
+                sizes = torch.tensor([31, 4, 17, 4, 1])
+                generator = torch.Generator().manual_seed(0)
+                ids = torch.randint(3, WORDS, (5, 31), generator=generator)
+                clone = narrow_clone(model)
+                drawn = (clone, {"input_ids": ids.to(model.device)}, sizes, torch.arange(5))
+                own, grouped = (partial(_values, method, *drawn) for method in METHODS)
+                problem = clone_problem(clone, own, grouped)
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
@@ -150,25 +131,8 @@ def choose_scoring_method(
     return "grouped"
 
 
-def clone_problem(model: PreTrainedModel) -> str | None:
-    """Why a packed row is not right for models like this one, or None."""
-    with exact_comparison():
-        clone = narrow_clone(model)
-        weights = [weight for weight in clone.parameters() if weight.requires_grad]
-        lengths = torch.tensor([31, 4, 17, 4, 1])
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(3, WORDS, (5, 31), generator=generator).to(model.device)
-        scale = torch.linspace(0.5, 1.5, 5).to(model.device)
-        found = []
-        for way in (grouped_scores, packed_scores):
-            scores = way(clone, {"input_ids": ids}, lengths, torch.arange(5))
-            gradients = torch.autograd.grad(
-                (scores * scale).sum(), weights, allow_unused=True, materialize_grads=True
-            )
-            found.append((scores.detach(), gradients))
-        (plain, expected), (fast, gradients) = found
-        problem = disagreement("score of a pair", fast, plain, rounding(clone))
-        return problem or gradient_problem(gradients, expected)
+def _values(*arguments: Any) -> Values:
+    return {"score of a pair": scores_of(*arguments)}
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
@@ -183,12 +147,7 @@ def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
     A group costs forward_cost + size · longest tokens; sorted by length, the cheapest groups are
     consecutive, so dynamic programming over the distinct lengths finds them.
 
-    Args:
-        lengths: (n,) long, on the CPU.
-        forward_cost: overhead of one forward pass, in tokens.
-
-    Returns:
-        Positions into `lengths`, each in one group. Groups of short pairs come first.
+    lengths: (n,) on the CPU. Returns: positions into it, each in one group, short pairs first.
     """
     order = np.argsort(lengths.numpy(), kind="stable")
     distinct, counts = np.unique(lengths.numpy(), return_counts=True)

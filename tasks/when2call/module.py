@@ -30,13 +30,13 @@ from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
-from pl_pointwise.tasks.language_model.objectives import (
+from pl_pointwise.tasks.language_model.policy import Policy
+from pl_pointwise.tasks.language_model.preference_losses import (
     NEED_REFERENCE,
     Objective,
     PreferenceLosses,
     preference_loss,
 )
-from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.roles import Requirement, drop, log_ratio
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
@@ -144,10 +144,8 @@ class When2CallModule(LanguageModelModule):
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
-        """The mean over the responses of the KL to the reference, or the preference loss, (B,)."""
-        if self.trained_on == "kl":
-            return super().objective(outputs, batch)
+    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The preference loss of each sample, (B,)."""
         first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
         chosen, rejected = outputs.present & first, outputs.present & ~first
         return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
@@ -198,7 +196,7 @@ class When2CallModule(LanguageModelModule):
         samples, predictions = real_samples(batch), dict[int, dict[str, Any]]()
         chooses = (batch["response_lengths"] > 0).any(1).tolist()
         if any(chooses):
-            table = self._scores(self.score(batch, False), batch, self.evaluation.choose_by)
+            table = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
             chosen, scores = chosen_category(table).tolist(), table.tolist()
             for row, record in enumerate(batch["records"]):
                 given = {CATEGORIES[choice]: scores[row][choice] for choice in record.choices}

@@ -51,7 +51,7 @@ def by_hand(rows: ToyRows, steps: int, rate: float) -> tuple[Tensor, Tensor]:
             unit = now if step == 0 else (unit + now) / 2
         square = v.detach()[violated].square().mean()
         size = square.sqrt() if step == 0 else size
-        strength = min(max(5 * share, 0.5) * unit + 2 * mean, 100 * unit)
+        strength = min(max(5 * share, 1.0) * unit + 2 * mean, 100 * unit)
         pull = (multipliers + strength * (v.detach() / size).clamp(max=1)).clamp(min=0)
         loss = objective + (pull * v).mean()  # Of the gradient of ψ: ∂ψ/∂v is the pull.
         gradients = torch.autograd.grad(loss, weights)

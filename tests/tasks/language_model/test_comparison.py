@@ -114,22 +114,6 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
     assert "its KL of a token differs" in caplog.text
 
 
-def test_an_evaluation_compares_gradients_too(make_model, make_adapted, monkeypatch) -> None:
-    """Lightning's sanity check comes first, in inference mode; the choice holds for the fit."""
-    right = ResponseScorer._hidden
-    monkeypatch.setattr(
-        ResponseScorer,
-        "_hidden",
-        lambda self, pairs: (
-            halved(right(self, pairs)) if self.method == "shared_prompt" else right(self, pairs)
-        ),
-    )
-    scorer = ResponseScorer(make_adapted(make_model("llama")))
-    with torch.inference_mode():
-        scorer(BATCH)
-    assert scorer.method == "chunked"
-
-
 def test_a_model_that_differs_from_its_class_is_looked_at_itself(
     make_model, make_adapted, caplog
 ) -> None:

@@ -9,14 +9,7 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_OPENINGS, is_refu
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "I'm sorry, but I can't help with that.",
-        "I’m sorry.",
-        "I cannot",
-        "\n \t I'M SORRY",
-        "i CANNOT do that",
-        "\u00a0I cannot",  # a no-break space is white space
-    ],
+    ["I'm sorry, but I can't help.", "I’m sorry.", "\n \t I'M SORRY", "\u00a0I cannot"],
 )
 def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
     assert is_refusal(text)
@@ -24,14 +17,7 @@ def test_an_answer_that_begins_with_an_opening_is_a_refusal(text) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "Sure! I'm sorry to hear that.",
-        "I am sorry, but no.",
-        "I can not",
-        '"I cannot"',
-        "I'm sorr",
-    ],
+    ["", "Sure! I'm sorry to hear that.", "I am sorry, but no.", '"I cannot"', "I'm sorr"],
 )
 def test_anything_else_is_none(text) -> None:
     assert not is_refusal(text)

@@ -82,20 +82,6 @@ def test_the_gradient_of_chunks_is_that_of_all_logits(
     assert not found[2].requires_grad  # type: ignore[union-attr]
 
 
-def test_without_a_reference(make_model: Make) -> None:
-    model = frozen(make_model)
-    hidden, targets, _ = inputs(model)
-    head = VocabularyHead(model)
-    expected = token_statistics(head(hidden), targets)
-    found = chunked_token_statistics(head, hidden, targets, chunk_elements=CHUNK)
-    assert found[1] is None
-    assert found[2] is None
-    gradients = [
-        torch.autograd.grad(total(each, "likelihood"), hidden)[0] for each in (expected, found)
-    ]
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-12, atol=1e-12)
-
-
 def counted_products(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list that grows by one with every matrix product of a head."""
     products: list[None] = []

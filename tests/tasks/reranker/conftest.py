@@ -13,25 +13,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = [
-    *(
-        "query",
-        "sentence",
-        "how",
-        "long",
-        "does",
-        "a",
-        "river",
-        "flow",
-        "where",
-        "is",
-        "the",
-        "sea",
-    ),
-    *("what", "do", "fish", "eat", "water", "salt", "ship", "ice", "wind", "short", "very", "and"),
-    *("of", "in", "to", "it", "runs", "from", "mountain", "lake", "rain", "snow", "cold", "deep"),
-    *("blue", "small", "large"),
-]
+WORDS = (
+    "query sentence how long does a river flow where is the sea what do fish eat water salt ship "
+    "ice wind short very and of in to it runs from mountain lake rain snow cold deep blue small "
+    "large"
+).split()
 POSITIONS = 128  # the largest max_length the tiny models take
 
 
@@ -53,20 +39,10 @@ def save_tiny_tokenizer(path: Path, pair: bool = True) -> Path:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1" if pair else "[CLS] $A [SEP] $B [SEP]",
         special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
     )
-    names = (
-        ["input_ids", "token_type_ids", "attention_mask"]
-        if pair
-        else ["input_ids", "attention_mask"]
-    )
+    names = ["input_ids", *(["token_type_ids"] if pair else []), "attention_mask"]
+    marks = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        model_max_length=POSITIONS,
-        model_input_names=names,
+        tokenizer_object=backend, model_max_length=POSITIONS, model_input_names=names, **marks
     )
     tokenizer.save_pretrained(path)
     return path

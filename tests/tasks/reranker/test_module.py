@@ -438,25 +438,6 @@ def test_training_learns_the_margins_and_keeps_one_multiplier_for_each_negative(
     assert (multipliers > 0).any()
 
 
-def test_runs_of_both_units_are_measured_alike(
-    data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
-) -> None:
-    """The same weights: violations differ by the unit, what compares runs does not."""
-    margin = module_of(tiny_cross_encoder_dir, tolerance=2.0)
-    probability = module_of(tiny_cross_encoder_dir, tolerance=0.9, constrain="probability")
-    one, other = (
-        merged(quiet_trainer(tmp_path).test(module, data, verbose=False))
-        for module in (margin, probability)
-    )
-    for stage in ("test", "train"):
-        for name in ("wrong_order", "wrong_probability_cvar95", "score_std"):
-            assert one[f"{stage}/{name}"] == other[f"{stage}/{name}"]
-    tail = one["test/wrong_probability_cvar95"]
-    assert 0 < one["test/wrong_order"] < 1
-    assert other["test/relevance/cvar95"] == pytest.approx(tail - 0.1, abs=1e-6)
-    assert one["test/relevance/cvar95"] > 1.5  # a margin's
-
-
 def test_dropout_is_on_while_training_and_off_while_evaluating(
     data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pl_pointwise import Optimization, Penalty, Pointwise
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation
-from pl_pointwise.tasks.language_model.objectives import PreferenceLosses
+from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
 from pl_pointwise.tasks.when2call.module import PAPER_TRAINING, When2CallEvaluation
