@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -89,9 +87,10 @@ def test_the_overview_has_a_line_per_kind_and_task(packaged) -> None:
     ]
 
 
-def test_help_lists_packaged_configs_and_compare() -> None:
-    command = [str(Path(sys.executable).with_name("pl-pointwise")), "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_help_lists_packaged_configs_and_compare(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
     assert "compare" in text
     assert configs.overview() in text
 

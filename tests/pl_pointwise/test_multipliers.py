@@ -93,12 +93,6 @@ def test_state_round_trip_is_a_copy() -> None:
     assert other["c"].tolist() == [[0.0], [2.0]]
 
 
-def test_state_of_another_dtype_is_stored_as_float32() -> None:
-    multipliers = Multipliers(2)
-    multipliers.load_state_dict({"c": torch.ones(2, 1, dtype=torch.float64)})
-    assert multipliers["c"].dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     "table",
     [
