@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.task import notes_of
 
 from .feasible_checkpoint import FeasibleCheckpoint
 
@@ -81,7 +82,7 @@ class ModelExport(Callback):
                     tested or "the last weights",
                     chosen,
                 )
-            pl_module.notes.checkpoint = Path(tested).name
+            notes_of(pl_module).checkpoint = Path(tested).name
             self._export(trainer, pl_module)
 
     def _follow_choice(self, trainer: Trainer) -> None:
@@ -96,14 +97,14 @@ class ModelExport(Callback):
             return module
         kind = type(module)
         chosen = kind.load_from_checkpoint(self._chosen, map_location="cpu", weights_only=True)
-        chosen.notes.checkpoint = Path(self._chosen).name
+        notes_of(chosen).checkpoint = Path(self._chosen).name
         chosen.evaluated.update(self._of_chosen)
         return chosen
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
-        module.notes.facts = self.facts
+        notes_of(module).facts = self.facts
         folder = module.export(Path(trainer.default_root_dir) / self.folder)
-        path = module.notes.checkpoint
+        path = notes_of(module).checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
 

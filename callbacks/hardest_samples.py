@@ -26,9 +26,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+from pl_pointwise.data import plain_fields
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
-from pl_pointwise.rows import plain_fields
 
 from .last_violations import LastViolations, MeanViolations
 from .outputs import RunFolder

@@ -7,8 +7,8 @@ outer′(mean)·inner′(v − a), so that a backward pass through slope · inne
 ∂ψ/∂mean known, gives the gradient of ψ(g, λ). The slope has to be known before the first backward
 pass of a step.
 
-All shapes (sides,) unless said otherwise. Everything is pure; ``reduce`` sums or maximises over
-ranks where the other ranks hold samples too.
+All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks where the other
+ranks hold samples too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .formulations import BatchFormulation
-from .step import carries, weights, widest_dtype
+from .step import WIDEST, carries, weights
 
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
 
@@ -68,7 +68,7 @@ def batch_statistic(
     reduce: None where the parts hold the samples of all ranks.
     """
     reduce = reduce or (lambda value, operation: value)
-    present = torch.zeros((), dtype=widest_dtype(device), device=device)
+    present = torch.zeros((), dtype=WIDEST.get(device.type, torch.float64), device=device)
     for _, mask in parts:
         present = present + carries(mask).sum()
     left_out = 1 - reduce(present, "sum") / count

@@ -30,7 +30,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from . import cli_errors
-from .checkpoint_options import differences, hyperparameters
+from .checkpoints import differences, hyperparameters
 from .cli_errors import ShortErrorParser, innermost, short_errors
 from .configs import OPTIONS, nearest, overview, with_config_parts
 from .errors import TrainingError

@@ -25,8 +25,7 @@ from .errors import TrainingError
 from .fingerprints import RANDOM_ROWS
 from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
+from .multipliers import Multipliers, PullShares
 from .step import DualStep, Measured, Terms, carries, last_visits, weights
 from .task import Task, warn
 
@@ -131,7 +130,7 @@ class Duals:
             steps[name] = DualStep(
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
-        self.pull_shares.add(epoch, steps, self.in_force, self.task.constraints, self.dual_first)
+        self.pull_shares.add(epoch, steps, self.in_force, self.dual_first)
         return steps
 
     # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------

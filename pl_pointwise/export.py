@@ -16,12 +16,13 @@ from pkgutil import resolve_name
 
 import yaml
 
-from .checkpoint_options import hyperparameters
+from .checkpoints import hyperparameters
 from .cli import config_of, exports, require_class, short_path
 from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError
 from .module import PointwiseModule
+from .task import notes_of
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -46,7 +47,7 @@ def main(args: Sequence[str]) -> None:
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
         _refuse_other_files(folder)
-        module.notes.facts = {
+        notes_of(module).facts = {
             name: getattr(known, name) for name in ("license", "language", "datasets")
         }
         module.export(folder)
@@ -64,7 +65,7 @@ def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
             "others are to load into the folder path and returns it (docs/own_task.md)."
         )
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    module.notes.checkpoint = Path(checkpoint).name
+    notes_of(module).checkpoint = Path(checkpoint).name
     return module
 
 

@@ -54,12 +54,9 @@ _SIMPLE_TYPES = frozenset(_SIMPLE)
 
 def _digest(value: Any, digest: Any) -> None:
     if isinstance(value, Tensor):
-        if value.layout is not torch.strided:
-            value = value.to_dense()
+        value = (value if value.layout is torch.strided else value.to_dense()).detach().cpu()
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(
-            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
+        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode())

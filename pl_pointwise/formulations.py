@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .constraint import Constraint as Constraint
 from .formulation import STANDARD_STEP, Adaptive, Ascending, Own, Scope, number
 from .formulation import Formulation as Formulation
 

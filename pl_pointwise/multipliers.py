@@ -1,4 +1,4 @@
-"""Where λ lives: float32, on the CPU, in training-set order, one row per sample.
+"""Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
 
 λ is neither a Parameter (DDP would divide its step by the number of ranks, and an optimizer would
 pick it up) nor a buffer (DDP would overwrite it from rank 0, and a bf16 module would cast it:
@@ -8,20 +8,22 @@ only those rows ever visit the accelerator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import TrainingError
+from .formulations import Formulation
+from .step import DualStep
 
 
 class Multipliers(Mapping[str, Tensor]):
-    """λ of every constraint: (N, K) for multipliers per sample, () or (2,) for one per constraint.
+    """λ of every constraint: (N, K) for multipliers per sample, () for one per constraint.
 
-    The tables of a constraint are allocated, as zeros, when its number of columns K is first seen.
-    An interval has its two sides side by side: (N, 2K), or (2,) where the multiplier is one per
-    constraint. Every rank holds the same values, because every rank makes the same updates.
+    An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
+    number of columns K is first seen. Every rank makes the same updates, so holds the same values.
 
     Args:
         samples: N, the number of training samples.
@@ -46,17 +48,16 @@ class Multipliers(Mapping[str, Tensor]):
         return f"Multipliers({self.samples} samples; {shapes})"
 
     def reset(self, *names: str) -> None:
-        """λ starts again from 0: of these constraints, or of all.
-
-        Their tables are dropped and made anew when training needs them, so that a formulation of
-        another kind may follow: one multiplier per sample after one per constraint, say.
+        """λ starts again from 0: of these constraints, or of all; also under another formulation.
 
         Raises:
             KeyError: a name without multipliers.
         """
-        names = names or tuple({**self._tables, **self._initial})
-        self._require(names)
-        for name in names:
+        known = {**self._tables, **self._initial}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise KeyError(f"no multipliers of {', '.join(unknown)}; there are {', '.join(known)}")
+        for name in names or known:
             self._tables.pop(name, None)
             self._initial.pop(name, None)
 
@@ -64,14 +65,13 @@ class Multipliers(Mapping[str, Tensor]):
         """λ of a constraint from now on, or from the first step of the next fit.
 
         Args:
-            name: of the constraint; that there is one is checked when the fit starts.
+            name: of the constraint.
             values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
                 K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
                 which the start of the fit checks.
 
         Raises:
-            ValueError: values that are not finite numbers, or of another shape than the
-                constraint's multipliers have already.
+            ValueError: values that are not finite, or of another shape than there are.
         """
         values = torch.as_tensor(values).detach().to("cpu", torch.float32, copy=True)
         if values.dim() > 2 or not torch.isfinite(values).all():
@@ -107,16 +107,15 @@ class Multipliers(Mapping[str, Tensor]):
         Raises:
             TrainingError: an index outside the training set, or K differs from what it was.
         """
-        table = self._table(name, (self.samples, columns))
-        lowest = -1
-        if len(index):
-            lowest, highest = map(int, index.aminmax())
-            if lowest < -1 or highest >= self.samples:
-                raise TrainingError(
-                    f"Sample index {lowest if lowest < -1 else highest} is outside the training "
-                    f'set of {self.samples} samples: batch["index"] must be the sample\'s position '
-                    "in it."
-                )
+        table = self._tables.get(name)
+        if table is None or tuple(table.shape) != (self.samples, columns):
+            table = self._table(name, (self.samples, columns))
+        lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
+        if lowest < -1 or highest >= self.samples:
+            raise TrainingError(
+                f"Sample index {lowest if lowest < -1 else highest} is outside the training set "
+                f'of {self.samples} samples: batch["index"] must be the sample\'s position in it.'
+            )
         if lowest >= 0:  # No padding.
             return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
@@ -140,11 +139,7 @@ class Multipliers(Mapping[str, Tensor]):
         return dict(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes copies of tables, of any float dtype and device, as they are in a checkpoint.
-
-        Raises:
-            ValueError: a table of other samples, or of numbers that are not finite.
-        """
+        """Takes copies of tables; refuses those of other samples, or not finite."""
         for name, table in state.items():
             if table.dim() > 2 or (table.dim() == 2 and len(table) != self.samples):
                 raise ValueError(f'"{name}": {tuple(table.shape)} for {self.samples:,} samples')
@@ -157,36 +152,24 @@ class Multipliers(Mapping[str, Tensor]):
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:
-            initial = self._initial.get(name)
-            values = None if initial is None else _as_table(initial, shape)
-            if initial is not None and values is None:
+            initial = self._initial.get(name, torch.zeros((), dtype=torch.float32))
+            values = _as_table(initial, shape)
+            if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
                     f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
                     "many as there are samples and columns."
                 )
-            self._tables[name] = torch.zeros(shape, dtype=torch.float32)
-            if values is not None:
-                self._tables[name].copy_(values)
+            self._tables[name] = values.clone()
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. A vector-valued constraint needs the same number of columns in every "
-                "batch: mark the missing ones in membership(). If the constraint has changed, "
-                f"start its multipliers again with module.multipliers.reset({name!r})."
+                f"{shape}. Mark missing columns in membership(); for another constraint call "
+                f"module.multipliers.reset({name!r})."
             )
         return table
-
-    def _require(self, names: Iterable[str]) -> None:
-        known = {**self._tables, **self._initial}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise KeyError(
-                f"no multipliers of {', '.join(map(repr, unknown))}; there are those of "
-                f"{', '.join(map(repr, known)) or 'no constraint'}"
-            )
 
 
 def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
@@ -194,3 +177,77 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
+
+
+class PullShares:
+    """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
+
+    The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
+    by which the step of the weights lowers its violation v: (λ + 2αv)₊ for Pointwise; β/(α+β) times
+    that, or at most β, for Relaxed. Without its multiplier it would be p(0): a squared hinge of
+    weight α. With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+
+        share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
+        overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
+
+    A satisfied entry is pulled by λ alone, and of a standard Lagrangian (α None) every entry is:
+    its share is 1. Of an entry that several steps visited before the dual step, as of the last one.
+    A step costs O(batch); of an epoch three sums are kept, the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        # The epoch that the sums are of: told by the steps, since a resume skips hooks.
+        self._number = -1
+        # By constraint, (3,): of |p|, of |p| by multipliers, and of |p| on satisfied entries.
+        self._epoch: dict[str, Tensor] = {}
+
+    def add(
+        self,
+        epoch: int,
+        steps: Mapping[str, DualStep],
+        formulations: Mapping[str, Formulation],
+        dual_first: bool,
+    ) -> None:
+        """Adds the dual steps of a training step, by the λ that pulled in it.
+
+        formulations: as they were in force.
+        """
+        if epoch != self._number:
+            self._number, self._epoch = epoch, {}
+        for name, step in steps.items():
+            violation, judged = step.followed[step.mask].double(), step.judged[step.mask]
+            multiplier = (step.after if dual_first else step.before)[step.mask].double()
+            with torch.enable_grad():
+                leaf = violation.expand(2, -1).detach().clone().requires_grad_()
+                with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
+                psi = formulations[name].lagrangian(leaf, with_and_without).sum()
+                known = psi.requires_grad
+                slopes = torch.autograd.grad(psi, leaf)[0] if known else torch.zeros_like(leaf)
+            pull, without = slopes
+            side, size = pull.sign(), pull.abs()
+            added = torch.minimum((side * (pull - without)).clamp(min=0), size)
+            satisfied = torch.where(side * judged < 0, size, 0)
+            sums = torch.stack([size, added, satisfied]).sum(1)
+            self._epoch[name] = self._epoch.get(name, 0) + sums
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
+
+        None of a constraint that pulled nothing.
+        """
+        return {
+            name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
+            for name, sums in self._epoch.items()
+            if sums[0] > 0
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and by constraint its sums."""
+        return {"epoch": self._number, "sums": {n: s.tolist() for n, s in self._epoch.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._number = int(state["epoch"])
+        self._epoch = {  # Older ones hold more of each.
+            name: torch.tensor(sums[:3], dtype=torch.float64)
+            for name, sums in state["sums"].items()
+        }

@@ -24,12 +24,10 @@ class PointwiseSampler(DistributedSampler[Any]):
     Args:
         dataset: anything with a length.
         num_replicas, rank: world size and global rank.
-        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone; orders of other
-            seeds and epochs have nothing to do with it.
+        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
         seed: of the order.
-        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly, so
-            that a batch has each in the proportion that the whole data set has it, to within one
-            or two samples.
+        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly: a
+            batch has each in its proportion, to within one or two samples.
     """
 
     def __init__(
@@ -42,18 +40,10 @@ class PointwiseSampler(DistributedSampler[Any]):
         seed: int = 0,
         strata: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            num_replicas=num_replicas,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)  # type: ignore[arg-type]
         self.strata = None if strata is None else torch.as_tensor(strata)
-        self.skip = 0
-        """Positions of this rank to leave out at the start of the next iteration only."""
-        self.draws_by_sample = False
-        """Whether positions tell a loader's worker what their rows draw; see :class:`Drawing`."""
+        self.skip = 0  # Positions of this rank to leave out in the next iteration only.
+        self.draws_by_sample = False  # Whether a worker's rows draw by sample; see Drawing.
 
     def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
@@ -79,14 +69,9 @@ class PointwiseSampler(DistributedSampler[Any]):
         mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
-        return _positions(mine, draws)
-
-
-def _positions(positions: Tensor, draws: int | None) -> Iterator[int]:
-    """The positions (n,) as numbers; all of them at once would take ten times the memory."""
-    for part in positions.split(65536):
-        for position in part.tolist():
-            yield position if draws is None else Drawing(position, draws)
+        # All of them at once as numbers would take ten times the memory.
+        numbers = (number for part in mine.split(65536) for number in part.tolist())
+        return numbers if draws is None else (Drawing(number, draws) for number in numbers)
 
 
 class Drawing(int):

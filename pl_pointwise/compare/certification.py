@@ -53,6 +53,7 @@ from pl_pointwise.requirements.samples import (
     require_same_bounds,
     write_samples,
 )
+from pl_pointwise.task import notes_of
 
 from .levers import advice
 from .runner import Built, alone_in, datasets_of, on_first_rank
@@ -133,7 +134,7 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
         return known
     cli = _built_predecessor(comparison, weights)
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
-    cli.model.notes.confidential = True
+    notes_of(cli.model).confidential = True
     samples = samples_by(cli, weights, selection=True)
     for requirement in paired:
         known_from(samples).subject(requirement)
@@ -278,7 +279,7 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    cli.model.notes.certificate = found.statement()
+    notes_of(cli.model).certificate = found.statement()
     tested = torch.load(run.folder / TESTED, weights_only=True)
     for stage, by_constraint in tested.items():
         cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}

@@ -47,6 +47,7 @@ from pl_pointwise.requirements.samples import (
     samples_of,
     write_samples,
 )
+from pl_pointwise.task import notes_of
 
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
 from .uses import SHOWN, remember_use, write_whole
@@ -190,7 +191,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
         trainer.validate(module, data, **read)
         logged |= trainer.callback_metrics
-        trainer.loggers, trainer.callbacks, module.notes.confidential = [], [], True
+        trainer.loggers, trainer.callbacks, notes_of(module).confidential = [], [], True
     trainer.test(module, data, **read)
     logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
 

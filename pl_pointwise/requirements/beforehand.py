@@ -10,7 +10,7 @@ import torch
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
-from pl_pointwise.step import carries, index_of, micro_batch_of, pieces_of
+from pl_pointwise.step import carries, micro_batches_of
 
 from .p_values import fewest_samples
 from .requirement import Requirement, RequirementError
@@ -33,8 +33,7 @@ def samples_to_come(
     parts = []
     for dataset, loader in loaders.items():
         carried: dict[tuple[str, str], list[torch.Tensor]] = {}
-        for piece in (piece for batch in loader for piece in pieces_of(batch)):
-            micro = micro_batch_of(module, piece, index_of(piece))
+        for micro in (micro for batch in loader for micro in micro_batches_of(module, batch)):
             real = micro.index >= 0
             masks = {("metric", name): real for name in metrics}
             for name in module.evaluation_constraints:

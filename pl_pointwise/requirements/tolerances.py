@@ -26,9 +26,9 @@ from pl_pointwise.compare.command import fraction
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview
-from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
+from pl_pointwise.task import Constraint
 
 from .p_values import fewest_samples, samples_needed
 from .samples import lines

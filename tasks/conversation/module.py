@@ -211,13 +211,13 @@ class ConversationModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
+    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
         """Statistics of all responses; in training without those that are measured alone."""
         if self.training:
             left_out = self.of_roles(batch, MEASURED)
             lengths = batch["response_lengths"].masked_fill(left_out, 0)
             batch = {**batch, "response_lengths": lengths}
-        return super().score(batch, reference)
+        return super().forward(batch)
 
     def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""

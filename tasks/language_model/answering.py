@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from pl_pointwise.data import PADDING
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.task import notes_of
 
 if TYPE_CHECKING:
     from .module import LanguageModelModule
@@ -97,7 +98,7 @@ def finish_answers(
         for name, of_it in answered.items()
     }
     module.judge_answers(answered)
-    if not module.notes.confidential:
+    if not notes_of(module).confidential:
         module.report_answers({name: _write(module, name) for name in answered})
 
 

@@ -446,29 +446,6 @@ def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: P
     assert loaded.trainer.global_step == 2  # a new run: only weights and multipliers go on
 
 
-def test_multipliers_are_in_the_checkpoint_but_not_in_the_state_dict(tmp_path: Path) -> None:
-    module = fit(Toy(Pointwise()), ToyRows(7))
-    module.trainer.save_checkpoint(tmp_path / "last.ckpt")
-    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert stored["state_dict"].keys() == {"first", "last"}
-    tables = stored["pl_pointwise"]["multipliers"]
-    assert {name: table.dtype for name, table in tables.items()} == {
-        "fit": torch.float32,
-        "pair": torch.float32,
-    }
-    assert torch.equal(tables["pair"], module.multipliers["pair"])
-
-
-def test_test_with_a_checkpoint_needs_no_training_data(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    module = fit(Toy(Pointwise()), ToyRows(7))
-    module.trainer.save_checkpoint(path)
-    fresh = Toy(Pointwise())
-    loader = ToyData(ToyRows(7), HELD_OUT, batch_size=4).test_dataloader()["test"]
-    trainer().test(fresh, loader, ckpt_path=path, verbose=False, weights_only=True)
-    assert_identical_run(fresh, module)
-
-
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:
     module = Hard()
     module._stepper.left_out, module._stepper.skipped_steps = 3, 2

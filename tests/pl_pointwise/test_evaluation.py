@@ -15,12 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch.trainer.trainer import Trainer
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, Metric
 
 from pl_pointwise import Constraint, PointwiseModule
-from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample, SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
     CONSTRAINTS,
@@ -58,12 +56,6 @@ def test_training_with_validation_equals_training_without() -> None:
         module = Toy(FORMULATIONS["by name"], **options)
         runs.append(fit(module, ToyRows(7), held_out=held_out, num_sanity_val_steps=2))
     assert_identical_run(*runs)
-
-
-def test_evaluation_before_any_training_has_no_multipliers() -> None:
-    module = Toy(FORMULATIONS["pointwise"])
-    trainer().test(module, ToyData(ToyRows(7), ToyRows(5), batch_size=4), verbose=False)
-    assert len(module.multipliers) == 0
 
 
 class Judged(Toy):
@@ -187,12 +179,6 @@ def test_batches_may_differ_in_their_number_of_columns() -> None:
     assert found.worst().tolist() == [20, 10]
 
 
-@pytest.mark.parametrize("sides", [1, 2])
-def test_nothing_evaluated_is_no_violation(sides: int) -> None:
-    empty = collected(([4], torch.zeros(1, sides), torch.zeros(1, sides).bool()), sides=sides)
-    assert empty.pooled().shape == empty.worst().shape == (0,)
-
-
 def test_a_sample_that_two_batches_bring_counts_once() -> None:
     """A plain sampler over several ranks repeats samples, which certificates counted twice."""
     values, all_of_it = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1, dtype=torch.bool)
@@ -231,17 +217,6 @@ def test_several_validation_loaders_are_told_apart() -> None:
     assert named["seen/objective"] != named["unseen/objective"]
 
 
-def test_values_of_another_shape_are_refused_in_evaluation_too() -> None:
-    class Reduced(Toy):
-        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-            return super().objective(outputs, batch).mean()
-
-    with pytest.raises(DataError, match="do not reduce over the batch"):
-        trainer().validate(
-            Reduced(None), ToyData(ToyRows(4), ToyRows(5), batch_size=4), verbose=False
-        )
-
-
 def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
     with pytest.raises(ValueError, match="evaluation_constraints names 'fitt'"):
         PointwiseModule(
@@ -249,13 +224,6 @@ def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
             constraints=CONSTRAINTS,
             evaluation_constraints={"fitt": Constraint(at_most=0.0)},
         )
-
-
-def test_a_barebones_trainer_trains() -> None:
-    module = Toy(FORMULATIONS["pointwise"])
-    data = ToyData(ToyRows(7), ToyRows(5), batch_size=4)
-    Trainer(accelerator="cpu", max_epochs=2, barebones=True).fit(module, data)
-    assert module.multipliers["pair"].any()
 
 
 # Means over samples -------------------------------------------------------------------------------

@@ -19,9 +19,7 @@ from torch import Tensor
 from pl_pointwise.metrics import (
     cvar,
     empirical_cdf,
-    pool,
     quantiles,
-    share_violated,
     violation_statistics,
 )
 
@@ -89,16 +87,6 @@ def test_quantiles_keep_the_shape_and_reach_infinite_values() -> None:
     assert quantiles(torch.arange(5.0), 0.5).shape == ()
 
 
-def test_a_violation_of_zero_is_satisfied() -> None:
-    assert share_violated(torch.zeros(3)) == 0
-    assert share_violated(torch.tensor([-0.0, 0.0, 1e-30])) == pytest.approx(1 / 3)
-
-
-def test_a_level_without_exact_binary_form_keeps_its_value() -> None:
-    """0.55 · 100 is 55.00000000000001 in binary; the value at position 55 is in the tail."""
-    assert cvar(torch.arange(101.0), 0.55) == (55 + 100) / 2
-
-
 def test_the_key_names_the_level() -> None:
     values = torch.arange(101.0)
     assert violation_statistics(values, 0.99)["cvar99"] == 99.5
@@ -146,20 +134,3 @@ def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
         assert empirical_cdf(values, torch.zeros(2)).isnan().all()
     assert list(statistics) == KEYS
     assert all(statistic.isnan() for statistic in statistics.values())
-
-
-def test_a_mask_says_which_elements_of_a_vector_count() -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    elements = torch.tensor([[True, False, True], [False, False, True]])
-    assert pool(values, elements).tolist() == [1, 3, 6]
-    assert pool(values, torch.tensor([False, True])).tolist() == [4, 5, 6]
-    assert pool(values).tolist() == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [torch.ones(2, 3), torch.ones(3, dtype=torch.bool), torch.ones(2, 3, 1, dtype=torch.bool)],
-)
-def test_a_mask_that_does_not_fit_is_refused(mask: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"shape of the values \(2, 3\)"):
-        pool(torch.ones(2, 3), mask)

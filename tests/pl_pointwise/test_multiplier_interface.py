@@ -47,15 +47,6 @@ def test_initial_values_are_where_the_first_step_starts() -> None:
         assert (module.multipliers["fit"] == 0.75).all()
 
 
-def test_initial_values_change_the_weights() -> None:
-    plain, started = (Toy(Pointwise(alpha=None, dual_lr=0.0)) for _ in range(2))
-    started.multipliers.set("fit", 2.0)
-    started.multipliers.set("pair", torch.arange(27.0).view(9, 3))
-    fit_again(plain), fit_again(started)
-    assert not torch.equal(plain.last, started.last)
-    assert torch.equal(started.multipliers["pair"], torch.arange(27.0).view(9, 3))
-
-
 def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
     module = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0)))
     module.multipliers.set("fit", 3.0)
@@ -68,7 +59,7 @@ def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
     assert torch.equal(module.multipliers["pair"], pair)
     module.multipliers.reset()
     assert not module.multipliers
-    with pytest.raises(KeyError, match="no multipliers of 'other'"):
+    with pytest.raises(KeyError, match="no multipliers of other"):
         module.multipliers.reset("other")
 
 

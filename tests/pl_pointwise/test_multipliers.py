@@ -67,22 +67,6 @@ def test_index_outside_the_training_set_is_refused(index: list[int]) -> None:
         Multipliers(4).rows("c", torch.tensor(index), 1)
 
 
-def test_another_number_of_columns_is_refused() -> None:
-    multipliers = Multipliers(4)
-    multipliers.rows("c", torch.tensor([0]), 3)
-    with pytest.raises(TrainingError, match=r'"c".*\(4, 3\).*\(4, 2\).*membership'):
-        multipliers.rows("c", torch.tensor([0]), 2)
-
-
-@pytest.mark.parametrize(("sides", "shape"), [(1, ()), (2, (2,))])
-def test_scalar_has_one_entry_a_side(sides: int, shape: tuple[int, ...]) -> None:
-    multipliers = Multipliers(4)
-    assert multipliers.scalar("a", sides).shape == (sides,)
-    assert multipliers["a"].shape == shape
-    multipliers.write_scalar("a", torch.arange(1.0, sides + 1))
-    assert multipliers.scalar("a", sides).tolist() == list(range(1, sides + 1))
-
-
 def test_state_round_trip_is_a_copy() -> None:
     multipliers = Multipliers(2)
     multipliers.rows("c", torch.tensor([0]), 1)

@@ -401,24 +401,6 @@ def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> N
     assert not resumed.lightning_module.multipliers["pair"].any()
 
 
-def test_other_settings_than_the_checkpoints_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """``ckpt_path: last`` found another run's file and went on with it, without a word."""
-
-    def run(weight: float, path: Any = None) -> Any:
-        runner = trainer(max_epochs=2)
-        module = Toy(Penalty(weight=weight), learning_rate=weight)
-        runner.fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
-        return runner
-
-    run(0.5).save_checkpoint(tmp_path / "a.ckpt")
-    run(0.5, tmp_path / "a.ckpt")
-    assert "other settings" not in caplog.text
-    run(0.7, tmp_path / "a.ckpt")
-    assert "learning_rate (0.5, now 0.7)" in caplog.text
-
-
 # Which run a file of SaveOnTermination belongs to ---------------------------------------------
 
 

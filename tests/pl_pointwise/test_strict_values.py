@@ -77,23 +77,6 @@ def test_steps_equal_the_algorithm_by_hand(name: str, bounds: Any, options: Any)
         assert (other - expected.multipliers["fit"]).abs().max() > 0.01
 
 
-def test_only_the_step_of_the_weights_sees_the_surrogate() -> None:
-    """One step: λ moves as the strict value says, the weights as if there were none."""
-    rows = ToyRows(6, seed=4)
-    judged, plain = (
-        kind({"fit": Pointwise(alpha=0.8, dual_lr=0.5), "pair": None}) for kind in (Judged, Toy)
-    )
-    for module in (judged, plain):
-        trainer(max_steps=1).fit(module, ToyData(rows, batch_size=6))
-    assert torch.equal(weights_of(judged), weights_of(plain))
-    outputs = Toy()({"x": rows.x}).detach()
-    violation = passed(outputs) + 0.3
-    assert (violation > 0).any()
-    assert (violation < 0).any()
-    expected = (0.5 * violation).clamp(min=0)[:, None]
-    torch.testing.assert_close(judged.multipliers["fit"].double(), expected, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("options", [{}, {"order": "dual_first"}], ids=str)
 @pytest.mark.parametrize("name", FEW)
 def test_micro_batches_equal_the_whole_batch(name: str, options: Any) -> None:

@@ -243,7 +243,7 @@ def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
     [
         ({"primal_steps": 2, "order": "dual_first"}, "no meaning"),
         ({"formulation": {"fit": Pointwise(), "Pair": Pointwise()}}, "Pair"),
-        ({"formulation": {"fit": Pointwise()}}, "No formulation for constraint 'pair'"),
+        ({"formulation": {"fit": Pointwise()}}, "lacks 'pair'"),
         ({"constraints": {"objective": Constraint(at_most=1)}}, "objective"),
     ],
 )

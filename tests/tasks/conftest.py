@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from pl_pointwise import Training
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, levers
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
+from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record, Response
@@ -380,3 +382,17 @@ def language_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def shared_units(data: Any) -> dict[tuple[str, str], int]:
+    """How many units each two splits of a data module have in common."""
+    units = {
+        name: set(found)
+        for name in ("train", "val", "test")
+        if name in data.datasets and (found := units_of(data.datasets[name])) is not None
+    }
+    return {
+        (first, second): len(units[first] & units[second])
+        for first, second in combinations(units, 2)
+        if data.datasets[first] is not data.datasets[second]
+    }
