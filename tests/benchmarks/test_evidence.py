@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
 from benchmarks.evidence import appendix
@@ -73,17 +72,6 @@ def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_othe
     found = choose(runs, [1.0], ("cvar95", "violated"))
     chosen = {c.criterion: c.validation.entry.setting for c in found}
     assert chosen == {"cvar95": "tie", "violated": "share"}
-
-
-def test_a_task_that_takes_settings_over_is_run_after_the_one_that_chooses_them() -> None:
-    places = {name: place for place, name in enumerate(STUDIES)}
-    waiting = {
-        name: described["settings_of"]
-        for name, path in STUDIES.items()
-        if "settings_of" in (described := yaml.safe_load(path.read_text()))
-    }
-    assert waiting == {"reranker-msmarco": "reranker-corpus", "smollm": "when2call"}
-    assert all(places[other] < places[name] for name, other in waiting.items())
 
 
 @pytest.mark.parametrize("take", ["best", "every method"])

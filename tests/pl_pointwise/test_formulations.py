@@ -265,16 +265,6 @@ def test_least_over_the_threshold_is_the_mean_of_the_tail(
     assert found == pytest.approx(tail_mean(numbers, level), rel=1e-9, abs=1e-7)
 
 
-@given(samples, st.floats(0, 0.99), st.floats(-1e4, 1e4))
-def test_threshold_descends_towards_the_quantile(
-    numbers: list[float], level: float, at: float
-) -> None:
-    v, threshold = torch.tensor(numbers, dtype=torch.float64), scalar(at).requires_grad_()
-    (slope,) = torch.autograd.grad(figure(CVaR(level=level), v, threshold), threshold)
-    above = sum(number > at for number in numbers) / len(numbers)
-    assert float(slope) == pytest.approx(1 - above / (1 - level), abs=1e-9)
-
-
 INVALID = [
     *itertools.product([Tilted], ["tilt"], [0, math.nan, math.inf, "1", True]),
     *itertools.product([CVaR], ["level"], [1, -0.1, None]),

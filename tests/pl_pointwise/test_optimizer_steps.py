@@ -38,12 +38,6 @@ def test_global_step_counts_batches(options: Any) -> None:
     assert module.trainer.global_step == 9
 
 
-def test_max_steps_counts_batches() -> None:
-    module = Toy(Pointwise(), micro_batch_size=1)
-    fitted = fit(module, ToyRows(11), epochs=-1, max_steps=4)
-    assert fitted.trainer.global_step == 4
-
-
 # Schedulers ---------------------------------------------------------------------------------------
 
 
@@ -217,13 +211,6 @@ def test_default_schedule_warms_up_and_ends_with_the_run(schedule: Any, warmup: 
         for step in range(12)
     ]
     assert found == pytest.approx(expected)
-
-
-def test_schedule_takes_the_shorter_of_epochs_and_steps() -> None:
-    linear = Optimization(learning_rate=1.0, schedule="linear")
-    assert rates(Default(linear), epochs=4, max_steps=5)[-1] == pytest.approx(1 / 5)
-    assert rates(Default(linear), epochs=2, max_steps=500)[-1] == pytest.approx(1 / 6)
-    assert rates(Default(linear), epochs=2, limit_train_batches=2)[-1] == pytest.approx(1 / 4)
 
 
 def test_schedule_without_an_end_is_refused() -> None:

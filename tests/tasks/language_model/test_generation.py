@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
@@ -22,7 +22,6 @@ from pl_pointwise.tasks.language_model.generation import (
     Draws,
     Generation,
     generate_ids,
-    learnt_positions,
 )
 from pl_pointwise.tasks.language_model.reference import base_of
 from tests.tasks.conftest import build_tokenizer, make_data
@@ -132,13 +131,6 @@ def test_draws_follow_the_tempered_distribution_of_the_k_likeliest(top_k) -> Non
     expected = weights / weights.sum() * number
     assert (found - expected).abs().max() < 1.01
     assert found[expected == 0].sum() == 0
-
-
-def test_each_token_of_an_answer_has_its_own_number() -> None:
-    uniform = torch.tensor([[0.0, 1 - 2**-24]])
-    draws, logits = Draws(uniform, 3, 1.0, 0), torch.tensor([[3.0, 1.0, 2.0]])
-    assert draws(torch.zeros(1, 3, dtype=torch.long), logits).argmax() == 0
-    assert draws(torch.zeros(1, 4, dtype=torch.long), logits).argmax() == 1
 
 
 def test_a_models_own_generation_settings_do_not_apply(make_model) -> None:
@@ -261,14 +253,6 @@ def test_settings_that_generate_nothing_are_refused(settings, message) -> None:
 
 
 # Learnt positions
-
-
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [(GPT2, 220), (LlamaConfig(max_position_embeddings=512), None), (BloomConfig(), None)],
-)
-def test_learnt_positions_are_read_from_the_configuration(config, positions) -> None:
-    assert learnt_positions(config) == positions
 
 
 def test_more_than_learnt_positions_is_refused_before_training(tmp_path) -> None:
