@@ -145,19 +145,6 @@ def test_instantiator_named_in_a_checkpoint_is_not_imported(good: Path, tmp_path
     assert not crater.exists()
 
 
-def test_class_named_as_formulation_is_not_built(good: Path, tmp_path: Path) -> None:
-    crater = tmp_path / "crater"
-    stranger = {"class_path": "os.mkdir", "init_args": {"path": str(crater)}}
-    path = changed(
-        good,
-        tmp_path / "class.ckpt",
-        lambda c: place("hyper_parameters/formulation")(c, stranger),
-    )
-    with pytest.raises(ValueError, match=r"os\.mkdir"):
-        Toy.load_from_checkpoint(path)
-    assert not crater.exists()
-
-
 # What belongs to another module -------------------------------------------------------------------
 
 
