@@ -31,6 +31,7 @@ from pl_pointwise import (
     Tilted,
 )
 from pl_pointwise.checkpoints import formulation_from
+from tests.pl_pointwise.by_hand import psi, rule_of
 
 # Several decades on both sides of zero, and exact zeros.
 magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
@@ -61,19 +62,9 @@ def all_formulations(alpha: float, beta: float) -> list[Formulation]:
 
 def printed(formulation: Formulation, v: float, m: float) -> float:
     """ψ as the table prints it, with the square."""
-    alpha, beta = getattr(formulation, "alpha", None), getattr(formulation, "beta", None)
-    if isinstance(formulation, Penalty):
-        return formulation.weight * v
-    if alpha is None:
-        return m * v if beta is None else m * v - m**2 / (4 * beta)
-    square = max(0.0, v + m / (2 * alpha)) ** 2
-    if beta is None:
-        return alpha * square - m**2 / (4 * alpha)
-    if formulation.cost == "quadratic":
-        return alpha * beta / (alpha + beta) * square - m**2 / (4 * alpha)
-    if m + 2 * alpha * v > beta:
-        return beta * v - (m - beta) ** 2 / (4 * alpha)
-    return alpha * square - m**2 / (4 * alpha)
+    rule = rule_of(formulation)
+    assert rule is not None
+    return float(psi(rule, scalar(v), scalar(m)))
 
 
 def printed_slope(formulation: Formulation, v: float, m: float) -> float:

@@ -133,6 +133,13 @@ def test_draws_follow_the_tempered_distribution_of_the_k_likeliest(top_k) -> Non
     assert found[expected == 0].sum() == 0
 
 
+def test_each_token_of_an_answer_has_its_own_number() -> None:
+    uniform = torch.tensor([[0.0, 1 - 2**-24]])
+    draws, logits = Draws(uniform, 3, 1.0, 0), torch.tensor([[3.0, 1.0, 2.0]])
+    assert draws(torch.zeros(1, 3, dtype=torch.long), logits).argmax() == 0
+    assert draws(torch.zeros(1, 4, dtype=torch.long), logits).argmax() == 1
+
+
 def test_a_models_own_generation_settings_do_not_apply(make_model) -> None:
     model = make_model("llama").eval()
     expected = answers(model, GREEDY), answers(model, DRAWN)
