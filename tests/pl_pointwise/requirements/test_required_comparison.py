@@ -406,12 +406,12 @@ def required(*texts: str) -> list[str]:
 def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
     """Weights of 0 answer 0: what they meet and their metric are read off the data."""
     paired = ["lost(near) <= 0.05", "gained(near) >= 0.5", "wrong_sign <= predecessor + 0.2"]
-    noise = ["--data.noise", "0.15"]
+    noise = ["--data.noise", "0.18"]
     out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
     answer = json.loads((out / "answer.json").read_text())
     assert answer["certified"] == "strict · seed 0"
     assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
-    data = PlaneData(noise=0.15)
+    data = PlaneData(noise=0.18)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
     samples = read_samples(out / "runs/strict/seed-0/samples.parquet")
@@ -501,7 +501,7 @@ def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
     out = compare(tmp_path, *required(*texts), "--seeds", "0", "1")
     answer = json.loads((out / "answer.json").read_text())
     assert answer["candidates"] == 6
-    assert answer["certified"].startswith("strict")
+    assert not answer["certified"].startswith("plain")
     table = (out / "answer.md").read_text()
     assert re.search(r"\| plain · seed 0 .* \| 0 · 0 ", table)
 
