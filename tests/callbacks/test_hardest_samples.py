@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from pl_pointwise import Average, Constraint, Pointwise, Relaxed
 from pl_pointwise.callbacks import HardestSamples
+from pl_pointwise.callbacks.hardest_samples import hardest
 from pl_pointwise.callbacks.hardest_samples import page as html_of
 from pl_pointwise.data import IndexedDataset, PointwiseSampler, ResumableDataLoader
 from tests.callbacks.witness import Witness
@@ -195,6 +196,15 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
         lists.append(rows_of(folder))
     assert lists[0] == lists[1]
     assert lists[0]
+
+
+def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
+    nan = float("nan")
+    means = torch.tensor([[0.5], [2.0], [nan], [nan], [nan], [0.5], [-1.0], [-2.0]])
+    multipliers = torch.tensor([[0.1], [0.0], [0.2], [-0.7], [0.0], [0.3], [0.0], [0.1]])
+    found = hardest(means, multipliers, torch.zeros(8, 1), 10)
+    # Those without a visit last; 4 and 6 resist not.
+    assert found == [(index, 0) for index in (1, 5, 0, 7, 3, 2)]
 
 
 def test_equality_shows_its_distance_and_its_signed_multiplier(tmp_path: Path) -> None:
