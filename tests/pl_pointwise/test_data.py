@@ -51,18 +51,6 @@ def indices(batches: Any) -> list[list[int]]:
 # The data set and the sampler ---------------------------------------------------------------------
 
 
-def test_rows_know_their_index() -> None:
-    dataset = IndexedDataset(Numbers(5))
-    assert len(dataset) == 5
-    assert dataset[3] == {"value": 30, "index": 3}
-
-
-def test_padding_repeats_a_row_and_says_so() -> None:
-    dataset = IndexedDataset(Numbers(5))
-    for position in range(5):
-        assert dataset[-1 - position] == {"value": 10 * position, "index": PADDING}
-
-
 sizes = st.integers(0, 40)
 counts_of_ranks = st.integers(1, 5)
 

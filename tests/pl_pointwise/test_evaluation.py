@@ -196,21 +196,6 @@ def test_violations_keep_float64_and_are_never_below_float32(dtype: torch.dtype)
     assert torch.equal(found.violation, value.to(wanted))
 
 
-def test_validation_during_fit_is_logged_under_its_own_name() -> None:
-    rows, held_out = ToyRows(7), ToyRows(5, seed=3)
-    module = fit(Toy(FORMULATIONS["pointwise"], learning_rate=0.0), rows, held_out=held_out)
-    logged = module.trainer.callback_metrics
-    outputs = module({"x": held_out.x}).detach()
-    expected = float((outputs - held_out.y).square().mean())
-    assert float(logged["val/objective"]) == pytest.approx(expected, rel=1e-5)
-    violation = CONSTRAINTS["fit"].violation(outputs)
-    assert float(logged["val/fit/mean"]) == pytest.approx(float(violation.mean()), rel=1e-5)
-    assert module.violations.keys() == {"val"}
-    # The running figures of training are of the last batch, and named as such.
-    assert "running/fit/violated" in logged
-    assert "train/fit/cvar95" not in logged
-
-
 def test_several_validation_loaders_are_told_apart() -> None:
     class Two(ToyData):
         def val_dataloader(self) -> Any:

@@ -46,6 +46,7 @@ from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.roles import collate_rows
+from tests.pl_pointwise.toy import trainer
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -268,9 +269,7 @@ def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
-    return Trainer(**quiet | options)
+    return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
 
 
 def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
