@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI, SaveConfig
 from pl_pointwise.foreign_names import foreign_names
-from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
 from .samples import Bounds, bounds_of, read_samples, samples_of
@@ -124,8 +122,8 @@ def own_classes_only(path: Path) -> dict[str, Any]:
     names a class or function that this package does not ship.
     """
     config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
-        for name in foreign_names(config[part], kind):
+    for part in ("model", "data"):
+        for name in foreign_names(config[part]):
             raise RequirementError(
                 f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
                 f"own word is not imported. Read the file; if you trust it: --config {path}"
