@@ -36,13 +36,10 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
+    """``value`` out of dicts, lists, strings, numbers, tensors and None, to load weights-only.
 
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths and devices strings,
-    arrays lists, an Enum that is also a string or number its value.
-
-    Raises:
-        NotPlainError: anything else, such as a network or a function.
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists;
+    else NotPlainError.
     """
     if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value
@@ -81,10 +78,7 @@ def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def constructor_frame(module: Any) -> FrameType | None:
-    """The frame of the outermost ``__init__`` that is making ``module``: its class's own.
-
-    Its arguments, and no others, are what ``load_from_checkpoint`` needs. Called within it.
-    """
+    """The frame of the outermost ``__init__`` that is making ``module``: its class's own."""
     found, frame = None, inspect.currentframe()
     while frame is not None:
         names = frame.f_code.co_varnames
@@ -98,10 +92,7 @@ Settings = TypeVar("Settings")
 
 
 def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """The dataclass behind its plain form, those among its fields included; objects pass through.
-
-    So a constructor takes what a checkpoint's hyperparameters hold.
-    """
+    """The dataclass behind its plain form, nested ones included; objects pass through."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -112,10 +103,7 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
 
 
 def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
-    """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
-
-    Only subclasses of :class:`Formulation` are built, whatever the mapping names.
-    """
+    """The formulation behind ``{class_path, init_args}``; no other class is built."""
     if config is None or isinstance(config, Formulation):
         return config
     path = config.get("class_path") if isinstance(config, Mapping) else None
@@ -148,10 +136,7 @@ def _subclasses(kind: Any) -> list[type[Formulation]]:
 def formulations_from(
     formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
 ) -> dict[str, Formulation]:
-    """The formulation of every constraint by name; empty for plain training.
-
-    That of an equality is the one that enforces it, see ``Formulation.for_equality``.
-    """
+    """The formulation of every constraint by name; empty for plain training."""
     if formulation is None:
         return {}
     if not isinstance(formulation, Mapping) or "class_path" in formulation:
@@ -266,10 +251,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """
-        Raises:
-            TrainingError: it cannot be written, for lack of space say; what was there stays.
-        """
+        """Writes whole, or raises TrainingError and leaves what was there."""
         system, local = url_to_fs(str(path))
         if not isinstance(system, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -297,13 +279,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads tensors and plain values only, from remote paths too, unless told otherwise.
-
-        A local file's check sums are compared first: a flipped bit would be a weight like others.
-
-        Raises:
-            TrainingError: it is not whole, or holds anything else; none of that was run.
-        """
+        """Loads tensors and plain values only, check sums compared, unless told otherwise."""
         try:
             _verify(str(path))
             found = super().load_checkpoint(

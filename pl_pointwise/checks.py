@@ -145,10 +145,7 @@ def check_trained(task: Task) -> None:
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
-    """Says what they will lack, now and not when a run is to be resumed from them.
-
-    left_out: arguments of the module without a plain form, with their types.
-    """
+    """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
     if left_out:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
         warn(
@@ -178,13 +175,7 @@ SHARED_ROWS = (
 
 
 def training_set(task: Task) -> Any:
-    """The data set behind the training loader; None where there is none with positions.
-
-    Raises:
-        TrainingError: multipliers per sample, and no map-style data set, or one whose rows carry
-            another index than their position, or a sampler that repeats some samples to fill the
-            ranks.
-    """
+    """The data set behind the training loader; None where there is none with positions."""
     loader: Any = task.trainer.train_dataloader
     dataset: Any = getattr(loader, "dataset", None)
     rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -240,10 +231,7 @@ def repeats_samples(loader: Any) -> bool:
 
 
 def check_index(dataset: Any) -> None:
-    """Refuses rows with another index than their position, of those that a fingerprint reads.
-
-    Rows without "index" are left to the collate function.
-    """
+    """Refuses probed rows with another index than their position; without one, collate adds it."""
     with preserve_random_state():
         for position in probes_of(len(dataset)):
             row = dataset[position]
@@ -273,10 +261,7 @@ class FirstSteps:
         self._begun = False  # Whether the loader has begun an epoch.
 
     def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
-        """A fit starts.
-
-        dataset: the training set, None where there is none to index.
-        """
+        """A fit starts; ``dataset``: None where there is none to index."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
         self._first = task.global_step == 0

@@ -87,10 +87,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
-    Its state is the sampler's seed and epoch, from which the order follows, the number of batches
-    handed out, and how many samples a batch has over all ranks. Rows and collate functions draw the
-    same random numbers after a resume: without workers because the module restores the random
-    state, in workers by sample and epoch.
+    Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
     """
 
     sampler: PointwiseSampler
@@ -232,12 +229,7 @@ class PointwiseDataModule(LightningDataModule):
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
-        """An option that module and data must agree on, such as the model whose tokenizer it is.
-
-        It is the attribute ``name`` of the module that the data module is used with.
-
-        own: what this data module was given; None takes the module's.
-        default: where neither has it.
+        """An option that module and data must agree on; None of its ``own`` takes the module's.
 
         Raises:
             DataError: both have one, and they differ.
@@ -294,13 +286,10 @@ class PointwiseDataModule(LightningDataModule):
 
 
 def fingerprint(rows: Rows) -> str:
-    """A digest that tells data sets, and orders of one data set, apart.
+    """A digest that tells data sets, and orders of one data set, apart; draws nothing.
 
-    The data set's own attribute ``fingerprint``, a text, where it has one. Else its length and the
-    content of its rows: of all up to 1,024 rows, of 64 evenly spread ones above. Where reading a
-    row again gives another content (random augmentation) only the length is left.
-
-    Draws nothing from the random state.
+    The data set's own text ``fingerprint``, else of its length and the content of its rows: of all
+    up to 1,024, of 64 spread ones above. Of rows that differ when they are read again, the length.
     """
     while isinstance(rows, IndexedDataset):
         rows = rows.rows
@@ -309,19 +298,12 @@ def fingerprint(rows: Rows) -> str:
 
 
 def categories_of(rows: Rows) -> list[str] | None:
-    """The category of each sample, "" where it has none, (N,); None if the data set knows none.
-
-    Its attribute ``categories``; of an IndexedDataset, a Subset or a ConcatDataset that of what it
-    is made of.
-
-    Raises:
-        DataError: another number of them than of samples.
-    """
+    """The attribute ``categories`` of each sample, (N,), also through what wraps a data set."""
     return _texts_of(rows, "categories")
 
 
 def units_of(rows: Rows) -> list[str] | None:
-    """The unit of each sample, (N,), likewise of the attribute ``units``."""
+    """The attribute ``units``, likewise."""
     return _texts_of(rows, "units")
 
 
@@ -347,10 +329,7 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
 
 
 def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that :func:`text_of` has words for.
-
-    Those of a row without names are called "0", "1", ….
-    """
+    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
     if hasattr(row, "_asdict"):
         row = row._asdict()
     if not isinstance(row, Mapping):

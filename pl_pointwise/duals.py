@@ -73,9 +73,8 @@ class Duals:
     def note(self, measured: Measured, epoch: int, steps_an_epoch: float) -> None:
         """Keeps what the dual step needs of a step, by constraint, until it is due.
 
-        Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
-        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it. Behind
-        the judged violation, or its statistic, stands the followed one where it is another.
+        Per sample: index (n,), violation, mask and λ, (n, sides·K). Else the statistic (sides,).
+        Behind the judged violation, or its statistic, stands the followed one where it is another.
         """
         visits: dict[str, list[Tensor]] = {}
         for name, formulation in self.in_force.items():
@@ -95,9 +94,7 @@ class Duals:
     def step(self, epoch: int) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others.
 
-        Each at its last visit's violation; a statistic of the batch at its mean over the steps.
-
-        Returns: what was done by constraint; nothing while the window of steps is open.
+        Each at its last visit; a statistic at its mean. Nothing while the window of steps is open.
         """
         steps, settings = dict[str, DualStep](), self.task.training_settings
         if len(self._window) < settings.primal_steps:
@@ -157,10 +154,7 @@ class Duals:
         device: torch.device,
         reduce: Reduce | None = None,
     ) -> dict[str, Slope]:
-        """∂ψ/∂mean by constraint, at the violations of all micro-batches.
-
-        reduce: where the other ranks hold samples of the step too.
-        """
+        """∂ψ/∂mean by constraint of all micro-batches; ``reduce`` where others hold samples."""
         found = {}
         for name, formulation in self.on_batch.items():
             shared = counts[name], device, reduce
@@ -187,10 +181,9 @@ class Duals:
         return total
 
     def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
-        """The statistic of a step (sides,), on the CPU; adds ψ of it, steps the threshold.
+        """The judged statistic (sides,), then the followed one if another, on the CPU.
 
-        That of the judged violations, then, where it is another, that of those that the weights
-        followed; ψ is of the latter.
+        Adds ψ of the latter to the Lagrangian, and steps the threshold.
         """
         formulation, count = self.on_batch[name], measured.counts[name]
         parts = [(measured.followed[name], measured.masks[name])]
@@ -233,14 +226,7 @@ class Duals:
     # At the start of a fit ----------------------------------------------------------------------
 
     def start(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
-        """Keeps the multipliers if they belong to this training set; refuses or resets them if not.
-
-        dataset: None where there is none with positions.
-        restored: what a checkpoint says of the run that goes on; None for a new one.
-
-        Raises:
-            TrainingError: a checkpoint's are of another training set; or see :meth:`_fit_tables`.
-        """
+        """Keeps the multipliers if they belong to this training set (None: no positions), or resets."""
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
@@ -276,13 +262,7 @@ class Duals:
     def _fit_tables(self) -> None:
         """Fits multipliers and thresholds to the formulations of now, or refuses them.
 
-        Kept, whatever else changes: those per sample under another formulation per sample, those of
-        a statistic of the batch under another statistic. Dropped, with a warning: those of a
-        constraint that is gone or whose formulation has none.
-
-        Raises:
-            TrainingError: one per sample where the formulation has one per constraint, or the other
-                way round; negative ones of an inequality; initial values of another shape.
+        Kept under another formulation of the same scope; dropped, with a warning, where there is none.
         """
         task, multipliers = self.task, self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):

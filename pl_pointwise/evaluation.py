@@ -43,8 +43,7 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Those of the values; of several a sample also ``violated_samples``, before ``violated``:
-        the share of samples with any violation > 0, the one that requirements are about."""
+        """Of the values; of several a sample also ``violated_samples``, which requirements mean."""
         found = violation_statistics(self.pooled())
         if self.violation.shape[1] > 1:
             tail = {name: found.pop(name) for name in [*found][2:]}
@@ -61,10 +60,9 @@ class SampleValues:
 
 
 class ViolationsBySample(Metric):
-    """Collects violations with the index of their samples, over all ranks.
+    """Collects violations with the index of their samples, over all ranks; each sample counts once.
 
-    A sample that several batches or ranks brought counts once, as plain distributed samplers repeat
-    some to fill their ranks. Kept element by element, so that batches may differ in K.
+    Kept element by element, so that batches may differ in K.
     """
 
     full_state_update = False
@@ -152,11 +150,7 @@ class MeanBySample(ViolationsBySample):
 
 
 class Evaluation:
-    """What is collected of one evaluated data set, ``stage`` in the log keys.
-
-    Made on every rank before the first batch, whether or not the rank gets one: results are
-    computed over all ranks together.
-    """
+    """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
 
     def __init__(self, stage: str, task: Task) -> None:
         self.stage, device = stage, task.device
@@ -188,8 +182,7 @@ class Evaluation:
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
         """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
 
-        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``, without what no
-        sample carries and metrics never updated. A collective where there are ranks.
+        Without what no sample carries and metrics never updated. A collective where there are ranks.
         """
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
@@ -212,8 +205,7 @@ class Evaluation:
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Those that some rank updated, ready to be computed, which is a collective, on every rank.
 
-    A rank that updated none of its own has states of the other ranks' types to gather: of a list,
-    an empty tensor.
+    A rank that updated none of its own gets empty states of the other ranks' types.
     """
     own: dict[str, Any] = {}
     for name, metric in metrics.items():
@@ -248,14 +240,7 @@ def stages_of(stage: str, loaders: Any) -> list[str]:
 
 
 class Evaluator:
-    """``validate`` and ``test`` of a task, sample by sample.
-
-    Attributes:
-        violations: after either, by stage and constraint, all values of that pass, 1-D on the CPU.
-        evaluated: the same, sample by sample.
-        evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
-            (:class:`MeanBySample`), sample by sample.
-    """
+    """``validate`` and ``test`` of a task, sample by sample."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -48,11 +48,7 @@ class Multipliers(Mapping[str, Tensor]):
         return f"Multipliers({self.samples} samples; {shapes})"
 
     def reset(self, *names: str) -> None:
-        """λ starts again from 0: of these constraints, or of all; also under another formulation.
-
-        Raises:
-            KeyError: a name without multipliers.
-        """
+        """λ starts again from 0, of these constraints or of all; KeyError of a name without any."""
         known = {**self._tables, **self._initial}
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -66,9 +62,8 @@ class Multipliers(Mapping[str, Tensor]):
 
         Args:
             name: of the constraint.
-            values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
-                K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
-                which the start of the fit checks.
+            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and (2,) for
+                one per side. Of an equality of either sign, else ≥ 0.
 
         Raises:
             ValueError: values that are not finite, or of another shape than there are.
@@ -102,11 +97,7 @@ class Multipliers(Mapping[str, Tensor]):
         return self._initial
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
-        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding).
-
-        Raises:
-            TrainingError: an index outside the training set, or K differs from what it was.
-        """
+        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding)."""
         table = self._tables.get(name)
         if table is None or tuple(table.shape) != (self.samples, columns):
             table = self._table(name, (self.samples, columns))
@@ -208,10 +199,7 @@ class PullShares:
         formulations: Mapping[str, Formulation],
         dual_first: bool,
     ) -> None:
-        """Adds the dual steps of a training step, by the λ that pulled in it.
-
-        formulations: as they were in force.
-        """
+        """Adds a training step's dual steps, by the λ that pulled and the formulations in force."""
         if epoch != self._number:
             self._number, self._epoch = epoch, {}
         for name, step in steps.items():
@@ -231,10 +219,7 @@ class PullShares:
             self._epoch[name] = self._epoch.get(name, 0) + sums
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
-
-        None of a constraint that pulled nothing.
-        """
+        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far or the last one."""
         return {
             name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
             for name, sums in self._epoch.items()

@@ -144,10 +144,9 @@ class Run:
         return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
     def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due, when Lightning would, which leaves it to the module.
+        """Steps the schedulers that are due after a batch, or after an epoch's validation (plateaus).
 
-        After a batch those by step, after the last one also those by epoch, but on a plateau these
-        after the epoch's validation. ``epoch``: how many there were; None takes the trainer's.
+        epoch: how many there were; None takes the trainer's.
         """
         trainer = self.task.trainer
         for config in trainer.lr_scheduler_configs:
@@ -174,10 +173,7 @@ class Run:
                 warn(self.task, message)
 
     def _monitored(self, scheduler: Any) -> Any:
-        """What the scheduler monitors, None if it is not logged.
-
-        After a resume between a validation and the use of what it logged, the checkpoint's value.
-        """
+        """What the scheduler monitors: logged since the resume, or in the checkpoint; None if neither."""
         name = getattr(scheduler, "monitor", None)
         restored = (self._restored or {}).get("monitored", {})
         return self.task.trainer.callback_metrics.get(name, restored.get(name))
@@ -343,10 +339,7 @@ class Run:
         self._restore(restored, new_epoch, plateau=new_epoch)
 
     def _restore(self, restored: Mapping[str, Any], new_epoch: bool, plateau: bool) -> None:
-        """Puts the random state back where it stood, unless the number of ranks is another now.
-
-        plateau: whether the run was saved at an epoch's end, where schedulers may be due.
-        """
+        """Puts the random state back where it stood, unless the number of ranks is another now."""
         task, states = self.task, restored["random_states"]
         if len(states) == task.trainer.world_size:
             try:
@@ -360,11 +353,7 @@ class Run:
             self.step_schedulers(after_epoch=True, epoch=task.current_epoch)
 
     def open_step(self, batch_idx: int) -> None:
-        """Before a step; the first one after a resume goes on where the run stood.
-
-        Raises:
-            TrainingError: the training loader stands elsewhere.
-        """
+        """Before a step; the first one after a resume goes on where the run stood."""
         if self._restored is not None:
             self._go_on_within_epoch(batch_idx)
         self._restored, self._epoch_is_open = None, True
@@ -393,15 +382,11 @@ class Run:
 def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
 
-    A stop within an epoch (``max_steps``, ``max_time``, ``should_stop``) counts that epoch as
-    done, and Lightning would drop its other batches; a save after the fit, or at the start of an
-    epoch, leaves the counters of the epoch before, and it would run an empty one. An evaluation
-    that broke off is made again whole, and not from its middle.
+    A stop within an epoch (``max_steps``, ``should_stop``) counts that epoch as done, and Lightning
+    would drop its other batches; a save after the fit, or at an epoch's start, leaves the counters
+    of the epoch before. An evaluation that broke off is made again whole.
 
     Returns: whether an epoch's start comes next.
-
-    Raises:
-        TrainingError: a batch was under way, so weights and multipliers may not belong together.
     """
     loops = checkpoint.get("loops")
     if loops is None:  # Weights only: the trainer says so.

@@ -77,8 +77,7 @@ class PointwiseSampler(DistributedSampler[Any]):
 class Drawing(int):
     """A position whose row draws its random numbers from a state of its own.
 
-    It reaches a loader's worker with the position, so that what a row draws there depends on the
-    seed, the epoch and the sample alone: not on the worker, nor on what it fetched before.
+    In a loader's worker they depend on the seed, the epoch and the sample alone.
     """
 
     draws: int
@@ -109,8 +108,7 @@ def mixed(*numbers: int) -> int:
 def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:
     """The positions so reordered that each stratum stands evenly in them, in its own order.
 
-    order, strata: (N,), a position and its stratum. The j-th of n samples of a stratum is put at
-    (j + u)/n of the way, u uniform on [0, 1), one for a stratum.
+    The j-th of n samples is put at (j + u)/n of the way, u uniform on [0, 1), one a stratum.
     """
     place = torch.empty(len(order), dtype=torch.float64)
     for stratum in strata.unique():

@@ -71,10 +71,7 @@ class Measured:
         return replace(self, **taken)
 
     def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value that is not finite in a term they carry.
-
-        A violation beyond float32 counts as infinite: λ, which is float32, would become so.
-        """
+        """(R,) bool: samples with a value that is not finite, in float32 as λ, in a term they carry."""
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for violations in (self.followed, self.judged):
             for name, violation in violations.items():
@@ -150,9 +147,8 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
 def terms_of(
     task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
 ) -> Terms:
-    """What the terms of a micro-batch are by its forward pass.
+    """What the terms of a micro-batch are by its forward pass; ``strict``: by strict values too.
 
-    strict: whether strict values are asked for.
     evaluating: by the bounds of evaluation, and of an equality |ℓ − c|.
     """
     objective = task.objective(outputs, micro.batch)
@@ -214,10 +210,7 @@ def judged_values(
 def violations_of(
     task: Task, micro: MicroBatch, values: Mapping[str, Tensor], evaluating: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Violations (b, sides·K) of values (b,) or (b, K) by constraint, and their masks, bool, alike.
-
-    Zero where the mask is False. Of an equality the residual where its multiplier takes the sign.
-    """
+    """Violations (b, sides·K) of values (b,) or (b, K), and masks alike; zero where masked."""
     violations, masks = dict[str, Tensor](), dict[str, Tensor]()
     constraints = task.evaluation_constraints if evaluating else task.constraints
     for name, constraint in constraints.items():
@@ -306,8 +299,7 @@ def carries(mask: Tensor) -> Tensor:
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
 
-    A sum over a side with them averages within each sample; divided by the number of samples that
-    carry the constraint, it is the side's mean. In the violations' dtype, under ``bf16-true`` too.
+    A sum with them averages within each sample. In the violations' dtype, under ``bf16-true`` too.
     """
     per_side = mask.shape[1] // sides
     if per_side == 1:
@@ -360,10 +352,7 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 def without_samples(
     task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
-    """The micro-batches with another sample, which counts nowhere, in the place of ``left_out``.
-
-    So every rank forwards as many rows as before. None where no sample is left.
-    """
+    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
     keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
     spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
     if spare is None:

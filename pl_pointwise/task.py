@@ -73,11 +73,9 @@ class Constraint:
         return 2 if self.at_most is not None and self.at_least is not None else 1
 
     def violation(self, values: Tensor) -> Tensor:
-        """ℓ − at_most, at_least − ℓ or |ℓ − equals| of values ℓ; positive violates.
+        """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
 
-        values: (B,) or (B, K).
-        Returns: the same shape, but for an interval (B, 2) or (B, 2K): first the upper side's
-        columns, then the lower side's.
+        Of an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
         """
         return self.reported(self.residual(values))
 
@@ -167,11 +165,7 @@ class Task(LightningModule):
         return take_rows(batch, rows)
 
     def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
-
-        Raises:
-            TrainingError: the run has no end.
-        """
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
         steps = number_of_steps(self.trainer)
         if steps is None:
             raise TrainingError(
@@ -201,11 +195,7 @@ class Task(LightningModule):
         """
 
     def export(self, path: str | Path) -> Path:
-        """Writes the model as a folder that other libraries load; a task says which.
-
-        Raises:
-            TypeError: the task has no export.
-        """
+        """Writes the model as a folder that other libraries load; a task says which."""
         raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
 
 
@@ -234,12 +224,9 @@ def log_of_all_ranks(
 
 
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
-    """The given rows of a batch, a mapping with ``index``, (B,).
+    """The given rows (R,), on the CPU, of a batch, a mapping with ``index``, (B,).
 
-    What all samples share stays whole. A tensor, array, list or tuple of length B has a row for
-    each sample; mappings, and lists and tuples of another length, are followed.
-
-    rows: (R,) positions in the batch, on the CPU.
+    Whatever has length B has a row for each sample; mappings and other lists are followed.
     """
     size = len(batch["index"])
     return {key: _take(value, rows, size) for key, value in batch.items()}
