@@ -226,7 +226,7 @@ class Duals:
     # At the start of a fit ----------------------------------------------------------------------
 
     def start(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
-        """Keeps the multipliers if they belong to this training set (None: no positions), or resets."""
+        """Keeps the multipliers if they belong to this training set, or resets them."""
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
@@ -262,7 +262,7 @@ class Duals:
     def _fit_tables(self) -> None:
         """Fits multipliers and thresholds to the formulations of now, or refuses them.
 
-        Kept under another formulation of the same scope; dropped, with a warning, where there is none.
+        Kept under another formulation of the same scope; dropped, with a warning, without one.
         """
         task, multipliers = self.task, self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):

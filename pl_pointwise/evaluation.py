@@ -182,7 +182,7 @@ class Evaluation:
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
         """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
 
-        Without what no sample carries and metrics never updated. A collective where there are ranks.
+        Without what no sample carries and metrics never updated. A collective over the ranks.
         """
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}

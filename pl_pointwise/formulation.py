@@ -70,8 +70,8 @@ class Formulation(ABC):
         return False
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """An ``adaptive`` one with numbers: a violation of ``size`` r pulls with ``pull``, and moves
-        λ by ``step``; ``unit`` Λ is 0 where nothing has been violated yet.
+        """An ``adaptive`` one with numbers: a violation of ``size`` r pulls with ``pull`` and
+        moves λ by ``step``; ``unit`` Λ is 0 where nothing has been violated yet.
         """
         return self
 

@@ -62,8 +62,8 @@ class Multipliers(Mapping[str, Tensor]):
 
         Args:
             name: of the constraint.
-            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and (2,) for
-                one per side. Of an equality of either sign, else ≥ 0.
+            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and
+                (2,) for one per side. Of an equality of either sign, else ≥ 0.
 
         Raises:
             ValueError: values that are not finite, or of another shape than there are.
@@ -219,7 +219,7 @@ class PullShares:
             self._epoch[name] = self._epoch.get(name, 0) + sums
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far or the last one."""
+        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far."""
         return {
             name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
             for name, sums in self._epoch.items()

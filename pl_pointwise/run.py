@@ -144,7 +144,7 @@ class Run:
         return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
     def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due after a batch, or after an epoch's validation (plateaus).
+        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation.
 
         epoch: how many there were; None takes the trainer's.
         """
@@ -173,7 +173,7 @@ class Run:
                 warn(self.task, message)
 
     def _monitored(self, scheduler: Any) -> Any:
-        """What the scheduler monitors: logged since the resume, or in the checkpoint; None if neither."""
+        """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
         name = getattr(scheduler, "monitor", None)
         restored = (self._restored or {}).get("monitored", {})
         return self.task.trainer.callback_metrics.get(name, restored.get(name))

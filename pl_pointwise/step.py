@@ -71,7 +71,7 @@ class Measured:
         return replace(self, **taken)
 
     def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value that is not finite, in float32 as λ, in a term they carry."""
+        """(R,) bool: samples with a value, in a term they carry, not finite in float32, as λ is."""
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for violations in (self.followed, self.judged):
             for name, violation in violations.items():

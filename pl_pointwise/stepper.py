@@ -136,7 +136,7 @@ class Stepper:
     def _measure(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
-        """Accumulates the step's gradient, clipped; ``rows``: of every rank, where this one has none."""
+        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
         task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         on_batch = any(f.scope == "batch" for f in duals.in_force.values())
@@ -251,8 +251,8 @@ class Stepper:
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
-        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. Where that does not
-        help, the gradient's norm is not finite. ``counts``, of the whole batch, stay the denominators.
+        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
+        help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
         """
         task, ranks = self.task, self.task.trainer.world_size
         bad = measured.non_finite()
@@ -290,7 +290,7 @@ class Stepper:
     ) -> None:
         """Of these constraints, the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
 
-        One more plain pass over the batch for each, under every strategy; the gradients are dropped.
+        One more plain pass over the batch for each, whose gradients are dropped.
         """
         formulations, units = self.task.formulations, self.duals.units
         objective: float | None = None
