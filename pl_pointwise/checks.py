@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,8 +28,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
-from .random_state import preserve_random_state
-from .step import OBJECTIVE, Measured, Terms
+from .step import OBJECTIVE, Terms
 from .task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def check_trained(task: Task) -> None:
     """Refuses a module of which no weight is trained."""
     if not any(p.requires_grad for p in task.parameters()):
         raise TrainingError(
-            "No weight requires a gradient, so that multipliers would grow and nothing would be "
-            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
+            "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
+            "of a part."
         )
 
 
@@ -232,7 +232,7 @@ def repeats_samples(loader: Any) -> bool:
 
 def check_index(dataset: Any) -> None:
     """Refuses probed rows with another index than their position; without one, collate adds it."""
-    with preserve_random_state():
+    with isolate_rng(include_cuda=False):
         for position in probes_of(len(dataset)):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
@@ -252,10 +252,8 @@ class FirstSteps:
 
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
-        self.watched = False  # Whether :meth:`check` has anything to check.
         self._loader: Any = None  # The training loader that was checked.
         self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
-        self._first = False
         # bool (N,): samples that this epoch has visited, in the first one of a loader.
         self._visited: np.ndarray[Any, Any] | None = None
         self._begun = False  # Whether the loader has begun an epoch.
@@ -264,7 +262,6 @@ class FirstSteps:
         """A fit starts; ``dataset``: None where there is none to index."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
-        self._first = task.global_step == 0
         self._fingerprint = own_fingerprint
         self._watch(task, dataset)
 
@@ -273,7 +270,6 @@ class FirstSteps:
         watched = dataset is not None and has_multipliers_per_sample(task)
         self._loader, self._begun = task.trainer.train_dataloader, False
         self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
-        self.watched = watched or self._first
 
     def epoch(self, task: Task) -> None:
         """At the start of an epoch, in which Lightning may have reloaded other training data."""
@@ -287,7 +283,7 @@ class FirstSteps:
                 )
             self._watch(task, dataset)
         elif self._begun or self._visited is None:
-            self._visited, self.watched = None, self._first
+            self._visited = None
         else:
             self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
         self._begun = True
@@ -306,25 +302,16 @@ class FirstSteps:
             term = "The objective" if is_objective else f'Constraint "{name}"'
             method = "objective()" if is_objective else "constraint_values()"
             raise TrainingError(
-                f"{term}: its values carry no gradient, so it would not be trained. In {method} "
-                "and forward(), look for torch.no_grad(), .detach(), an argmax, a comparison, or a "
-                "frozen part. What is only to be measured belongs in evaluation_metrics()."
+                f"{term}: its values carry no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
             )
 
-    def check(self, task: Task, measured: Measured) -> None:
-        """Before a step; refuses a sample that comes twice where the sampler gives each once."""
-        if self._visited is not None:
-            self._require_distinct(task.current_epoch, self._visited, measured.index)
-        if self._first and measured.gradient_norm == 0:
-            warn(
-                task,
-                "First step: the gradient is 0 for every trained weight. Unless all constraints "
-                "are satisfied and the objective is at its minimum, check that forward() uses the "
-                "trained weights; 4-bit weights on a CPU lose their gradient in evaluation.",
-            )
-        self._first, self.watched = False, self._visited is not None
-
-    def _require_distinct(self, epoch: int, visited: Any, index: Tensor) -> None:
+    def require_distinct(self, epoch: int, index: Tensor) -> None:
+        """Refuses a sample that comes twice where the sampler gives each once an epoch."""
+        visited = self._visited
+        if visited is None:
+            return
         distinct, counts = np.unique(index[index >= 0].numpy(), return_counts=True)
         if len(distinct) and distinct[-1] >= len(visited):
             return  # The store says which.

@@ -238,16 +238,15 @@ class Duals:
         if found.startswith(RANDOM_ROWS):
             warn(
                 self.task,
-                "Rows of the training set differ each time they are read, so only their number "
-                "tells a resumed run whether they are the same. Give the data set an attribute "
-                "`fingerprint`, a text of your own, to have that checked.",
+                "Rows of the training set differ each time they are read, so a resume checks only "
+                "their number. Give the data set an attribute `fingerprint`, a text of your own.",
             )
         before = (restored or {}).get("fingerprint")
         if before is not None and before != found:
             raise TrainingError(
-                "These multipliers belong to another training set, or to another order of it "
-                f"(checkpoint: {self.multipliers.samples:,} samples; now: {len(dataset):,}). "
-                "Restore the data, or start without `ckpt_path`."
+                "These multipliers belong to another training set or order (checkpoint: "
+                f"{self.multipliers.samples:,} samples; now: {len(dataset):,}). Restore the data, "
+                "or start without `ckpt_path`."
             )
         if before is None and found != self.fingerprint:
             if self.fingerprint is not None:
@@ -278,18 +277,16 @@ class Duals:
             table = multipliers.get(name)
             if table is None:
                 table = multipliers.pending()[name]
-                _check_initial(name, table, formulation, multipliers.samples)
             elif (table.dim() == 2) != (formulation.scope == "sample"):
+                scope = "sample" if table.dim() == 2 else "constraint"
                 raise TrainingError(
-                    f'Constraint "{name}": its multipliers, {tuple(table.shape)}, are one per '
-                    f"{'sample' if table.dim() == 2 else 'constraint'}, and those of {formulation} "
-                    f"are not. Start them again from 0: {_remedy(name)}."
+                    f'Constraint "{name}": its multipliers are one per {scope}, and those of '
+                    f"{formulation} are not. Start them again from 0: {_remedy(name)}."
                 )
             if not formulation.signed and (table < 0).any():
                 raise TrainingError(
                     f'Constraint "{name}" has multipliers below 0, which only an equality has. '
-                    "Give others with module.multipliers.set(), or start them from 0: "
-                    f"{_remedy(name)}."
+                    f"Set others, or start them from 0: {_remedy(name)}."
                 )
         # What was reset is not stepped by visits from before, nor by a threshold of then.
         self._window = [
@@ -327,19 +324,6 @@ class Duals:
         self.pull_shares.load_state_dict(state["pull"])
         self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
         self.fingerprint = state["fingerprint"]
-
-
-def _check_initial(name: str, values: Tensor, formulation: Formulation, samples: int) -> None:
-    wanted = f"({samples},) or ({samples}, K)" if formulation.scope == "sample" else "() or (2,)"
-    if formulation.scope == "sample":
-        fits = values.dim() == 0 or len(values) == samples
-    else:
-        fits = tuple(values.shape) in ((), (2,))
-    if not fits:
-        raise TrainingError(
-            f'Initial multipliers of "{name}" have shape {tuple(values.shape)}; {formulation} '
-            f"needs one number, or {wanted}. Set others with module.multipliers.set()."
-        )
 
 
 def _remedy(name: str) -> str:

@@ -59,9 +59,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         else:
             order = torch.arange(count, dtype=dtype)
         missing = -count % self.num_replicas
-        if not missing:
-            return order
-        return torch.cat([order, -1 - order[torch.arange(missing) % count]])
+        return torch.cat([order, -1 - order[torch.arange(missing) % max(1, count)]])
 
     def __iter__(self) -> Iterator[int]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
@@ -71,7 +69,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         # All of them at once as numbers would take ten times the memory.
         numbers = (number for part in mine.split(65536) for number in part.tolist())
-        return numbers if draws is None else (Drawing(number, draws) for number in numbers)
+        return numbers if draws is None else (Drawing.at(number, draws) for number in numbers)
 
 
 class Drawing(int):
@@ -82,13 +80,11 @@ class Drawing(int):
 
     draws: int
 
-    def __new__(cls, position: int, draws: int) -> Drawing:
-        made = super().__new__(cls, position)
+    @classmethod
+    def at(cls, position: int, draws: int) -> Drawing:
+        made = cls(position)
         made.draws = draws
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Drawing, (int(self), self.draws)
 
     def start(self) -> None:
         """Seeds the generators of this process, which must be a loader's worker."""

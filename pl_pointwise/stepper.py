@@ -219,8 +219,7 @@ class Stepper:
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        if self.first_steps.watched:
-            self.first_steps.check(self.task, measured)
+        self.first_steps.require_distinct(self.task.current_epoch, measured.index)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"

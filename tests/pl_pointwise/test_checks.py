@@ -264,20 +264,6 @@ def test_what_is_only_measured_needs_no_gradient() -> None:
     assert fit(WithoutGradient("no objective")).global_step == 2
 
 
-def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
-    """4-bit weights on a CPU: all gradients were 0, and the run ended normally."""
-
-    class Zero(Line):
-        def forward(self, batch: Any) -> Tensor:
-            return 0.0 * super().forward(batch)
-
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        fit(Line())
-        assert "the gradient is 0" not in caplog.text
-        fit(Zero())
-    assert caplog.text.count("First step: the gradient is 0") == 1
-
-
 # Settings that cannot be ------------------------------------------------------------------------
 
 
