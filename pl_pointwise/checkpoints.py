@@ -110,7 +110,7 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     if not isinstance(path, str):
         raise ValueError(
             f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
-            "of them by constraint, or None for plain training; in YAML {class_path, init_args}."
+            "of them by constraint, or None; in YAML {class_path, init_args}."
         )
     package = __name__.partition(".")[0]
     known = {}
@@ -128,9 +128,8 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
 
 
 def _subclasses(kind: Any) -> list[type[Formulation]]:
-    children = kind.__subclasses__()
-    leaves = [leaf for child in children for leaf in _subclasses(child)]
-    return [child for child in children if not isabstract(child)] + leaves
+    found = [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
+    return [each for each in found if not isabstract(each)]
 
 
 def formulations_from(
@@ -244,8 +243,7 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes beside the checkpoint and renames, so that a file of its name is always whole.
 
-    Lightning's own moves from the system's temporary folder: from another file system that is a
-    copy over the last checkpoint, and a kill in it leaves neither. Remote paths are Lightning's.
+    Lightning's own may copy over the last one, and a kill leaves neither. Remote paths are its.
     """
 
     def save_checkpoint(
@@ -269,8 +267,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             with suppress(OSError):
                 part.unlink()
             raise TrainingError(
-                f"The checkpoint {target} could not be written: {error}. Earlier ones are as they "
-                "were: make room, and resume from the last."
+                f"The checkpoint {target} could not be written: {error}. Earlier ones are whole."
             ) from error
 
     def load_checkpoint(
@@ -290,8 +287,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         except Exception as error:  # What reading a damaged archive or pickle raises has no base.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise TrainingError(
-                f"The checkpoint {path} cannot be read: it is damaged, or holds more than tensors "
-                f"and plain values, of which nothing was run ({reason}). Resume from another one."
+                f"The checkpoint {path} cannot be read: it is damaged, or holds more than plain "
+                f"values, of which nothing was run ({reason}). Resume from another one."
             ) from error
         if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
             raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")

@@ -115,7 +115,7 @@ def check_module(task: Task) -> None:
         found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
         raise TrainingError(
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
-            "weights. Use parameter groups for several; leave the method out for AdamW."
+            "weights, perhaps of several groups; leave the method out for AdamW."
         )
     strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
@@ -129,9 +129,8 @@ def check_module(task: Task) -> None:
     alone = [name for name, p in trained if not isinstance(p, DTensor)]
     if alone:
         raise TrainingError(
-            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
-            "nothing adds up their gradients over the ranks. Shard the module that holds them "
-            "too, with fully_shard in configure_model."
+            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}): nothing "
+            "adds up their gradients over the ranks. fully_shard what holds them, too."
         )
 
 
@@ -150,8 +149,7 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
         warn(
             task,
-            f"Checkpoints will not hold the arguments {names}, which have no plain form: give them "
-            "to load_from_checkpoint again.",
+            f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
         )
     batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
     savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
@@ -160,8 +158,7 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
         warn(
             task,
             "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
-            f"a {type(loader).__name__}. Use PointwiseDataModule or another loader with "
-            "state_dict and load_state_dict, or save at the end of epochs.",
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
 
 
@@ -215,8 +212,7 @@ def check_sampler(loader: Any, ranks: int) -> None:
     if times > 1:
         raise TrainingError(
             f"A {type(sampler).__name__} over {ranks} ranks gives some samples {times} times an "
-            "epoch, and their multipliers would be stepped as often. Use PointwiseDataModule, or a "
-            "ResumableDataLoader with a PointwiseSampler."
+            "epoch. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
         )
 
 
@@ -278,8 +274,7 @@ class FirstSteps:
             if has_multipliers_per_sample(task) and fingerprint(dataset) != self._fingerprint:
                 raise TrainingError(
                     f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
-                    "another training set or order, and multipliers belong to samples. Keep the "
-                    "data, or leave reload_dataloaders_every_n_epochs out."
+                    "another training set or order. Leave reload_dataloaders_every_n_epochs out."
                 )
             self._watch(task, dataset)
         elif self._begun or self._visited is None:
@@ -322,6 +317,6 @@ class FirstSteps:
         self._visited = None
         if not repeats_samples(self._loader):
             raise TrainingError(
-                f"Sample index {again[0]} came twice in epoch {epoch}, and the "
-                f"sampler hands out each position once. {SHARED_ROWS}"
+                f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
+                f"each position once. {SHARED_ROWS}"
             )

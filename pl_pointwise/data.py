@@ -47,11 +47,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
     Args:
         rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
-        fields: names of the entries of rows that are tuples, ``("x", "y")`` for a TensorDataset of
-            two tensors, or of the one entry of rows that are tensors.
-
-    Raises:
-        DataError: a row without names, or of another number of entries than ``fields``.
+        fields: names of the entries of rows that are tuples or tensors, such as ``("x", "y")``.
     """
 
     def __init__(self, rows: Rows, fields: Sequence[str] | None = None) -> None:
@@ -78,8 +74,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
             raise DataError(
                 f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
-                f"without names, and fields={self.fields!r}. A batch is a mapping: name the "
-                f"entries, IndexedDataset(rows, fields=[{names}])."
+                f"without names: IndexedDataset(rows, fields=[{names}])."
             )
         return dict(zip(self.fields, entries, strict=True))
 
@@ -132,7 +127,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 raise DataError(
                     f"This checkpoint stopped after {self.position} batches of an epoch, of "
                     f"{resumed['global_batch_size']} samples over all ranks; now a batch has "
-                    f"{self._global_batch_size}. Set the same, or resume from an epoch's end."
+                    f"{self._global_batch_size}. Set the same."
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
@@ -238,8 +233,8 @@ class PointwiseDataModule(LightningDataModule):
         theirs = getattr(module, name, None)
         if own is not None and theirs is not None and own != theirs:
             raise DataError(
-                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} has "
-                f"{own!r}, and they must be the same. Give it to the module alone."
+                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
+                "Give it to the module alone."
             )
         return next((value for value in (own, theirs) if value is not None), default)
 
@@ -312,8 +307,8 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
     if own is not None:
         if len(own) != len(rows):
             raise DataError(
-                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples. "
-                "Give one text for each sample, in their order, or None."
+                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
+                "give a text or None for each."
             )
         return ["" if text is None else str(text) for text in own]
     if isinstance(rows, IndexedDataset):

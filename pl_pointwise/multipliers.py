@@ -43,10 +43,6 @@ class Multipliers(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}: {tuple(table.shape)}" for name, table in self.items())
-        return f"Multipliers({self.samples} samples; {shapes})"
-
     def reset(self, *names: str) -> None:
         """λ starts again from 0, of these constraints or of all; KeyError of a name without any."""
         known = {**self._tables, **self._initial}
@@ -104,13 +100,11 @@ class Multipliers(Mapping[str, Tensor]):
         lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
         if lowest < -1 or highest >= self.samples:
             raise TrainingError(
-                f"Sample index {lowest if lowest < -1 else highest} is outside the training set "
-                f'of {self.samples} samples: batch["index"] must be the sample\'s position in it.'
+                f"Sample index {lowest if lowest < -1 else highest} is outside the training set of "
+                f'{self.samples} samples: batch["index"] is the position in it.'
             )
-        if lowest >= 0:  # No padding.
-            return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
-        return rows.masked_fill((index < 0)[:, None], 0.0)
+        return rows if lowest >= 0 else rows.masked_fill((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
@@ -148,8 +142,7 @@ class Multipliers(Mapping[str, Tensor]):
             if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
-                    f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
-                    "many as there are samples and columns."
+                    f"a table of shape {shape}. Give module.multipliers.set() one number, or that."
                 )
             self._tables[name] = values.clone()
             self._initial.pop(name, None)
@@ -157,8 +150,7 @@ class Multipliers(Mapping[str, Tensor]):
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. Mark missing columns in membership(); for another constraint call "
-                f"module.multipliers.reset({name!r})."
+                f"{shape}. Mark missing columns in membership(), or call multipliers.reset()."
             )
         return table
 

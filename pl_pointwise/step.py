@@ -115,10 +115,9 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
-            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample '
-            "in its data set, as a tensor (B,): use PointwiseDataModule, or wrap the data set in "
-            "pl_pointwise.data.IndexedDataset(rows), of tuples IndexedDataset(rows, "
-            'fields=["x", "y"]).'
+            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
+            "a tensor (B,): use PointwiseDataModule, or wrap the data set in IndexedDataset(rows), "
+            'of tuples in IndexedDataset(rows, fields=["x", "y"]).'
         )
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise DataError(
@@ -192,15 +191,14 @@ def judged_values(
         if name in task.formulations and task.formulations[name].learns_threshold:
             raise ValueError(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
-                "weights follow, and strict values have another. Take Average, Tilted or "
-                "Pointwise, or leave it out."
+                "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
         shape = tuple(values[name].shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise DataError(
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+                f"{shape}, got {other}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()

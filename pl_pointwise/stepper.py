@@ -228,7 +228,7 @@ class Stepper:
         else:
             reason = (
                 f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
-                "a root, logarithm or division at 0, also where membership() masks the value)"
+                "a root, logarithm or division at 0, also of what membership() masks)"
             )
             scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
             if scaler is not None:

@@ -31,16 +31,10 @@ class Constraint:
     An interval is two constraints on one value: its violation has twice the columns, and each side
     multipliers of its own, at width zero too; an equality has one signed multiplier instead.
 
-    Of an equality logs, evaluation and certificates report :meth:`violation`, |ℓ − c|, which is 0
-    at ℓ = c alone; to count samples further off than δ, give the module an evaluation constraint
-    ``Constraint(at_least=c − δ, at_most=c + δ)``. The multipliers of
-    :class:`~pl_pointwise.formulations.Pointwise`, :class:`~pl_pointwise.formulations.Relaxed` and
-    :class:`~pl_pointwise.formulations.Average` follow :meth:`residual`, ℓ − c with its sign: λ > 0
-    pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
-
-    Raises:
-        ValueError: no bound, a bound that is not a finite number, ``at_least > at_most``, or
-            ``equals`` beside another bound.
+    Of an equality reports are about :meth:`violation`, |ℓ − c|; to count samples further off than
+    δ, give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
+    multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
+    λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
     """
 
     at_most: float | None = None
@@ -147,7 +141,7 @@ class Task(LightningModule):
     def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
-        For what has no gradient, such as a test that a generated answer passes or not: for all
+        For what has no gradient, such as a test that an answer passes or not: for all
         constraints or some, in the shapes of ``constraint_values`` and against the same bound.
         What is left out, in this batch or always, is its own strict value.
 
@@ -169,8 +163,8 @@ class Task(LightningModule):
         steps = number_of_steps(self.trainer)
         if steps is None:
             raise TrainingError(
-                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
-                'take schedule="constant" without a warm-up.'
+                "The run has no end: set max_epochs or max_steps, or take "
+                'schedule="constant" without a warm-up.'
             )
         return steps
 
