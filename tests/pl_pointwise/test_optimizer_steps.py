@@ -28,7 +28,6 @@ from tests.pl_pointwise.toy import (
     CONSTRAINTS,
     Toy,
     ToyRows,
-    assert_same_run,
     fit,
     initial_weights,
     weights_of,
@@ -113,11 +112,6 @@ class Small(Scheduled):
 )
 def test_scheduler_is_stepped_as_declared(config: Any, expected: list[float]) -> None:
     assert rates(Small((halving, config))) == expected
-
-
-def test_several_schedulers_are_each_stepped_as_declared() -> None:
-    found = rates(Small((halving, {"interval": "step"}), (halving, {"interval": "epoch"})))
-    assert found == [0.5 ** (step + step // 3) for step in range(9)]
 
 
 def test_bare_scheduler_is_stepped_by_epoch() -> None:
@@ -244,7 +238,7 @@ def test_schedule_takes_the_shorter_of_epochs_and_steps() -> None:
 
 def test_schedule_without_an_end_is_refused() -> None:
     linear = Optimization(schedule="linear")
-    with pytest.raises(TrainingError, match="needs an end"):
+    with pytest.raises(TrainingError, match="has no end"):
         fit(Default(linear), ToyRows(4), epochs=-1, max_time="00:00:01:00")  # type: ignore[arg-type]
 
 
@@ -271,10 +265,3 @@ def test_gradient_of_the_whole_step_is_clipped_once() -> None:
     )
     assert float((weights_of(module) - start).norm()) == pytest.approx(bound, rel=1e-5)
     assert module.trainer.callback_metrics["running/gradient_norm"] > 2 * bound
-
-
-def test_gradient_below_the_bound_is_left_alone() -> None:
-    rows = ToyRows(7)
-    free = fit(Toy(Pointwise()), rows, batch_size=7)
-    bounded = fit(Toy(Pointwise(), gradient_clip_val=1e3), rows, batch_size=7)
-    assert_same_run(bounded, free, atol=0)
