@@ -1,14 +1,11 @@
 """What Average, Tilted and CVaR act on: one statistic of the batch, and its slope.
 
 The statistic of a constraint in one step is g = a + outer(mean of inner(v − a)), with inner and
-outer of the formulation, and a its anchor: 0, the largest violation of the batch, or a learned
-threshold. g is not linear in the violations, but its derivative in each of them is
+outer of the formulation, and a its anchor. Its derivative in each violation is
 outer′(mean)·inner′(v − a), so that a backward pass through slope · inner(v − a), with the slope
-∂ψ/∂mean known, gives the gradient of ψ(g, λ). The slope has to be known before the first backward
-pass of a step.
+∂ψ/∂mean known before a step's first one, gives the gradient of ψ(g, λ).
 
-All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks where the other
-ranks hold samples too.
+All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks.
 """
 
 from __future__ import annotations

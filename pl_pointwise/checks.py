@@ -50,15 +50,14 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
             or _has_callback(task, GradientAccumulationScheduler)
         ),
         "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
-        "Make the DataLoader's batch_size as many times as large, and give "
-        "training=Training(micro_batch_size=…) the size that fits in memory.",
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
     ),
     (
         lambda task: any(
             getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
         ),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
-        "every_n_train_steps, or SaveOnTermination for the end of a job's time.",
+        "every_n_train_steps, or SaveOnTermination.",
     ),
     (
         lambda task: (
@@ -66,8 +65,7 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
             and any(isinstance(part, _BatchNorm) for part in task.modules())
         ),
         "StochasticWeightAveraging would step weights and multipliers on while it renews the "
-        "statistics of BatchNorm. Use lightning.pytorch.callbacks.EMAWeightAveraging, or another "
-        "norm.",
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
     ),
     (
         lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
@@ -77,12 +75,8 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
 
-NEVER_CALLED = {
-    "optimizer_step": "Change learning rates in a scheduler of configure_optimizers.",
-    "configure_gradient_clipping": "Set Training(gradient_clip_val=…).",
-    "optimizer_zero_grad": "The gradients of a step begin at zero.",
-}
-"""Hooks that Lightning calls under automatic optimization only, with what to do instead."""
+NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
+"""Hooks that Lightning calls under automatic optimization only."""
 
 
 def check_settings(task: Task) -> None:
@@ -90,11 +84,11 @@ def check_settings(task: Task) -> None:
     for is_set, sentence in REFUSED:
         if is_set(task):
             raise TrainingError(sentence)
-    for hook, remedy in NEVER_CALLED.items():
+    for hook in NEVER_CALLED:
         if getattr(type(task), hook) is not getattr(LightningModule, hook):
             raise TrainingError(
                 f"{type(task).__name__} overrides {hook}, which is never called under manual "
-                f"optimization. {remedy} on_before_optimizer_step is called, with the gradients."
+                "optimization: override on_before_optimizer_step, or set Training(…)."
             )
 
 
@@ -166,8 +160,7 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
 
 SHARED_ROWS = (
     'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…])) or "
-    "IndexedDataset(Subset(…)), and not its parts."
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
 )
 
 

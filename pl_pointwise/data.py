@@ -171,16 +171,16 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and, where it has one, "predict", and :meth:`collate` where batches are
-    more than stacked rows. ``test`` is run on the held-out data and on the training data. Where
-    "val" and "test" are one object, there is no certification split of its own.
+    "train", "val", "test" and "predict", and :meth:`collate` where batches are more than stacked
+    rows. ``test`` is run on "test" and "train"; where "val" and "test" are one object, there is no
+    certification split of its own.
 
     What a data set may say of its N samples, by attributes; none is required:
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
-    - ``units``, texts: what samples share that makes them depend on each other, as their prompt.
-      Samples of one unit count once in a certificate, and no unit may stand in two splits.
+    - ``units``, texts: what samples share, as their prompt. Samples of one unit count once in a
+      certificate, and no unit may stand in two splits.
 
     Args:
         batch_size: samples per rank in one optimisation step; less than 1 is a ValueError.

@@ -1,9 +1,7 @@
 """Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
 
-λ is neither a Parameter (DDP would divide its step by the number of ranks, and an optimizer would
-pick it up) nor a buffer (DDP would overwrite it from rank 0, and a bf16 module would cast it:
-256 + 0.5 stays 256 there). Reading and writing a batch's rows costs O(batch), whatever N is, and
-only those rows ever visit the accelerator.
+λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
+overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ class Multipliers(Mapping[str, Tensor]):
 
     An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
     number of columns K is first seen. Every rank makes the same updates, so holds the same values.
-
-    Args:
-        samples: N, the number of training samples.
+    ``samples`` is N.
     """
 
     def __init__(self, samples: int) -> None:
@@ -166,16 +162,14 @@ class PullShares:
     """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
 
     The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
-    by which the step of the weights lowers its violation v: (λ + 2αv)₊ for Pointwise; β/(α+β) times
-    that, or at most β, for Relaxed. Without its multiplier it would be p(0): a squared hinge of
-    weight α. With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+    (λ + 2αv)₊ for Pointwise; without its multiplier it would be p(0), a squared hinge of weight α.
+    With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
 
         share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
         overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
 
-    A satisfied entry is pulled by λ alone, and of a standard Lagrangian (α None) every entry is:
-    its share is 1. Of an entry that several steps visited before the dual step, as of the last one.
-    A step costs O(batch); of an epoch three sums are kept, the same on every rank.
+    Of a standard Lagrangian (α None) the share is 1. An entry counts as of its last visit before
+    the dual step; the sums are the same on every rank.
     """
 
     def __init__(self) -> None:

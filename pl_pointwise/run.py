@@ -1,8 +1,7 @@
 """A run's life: how it starts, what its epochs end with, how it is saved and goes on.
 
-Lightning leaves much of it to a module that steps by itself. A run may stop anywhere: within an
-epoch or at its end, planned or not, and goes on as if it had never stopped. Lightning's counters
-say where it stood, but not always so that it goes on there: see :func:`correct_loaded_progress`.
+A run may stop anywhere, planned or not, and goes on as if it had never stopped. Where Lightning's
+counters do not say so: :func:`correct_loaded_progress`.
 """
 
 from __future__ import annotations

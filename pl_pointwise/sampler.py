@@ -25,9 +25,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         dataset: anything with a length.
         num_replicas, rank: world size and global rank.
         shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
-        seed: of the order.
-        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly: a
-            batch has each in its proportion, to within one or two samples.
+        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """One step: micro-batches, what their terms are by the task, and what the step measured.
 
-Shapes: b samples in a micro-batch, R samples in the whole step over all ranks, K columns of a
-vector-valued constraint (1 for a scalar one), ``sides`` 2 for an interval and else 1. The columns
-of an interval are the upper side's K, then the lower side's K.
+Shapes: b samples in a micro-batch, R in the whole step over all ranks, K columns of a constraint,
+``sides`` 2 for an interval, the upper one's K columns first, and else 1.
 """
 
 from __future__ import annotations

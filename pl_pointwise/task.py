@@ -141,16 +141,13 @@ class Task(LightningModule):
     def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
-        For what has no gradient, such as a test that an answer passes or not: for all
-        constraints or some, in the shapes of ``constraint_values`` and against the same bound.
-        What is left out, in this batch or always, is its own strict value.
+        For what has no gradient, such as a test that an answer passes: of all constraints or some,
+        in the shapes of ``constraint_values``. What is left out is its own strict value.
 
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-        A :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
-
-        Called without gradients, behind ``constraint_values``; what it draws changes nothing, and
-        modes and buffers it must leave as they are.
+        A CVaR is refused: its threshold is a quantile of ṽ. Called without gradients; modes and
+        buffers it must leave as they are.
         """
         return {}
 
