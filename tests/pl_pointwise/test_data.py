@@ -92,24 +92,6 @@ def test_batches_of_the_ranks_together_are_the_single_ranks(
         assert sorted(together) == sorted(whole)
 
 
-def test_order_is_a_function_of_seed_and_epoch_alone() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        sampler = PointwiseSampler(Numbers(20), seed=seed)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    torch.manual_seed(0)
-    first = order(3, 2)
-    state = torch.get_rng_state()
-    torch.manual_seed(1)
-    assert order(3, 2) == first
-    assert order(4, 2) != first
-    assert order(3, 3) != first
-    torch.manual_seed(0)
-    order(3, 2)
-    assert torch.equal(torch.get_rng_state(), state)  # and it draws nothing
-
-
 # The resumable loader -----------------------------------------------------------------------------
 
 

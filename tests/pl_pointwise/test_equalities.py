@@ -138,11 +138,3 @@ def test_squared_hinge_is_pointwise_without_a_multiplier(v: float, weight: float
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     (slope,) = torch.autograd.grad(found, at)
     assert float(slope) == pytest.approx(2 * weight * max(v, 0.0), rel=1e-12)
-
-
-@given(violations, magnitudes)
-def test_hinge_pushes_violated_samples_alone(v: float, weight: float) -> None:
-    at = scalar(v).requires_grad_()
-    found = Penalty(weight=weight, shape="hinge").lagrangian(at)
-    assert float(found.detach()) == pytest.approx(weight * max(v, 0.0))
-    assert float(torch.autograd.grad(found, at)[0]) == (weight if v > 0 else 0.0)

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, Metric
 
-from pl_pointwise import Constraint, PointwiseModule
+from pl_pointwise import Constraint
 from pl_pointwise.evaluation import MeanBySample, SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
     FORMULATIONS,
     Toy,
     ToyData,
@@ -215,15 +214,6 @@ def test_several_validation_loaders_are_told_apart() -> None:
     assert numbered["val0/objective"] == named["unseen/objective"]
     assert numbered["val1/objective"] == named["seen/objective"]
     assert named["seen/objective"] != named["unseen/objective"]
-
-
-def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
-    with pytest.raises(ValueError, match="evaluation_constraints names 'fitt'"):
-        PointwiseModule(
-            formulation=None,
-            constraints=CONSTRAINTS,
-            evaluation_constraints={"fitt": Constraint(at_most=0.0)},
-        )
 
 
 # Means over samples -------------------------------------------------------------------------------

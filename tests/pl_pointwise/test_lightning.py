@@ -325,7 +325,7 @@ def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
     getattr(trainer(), stage)(Slopes(Pointwise(alpha=1.0), bound), data(), **options)
     if stage != "predict":
         module = SlopesInTrainingOnly(Pointwise(alpha=1.0), bound)
-        with pytest.raises(TrainingError, match=r"Put torch.enable_grad\(\) around"):
+        with pytest.raises(TrainingError, match="gradient is asked for"):
             getattr(trainer(), stage)(module, data(), **options)
 
 

@@ -87,12 +87,6 @@ def test_quantiles_keep_the_shape_and_reach_infinite_values() -> None:
     assert quantiles(torch.arange(5.0), 0.5).shape == ()
 
 
-def test_the_key_names_the_level() -> None:
-    values = torch.arange(101.0)
-    assert violation_statistics(values, 0.99)["cvar99"] == 99.5
-    assert violation_statistics(values, 0.975)["cvar97.5"] == 99
-
-
 @pytest.mark.parametrize("level", [95, -0.1, 1.01, math.nan])
 def test_a_level_outside_the_unit_interval_is_refused(level: float) -> None:
     refusals: list[Callable[[], Any]] = [

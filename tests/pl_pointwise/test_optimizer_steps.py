@@ -215,7 +215,7 @@ def test_default_schedule_warms_up_and_ends_with_the_run(schedule: Any, warmup: 
 
 def test_schedule_without_an_end_is_refused() -> None:
     linear = Optimization(schedule="linear")
-    with pytest.raises(TrainingError, match="needs an end"):
+    with pytest.raises(TrainingError, match="has no end"):
         fit(Default(linear), ToyRows(4), epochs=-1, max_time="00:00:01:00")  # type: ignore[arg-type]
 
 

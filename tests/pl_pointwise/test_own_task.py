@@ -181,5 +181,5 @@ def test_rows_of_every_kind_train_once_they_have_an_index(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mappings", "tuples", "hub, torch"])
 def test_rows_without_an_index_are_refused_with_the_remedy(kind: str) -> None:
-    with pytest.raises(DataError, match=r"position of each sample.*wrap the data set in pl_poi"):
+    with pytest.raises(DataError, match=r"position of each sample.*IndexedDataset"):
         fit(DataLoader(rows_of(kind), batch_size=2))

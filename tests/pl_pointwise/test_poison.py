@@ -18,7 +18,6 @@ from tests.pl_pointwise.by_hand import rule_of, run
 from tests.pl_pointwise.test_precision import Float
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
-    KINDS,
     Seen,
     Toy,
     ToyData,
@@ -97,23 +96,3 @@ def test_batch_in_which_nothing_is_active_is_plain_training(
     assert not any(table.any() for table in module.multipliers.values())
     assert lost(module) == (0, 0)
     assert all(torch.isfinite(value).all() for value in thresholds_of(module).values())
-
-
-class Flat(Toy):
-    """Its objective and values do not depend on the weights, though the graph does."""
-
-    def forward(self, batch: Any) -> Tensor:
-        return 0.0 * super().forward(batch)
-
-
-@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
-def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
-    """Clipping divides by its norm. λ moves as ever: the violations are there."""
-    module = Flat(formulation, gradient_clip_val=0.3)
-    start = weights_of(module)
-    fit(module, ToyRows(7, seed=5), epochs=2)
-    assert torch.equal(weights_of(module), start)
-    assert (*lost(module), module.trainer.global_step) == (0, 0, 4)
-    assert module.trainer.callback_metrics["running/gradient_norm"] == 0
-    for table in module.multipliers.values():
-        assert (table > 0).all()
