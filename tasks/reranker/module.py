@@ -35,7 +35,7 @@ from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
-from .scoring import ScoringMethod, choose_scoring_method, longest_input, scores_of
+from .scoring import ScoringMethod, choose_scoring_method, scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Unit = Literal["margin", "probability"]
@@ -119,18 +119,12 @@ class RerankerModule(PointwiseModule):
         self.objective_candidates: CandidateSet = objective_candidates
         self.model_name, self.max_length, self.template = model_name, max_length, template
         self.model = load_cross_encoder(model_name, dropout, attention)
-        self.longest_input = longest_input(self.model)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         shape = batch["lengths"].shape
         lengths: Tensor = batch["lengths"].flatten().cpu()
-        if self.longest_input is not None and int(lengths.max()) > self.longest_input:
-            raise ValueError(  # On a GPU the model itself would die of it without a word why.
-                f"A pair of {int(lengths.max())} tokens, but {self.model_name} reads at most "
-                f"{self.longest_input}: lower max_length."
-            )
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
         present = lengths.nonzero()[:, 0]
