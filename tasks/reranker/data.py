@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
-    CHOICE,
     CHUNK,
     check_source,
     digest,
@@ -25,6 +23,7 @@ from pl_pointwise.tasks.common.records import (
     hub_split,
     largest,
     records_of,
+    refused,
     report_skipped,
     rows_of,
 )
@@ -174,7 +173,7 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             for name in _NEEDS[stage or "fit"]:
                 if name != "predict":
-                    self._measure(name)
+                    self._measured(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
@@ -304,49 +303,45 @@ class RerankerDataModule(PointwiseDataModule):
         rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
         return chosen
 
-    def _measure(self, name: str) -> tuple[Any, list[str], list[float]]:
-        """Rows on the hub, what is wrong with each ("" if nothing), and its length variance.
+    def _measured(self, name: str) -> tuple[Any, list[str], list[float]]:
+        """The hub's rows, what is wrong with each ("" if nothing), and its length variance.
 
-        The datasets library keeps the result in its cache.
+        The datasets library keeps these in its cache, for other processes and later runs.
         """
         split = "train" if name == "train" else "validation"
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
-            problems, records = [], []
+            found: list[Record | str] = []
             for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
+                row = dict(zip(batch, values, strict=True))
                 try:
-                    row = dict(zip(batch, values, strict=True))
-                    records.append(self._parse(row, self._where(name, position)))
-                    problems.append("")
+                    found.append(self._parse(row, self._where(name, position)))
                 except DataError as error:
-                    problems.append(str(error))
-            variances = iter(_variances(self._tokenizer, records))
-            found = [0.0 if problem else next(variances) for problem in problems]
-            return {"problem": problems, "variance": found}
+                    found.append(str(error))
+            good = [each for each in found if isinstance(each, Record)]
+            variances = iter(_variances(self._tokenizer, good))
+            return {
+                "problem": [each if isinstance(each, str) else "" for each in found],
+                "variance": [0.0 if isinstance(each, str) else next(variances) for each in found],
+            }
 
-        tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        tokenizer |= {"truncation": None, "padding": None}  # states of its last use
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()  # a state of its last use, as is padding
+        backend.no_padding()
         counts = self.negatives, self.min_negatives, self.seed
-        key = digest(rows._fingerprint, self._where(name, 0), tokenizer, counts)
-        measured = rows.map(
-            measure,
-            batched=True,
-            batch_size=CHUNK,
-            with_indices=True,
-            remove_columns=rows.column_names,
-            new_fingerprint=key[:32],
-            desc=f"{name}: lengths of passages",
-        )[:]
+        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), counts)
+        options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
+        options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
+        measured = rows.map(measure, **options)[:]
         return rows, measured["problem"], measured["variance"]
 
     def _from_hub(self, name: str) -> list[Record]:
-        rows, problems, variances = self._measure(name)
+        rows, problems, variances = self._measured(name)
         usable = [i for i, problem in enumerate(problems) if not problem]
-        wrong = [problem for problem in problems if problem]
-        if wrong and not self.skip_invalid:
-            raise DataError(f"{wrong[0]} {CHOICE}")
-        report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
+        if wrong := [problem for problem in problems if problem]:
+            refused(DataError(wrong[0]), self.skip_invalid)
+            report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         if name != "train":  # The hub's "validation" is divided into "val" and "test".
             chosen = rows.select(usable)
             queries = [folded(query) for query in chosen["query"]]
