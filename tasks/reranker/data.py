@@ -82,28 +82,22 @@ class RerankerDataModule(PointwiseDataModule):
         source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
             module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
             queries of "files" a part is held out, of each query_type the same, by query text.
-        hub_path: the dataset on the hub, or a folder of the same layout.
-        hub_config: its configuration.
-        train_file: JSON lines, or Parquet by its ending ".parquet".
-        val_file: as train_file.
-        test_file: as train_file.
+        hub_path, hub_config: the dataset on the hub, or a folder of the same layout.
+        train_file, val_file, test_file: JSON lines, or Parquet by its ending ".parquet".
         predict_file: queries to predict for; of use with any source.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub, where queries with no or several marked passages are
-            normal, and "error" otherwise. Records for prediction are never skipped.
+        invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
+            the hub, where queries with no or several marked passages are normal, and "error"
+            otherwise. Records for prediction are never skipped.
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
-        max_queries: the most training queries; None is all.
-        val_queries: the most queries in validation data; None is all.
+        max_queries, val_queries: the most for training and in validation data; None is all.
         test_queries: the most queries in test data; None takes val_queries.
         val_fraction: the part of the training queries to hold out where the source has no
             validation data. None is val_queries / (max_queries + val_queries + test_queries), or
             0.1 if max_queries or val_queries is all.
         test_fraction: likewise as test data, to certify. At 0 it follows from test_queries, where
             these are given. The hub's "validation" is divided in the proportion of both fractions.
-        batch_size: queries per rank in one optimisation step.
-        eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
-        num_workers: loader processes.
+        batch_size, eval_batch_size, num_workers: of the loaders, by rank.
         seed: of the order of training queries, the choice among negatives, and what is held out.
     """
 
@@ -193,8 +187,7 @@ class RerankerDataModule(PointwiseDataModule):
         shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
         longest = max(len(ids) for row in rows for ids in row["input_ids"])
         ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
-        types = np.zeros((*shape, longest), np.int64)
-        lengths = np.zeros(shape, np.int64)
+        types, lengths = np.zeros((*shape, longest), np.int64), np.zeros(shape, np.int64)
         passage_lengths = np.zeros(shape, np.float32)
         for i, row in enumerate(rows):
             passage_lengths[i, : counts[i]] = row["passage_lengths"]
@@ -203,12 +196,15 @@ class RerankerDataModule(PointwiseDataModule):
                 ids[i, j, : len(pair)] = pair
                 if "token_type_ids" in row:
                     types[i, j, : len(pair)] = row["token_type_ids"][j]
-        arrays: dict[str, Any] = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
-        arrays["passage_lengths"] = passage_lengths
+        batch: dict[str, Any] = {
+            "index": torch.tensor([row["index"] for row in rows]),
+            "input_ids": torch.from_numpy(ids),
+            "lengths": torch.from_numpy(lengths),
+            "candidates": torch.from_numpy(lengths > 0),
+            "passage_lengths": torch.from_numpy(passage_lengths),
+        }
         if "token_type_ids" in rows[0]:
-            arrays["token_type_ids"] = types
-        batch: dict[str, Any] = {"index": torch.tensor([row["index"] for row in rows])}
-        batch |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+            batch["token_type_ids"] = torch.from_numpy(types)
         if "query_id" in rows[0]:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -218,8 +214,8 @@ class RerankerDataModule(PointwiseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, RerankerDataset)
         record = dataset.records[index]
-        texts = {"record": record.where, "query": record.query, "positive": record.passages[0]}
-        return texts | {f"negative {j}": t for j, t in enumerate(record.passages[1:], start=1)}
+        passages = {f"negative {j}" if j else "positive": t for j, t in enumerate(record.passages)}
+        return {"record": record.where, "query": record.query, **passages}
 
     def _agree_with_module(self) -> None:
         """Take the input format from the module; with another one, everything is made anew."""
@@ -262,32 +258,25 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
         if not self._records:
-            read = self._from_files() if self.source == "files" else self._from_corpus()
-            for each, records in read.items():
+            for each, records in self._split().items():
                 variances = partial(_variances, self._tokenizer, records)
                 kept = self._kept(each, len(records), variances)
                 self._records[each] = [records[i] for i in kept]
         return self._records.get(name)
 
-    def _from_corpus(self) -> dict[str, list[Record]]:
-        entries = docstring_records(self.negatives, self.seed)
-        if not entries:
-            raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
-        records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
-        groups = [group for group, _ in entries]
-        return split_by_group(records, groups, self._shares, self.seed, "module")
-
-    def _from_files(self) -> dict[str, list[Record]]:
-        read = {
-            name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
-            for name, path in self.files.items()
-            if path and name != "predict"
-        }
-        return with_held_out(read, self._shares, self.seed, self.files, ("query", "queries"))
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        return {"val": self.val_fraction, "test": self.test_fraction}
+    def _split(self) -> dict[str, list[Record]]:
+        """All records of files, or of the embedded corpus, by data set."""
+        shares = {"val": self.val_fraction, "test": self.test_fraction}
+        if self.source == "files":
+            read = {
+                name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
+                for name, path in self.files.items()
+                if path and name != "predict"
+            }
+            return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
+        groups, rows = zip(*docstring_records(self.negatives, self.seed), strict=True)
+        records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
+        return split_by_group(records, groups, shares, self.seed, "module")
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
