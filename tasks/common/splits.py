@@ -189,7 +189,7 @@ def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[i
 def warn_of_shared(
     splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str], name: str = "prompts"
 ) -> None:
-    """Says of each two splits how many records of the later one have a prompt of the earlier one."""
+    """Says of each two splits how many records of the later have a prompt of the earlier."""
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
         known = set(units[first])

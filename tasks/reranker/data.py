@@ -82,22 +82,28 @@ class RerankerDataModule(PointwiseDataModule):
         source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
             module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
             queries of "files" a part is held out, of each query_type the same, by query text.
-        hub_path, hub_config: the dataset on the hub, or a folder of the same layout.
-        train_file, val_file, test_file: JSON lines, or Parquet by its ending ".parquet".
+        hub_path: the dataset on the hub, or a folder of the same layout.
+        hub_config: its configuration.
+        train_file: JSON lines, or Parquet by its ending ".parquet".
+        val_file: as train_file.
+        test_file: as train_file.
         predict_file: queries to predict for; of use with any source.
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub, where queries with no or several marked passages are normal, and "error"
             otherwise. Records for prediction are never skipped.
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
-        max_queries, val_queries: the most for training and in validation data; None is all.
+        max_queries: the most training queries; None is all.
+        val_queries: the most queries in validation data; None is all.
         test_queries: the most queries in test data; None takes val_queries.
         val_fraction: the part of the training queries to hold out where the source has no
             validation data. None is val_queries / (max_queries + val_queries + test_queries), or
             0.1 if max_queries or val_queries is all.
         test_fraction: likewise as test data, to certify. At 0 it follows from test_queries, where
             these are given. The hub's "validation" is divided in the proportion of both fractions.
-        batch_size, eval_batch_size, num_workers: of the loaders, by rank.
+        batch_size: queries per rank in one optimisation step.
+        eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.
+        num_workers: loader processes.
         seed: of the order of training queries, the choice among negatives, and what is held out.
     """
 
@@ -274,7 +280,10 @@ class RerankerDataModule(PointwiseDataModule):
                 if path and name != "predict"
             }
             return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
-        groups, rows = zip(*docstring_records(self.negatives, self.seed), strict=True)
+        entries = docstring_records(self.negatives, self.seed)
+        if not entries:
+            raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
+        groups, rows = zip(*entries, strict=True)
         records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
         return split_by_group(records, groups, shares, self.seed, "module")
 
