@@ -8,28 +8,22 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
-
-from transformers import AutoConfig
 
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
-from .generation import learnt_positions
 from .loading import load_tokenizer
 from .messages import answer_text, turn_text
 from .records import Record
 from .roles import collate_rows
-from .truncation import TooLong
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
@@ -47,11 +41,9 @@ class Preparation:
         template_arguments: as the policy's; None takes the module's.
         max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
             tools, system turns and the last user's turn stay.
-        max_length: the most tokens of prompt and response; a response is never cut. Of a model that
-            has learnt fewer positions, as GPT-2, that many.
-        too_long: what to do with a prompt that is too long without its earlier turns too: "error",
-            "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. None
-            does as ``invalid`` says.
+        max_length: the most tokens of prompt and response; a response is never cut.
+        too_long: what to do with a prompt that is too long without its earlier turns too: "error"
+            or "skip" it. None does as ``invalid`` says.
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub and "error" for files. Records to predict for are never skipped.
         val_fraction: the part of a file's records to hold out as "val"; of each category the same
@@ -68,13 +60,13 @@ class Preparation:
     template_arguments: dict[str, Any] | None = None
     max_prompt_length: int = 1024
     max_length: int = 2048
-    too_long: TooLong | None = None
+    too_long: Literal["error", "skip"] | None = None
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("too_long", self.too_long, ("error", "skip", "cut", None), DataError)
+        one_of("too_long", self.too_long, ("error", "skip", None), DataError)
         one_of("invalid", self.invalid, ("error", "skip", None), DataError)
         check_fractions(self.val_fraction, self.test_fraction)
         if not 1 <= self.max_prompt_length < self.max_length:
@@ -141,7 +133,6 @@ class ResponseDataModule(PointwiseDataModule):
         self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
-        self._positions: int | None = None
         self._encoded_for: tuple[Any, ...] | None = None
 
     @property
@@ -243,33 +234,18 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            encoded = self._within_positions(name, records)
-            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
-
-    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """The data set of records, no sample longer than the positions that a model has learnt."""
-        prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
-        if (most := self._positions) is not None:
-            prompt, whole = min(prompt, most - 1), min(whole, most)
-        skips = self._skips(name)
-        too_long: TooLong = self.preparation.too_long or ("skip" if skips else "error")
-        if too_long == "skip" and name == "predict":
-            too_long = "error"
-        try:
-            return self.dataset_class(
+            own, skips = self.preparation, self._skips(name)
+            encoded = self.dataset_class(
                 records,
                 self._encoder,
                 name=name,
-                max_prompt_length=prompt,
-                max_length=whole,
-                too_long=too_long,
+                max_prompt_length=own.max_prompt_length,
+                max_length=own.max_length,
+                skip_long=name != "predict"
+                and (own.too_long or ("skip" if skips else "")) == "skip",
                 skip_invalid=skips,
             )
-        except DataError as error:
-            if most != whole:
-                raise
-            limit = f"{self.model_name} has learnt {most:,} positions: max_length can be no larger"
-            raise DataError(f"{error} ({limit}.)") from error
+            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
 
     def _split(
         self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
@@ -312,11 +288,6 @@ class ResponseDataModule(PointwiseDataModule):
         self._encoder = ConversationEncoder(
             tokenizer, tools=self.needs_tools, template_arguments=arguments
         )
-        self._positions = None
-        with suppress(OSError, ValueError):  # a folder of a tokenizer alone
-            source = model_source(self.model_name)
-            config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-            self._positions = learnt_positions(config)
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model

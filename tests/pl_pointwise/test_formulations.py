@@ -278,7 +278,7 @@ def test_invalid_argument_is_refused_by_name(kind: Any, name: str, value: Any) -
     needed = {Relaxed: {"beta": 1.0}, Tilted: {"tilt": 1.0}, Penalty: {"weight": 1.0}}
     arguments = needed.get(kind, {})
     with pytest.raises(ValueError, match=name):
-        kind(**{**arguments.get(kind, {}), name: value})
+        kind(**{**arguments, name: value})
 
 
 def test_linear_cost_without_augmentation_is_refused() -> None:

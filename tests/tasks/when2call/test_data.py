@@ -212,10 +212,12 @@ def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder
     limits = {"max_prompt_length": 160, "val_fraction": 0}
     path = write_rows(tmp_path / "t.jsonl", rows)
     files = {"train_file": str(path), "val_file": str(path)}
-    for option, lost in (("invalid", "skipped"), ("too_long", "cut")):
-        data = module(language_model_folder, files, **{option: lost.removesuffix("ped")}, **limits)
+    with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
+        module(language_model_folder, files, **limits).setup("fit")
+    for option in ("too_long", "invalid"):
+        data = module(language_model_folder, files, **{option: "skip"}, **limits)
         data.setup("fit")
-        count = {"cut": 0, "skipped": 0} | {lost: 1}
+        count = {"cut": 0, "skipped": 1}
         assert data.truncation == {"train": count, "val": count}
     question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
     path = write_rows(tmp_path / "q.jsonl", [question])
@@ -250,17 +252,25 @@ def test_multiple_choice_alone_can_be_tested(language_model_folder, when2call_fi
         data.setup("fit")
 
 
-def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
+def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
+    rows = [without(QUESTION, "answers"), QUESTION, QUESTION | {"answers": {"direct": "3"}}]
+    path = write_rows(tmp_path / "q.jsonl", rows)
+    data = module(language_model_folder, {"predict_file": str(path)})
+    data.setup("predict")
+    found = data.datasets["predict"]
+    batch = data.collate([{**found[i], "index": i} for i in range(3)])
+    assert (batch["response_lengths"] > 0).sum(1).tolist() == [0, 4, 1]
+    assert parse_question(rows[0], "x").answers == []
+
+
+def test_the_fingerprint_tells_orders_apart() -> None:
     records = [parse_preference(row, "x") for row in preference_rows(3)]
 
-    def fingerprint(records, limit=1000) -> str:
-        limits = {"max_prompt_length": limit, "max_length": 2000}
-        return EncodedResponses(records, ENCODER, too_long="cut", **limits).fingerprint
+    def fingerprint(records) -> str:
+        return EncodedResponses(records, ENCODER, **LIMITS).fingerprint
 
     assert fingerprint(records) == fingerprint(list(records))
     assert fingerprint(records) != fingerprint(records[::-1])
-    shorter = len(EncodedResponses(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
-    assert fingerprint(records) != fingerprint(records, shorter)
 
 
 @pytest.mark.parametrize(
