@@ -47,7 +47,7 @@ from pl_pointwise import (
     Relaxed,
     Training,
 )
-from pl_pointwise.callbacks.last_violations import LastViolations
+from pl_pointwise.callbacks.hardest_samples import LastViolations
 
 Problem = Callable[[int, float], tuple[Tensor, Tensor, Tensor]]
 Results = dict[tuple[str, str], dict[int, list[tuple[float, float]]]]

@@ -25,11 +25,8 @@ class AnswerSamples(Callback):
     """Lets a module with ``answers_to(prompts)``, such as a language task's, answer a few prompts.
 
     Before the first step and on the way. ``answer-samples/answers.jsonl`` below the run's folder
-    has a line an answer: step, epoch, prompt, its index and category in the data set, answer,
-    refused, cut, and of a prompt with tools valid_call. TensorBoard gets prompts and answers too.
-
-    The run is the run without it: generation draws nothing of the run's random numbers, takes no
-    gradient, and leaves training mode as it was. Every rank answers; rank 0 writes.
+    has a line an answer; TensorBoard gets prompts and answers too. Every rank answers, rank 0
+    writes, and the run's random numbers stay.
 
     Args:
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.

@@ -2,8 +2,8 @@
 
 ``multiplier_q50`` ``_q90`` ``_q99`` ``_max`` and ``active`` (share of λ ≠ 0) of λ; of the dual
 steps of the epoch ``share`` and ``overshoot`` of the pull, where something was pulled, see
-:mod:`~pl_pointwise.multiplier_share`, and how far they are from an optimum. Of a constraint v ≤ u,
-u the relaxation u* of the formulation (0 where it has none), an optimum asks for v ≤ u and
+:class:`~pl_pointwise.multipliers.PullShares`, and how far they are from an optimum. Of a constraint
+v ≤ u, u the relaxation u* of the formulation (0 where it has none), an optimum asks for v ≤ u and
 λ(v − u) = 0. With r = v − u* and the λ after the step, over the entries (sample and column) that
 stepped:
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from pl_pointwise.formulations import Formulation
 from pl_pointwise.metrics import quantiles
 from pl_pointwise.step import DualStep
-from pl_pointwise.step_log import log_of_all_ranks
+from pl_pointwise.task import log_of_all_ranks
 
 from .outputs import log_histogram
 
@@ -40,10 +40,8 @@ QUANTILES = {"q50": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}
 class DualMonitor(Callback):
     """Once an epoch, for every constraint that has multipliers.
 
-    Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run: a
-    sample that does not carry the constraint has no say. A window of ``primal_steps`` still open at
-    the end of an epoch counts in the next. A step costs O(batch), the end of an epoch O(number of
-    multipliers).
+    Quantiles and ``active`` run over the entries of λ that have taken a step so far in the run. A
+    window of ``primal_steps`` still open at the end of an epoch counts in the next.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from pl_pointwise.errors import one_of
 from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
+from pl_pointwise.task import notes_of
 
 from .feasible_checkpoint import FeasibleCheckpoint
 
@@ -26,8 +27,7 @@ class ModelExport(Callback):
     """Calls the module's ``export(folder)``, on rank 0.
 
     After a fit with :class:`~.feasible_checkpoint.FeasibleCheckpoint`, of the checkpoint that it
-    chose, else of the last weights. The log and the model card say which. What is fitted stays as
-    it is: the chosen one is loaded beside it.
+    chose, else of the last weights. The log and the model card say which.
 
     Args:
         folder: where; a relative one is below the trainer's ``default_root_dir``.
@@ -48,16 +48,10 @@ class ModelExport(Callback):
     ) -> None:
         one_of("after", after, ("fit", "test"))
         self.folder, self.after = Path(folder), after
-        self.facts: dict[str, Any] = {"license": license, "language": [*language]}
-        self.facts["datasets"] = [*datasets]
+        self.facts = {"license": license, "language": [*language], "datasets": [*datasets]}
         self._chosen = ""
-        self._evaluated: dict[str, Any] = {}
-        """What the last validation found."""
-        self._of_chosen: dict[str, Any] = {}
-        """What the validation of the chosen weights found."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._chosen, self._evaluated, self._of_chosen = "", {}, {}
+        # What the last validation found, and that of the chosen weights.
+        self._evaluated, self._of_chosen = dict[str, Any](), dict[str, Any]()
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Checkpoint callbacks run after this one: whether these weights are chosen shows later."""
@@ -81,7 +75,7 @@ class ModelExport(Callback):
                     tested or "the last weights",
                     chosen,
                 )
-            pl_module.notes.checkpoint = Path(tested).name
+            notes_of(pl_module).checkpoint = Path(tested).name
             self._export(trainer, pl_module)
 
     def _follow_choice(self, trainer: Trainer) -> None:
@@ -96,14 +90,14 @@ class ModelExport(Callback):
             return module
         kind = type(module)
         chosen = kind.load_from_checkpoint(self._chosen, map_location="cpu", weights_only=True)
-        chosen.notes.checkpoint = Path(self._chosen).name
+        notes_of(chosen).checkpoint = Path(self._chosen).name
         chosen.evaluated.update(self._of_chosen)
         return chosen
 
     def _export(self, trainer: Trainer, module: PointwiseModule) -> None:
-        module.notes.facts = self.facts
+        notes_of(module).facts = self.facts
         folder = module.export(Path(trainer.default_root_dir) / self.folder)
-        path = module.notes.checkpoint
+        path = notes_of(module).checkpoint
         of = f"the checkpoint {path}" if path else "the last step"
         rank_zero_info(f"Model exported to {folder}, with the weights of {of}")
 

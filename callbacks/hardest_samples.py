@@ -7,9 +7,8 @@ By the mean violation over their visits in training, the first left out. A line 
      "violation": 0.9, "relaxation": 0.4, "epoch": 2,
      "text": {"query": "...", "negative 3": "..."}}
 
-``column``, from 0, is that of the sample's hardest value in the table of λ, and ``value`` says
-which it is, from 1, of how many, and of an interval which bound; ``violation`` is of the last
-visit; ``relaxation``, u*, is null where the formulation has none; ``epoch`` is the list's, from 0.
+``column``, from 0, is that of the sample's hardest value in the table of λ; ``value`` says which it
+is, from 1; ``violation`` is of the last visit; ``relaxation`` is u*.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+from pl_pointwise.data import plain_fields
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.random_state import random_state, restore_random_state
-from pl_pointwise.rows import plain_fields
 
-from .last_violations import LastViolations, MeanViolations
 from .outputs import RunFolder
 
 log = logging.getLogger(__name__)
@@ -46,8 +44,7 @@ class HardestSamples(Callback):
     Args:
         count: samples per constraint.
         every_n_epochs: write them after so many epochs too; None only at the end.
-        folder: where; a relative one is below the logger's folder of the run, or without a logger
-            the trainer's ``default_root_dir``. A second run there takes "hardest-1".
+        folder: below that of the run (outputs.py). A second run there takes "hardest-1".
     """
 
     def __init__(
@@ -141,10 +138,9 @@ def hardest(
 ) -> list[tuple[int, int]]:
     """The samples with the largest mean violation, each with the column that it is of.
 
-    Those of the same mean rank by |λ|, and so do those without any, which come last. Only samples
-    whose mean is above 0, or λ or u* other than 0.
+    Those of the same mean rank by |λ|. Only samples whose mean is above 0, or λ or u* other than 0.
 
-    means, multipliers, relaxed: (N, K); v̄, NaN where not visited, λ, and u*, NaN where unknown.
+    means, multipliers, relaxed: (N, K); v̄, λ and u*, NaN where unknown.
     """
     price = multipliers.abs()
     resists = ((price > 0) | (relaxed.abs() > 0) | (means > 0)).any(1)
@@ -161,6 +157,57 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
     if hasattr(data, "describe"):
         return plain_fields(data.describe(index))
     return plain_fields(trainer.train_dataloader.dataset[index])  # type: ignore[union-attr]
+
+
+# The tables of violations ----
+
+
+class LastViolations:
+    """By constraint (N, sides·K) float32 on the CPU, each of the weights at its visit; NaN where a
+    sample was not visited, does not carry the column, or had a value that is not finite.
+
+    Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Tensor] = {}
+
+    def add(self, module: PointwiseModule) -> None:
+        """Adds what the module's last training step found."""
+        measured, samples = module.measured, module.multipliers.samples
+        if measured is None or not samples:  # Rows of a stream belong to no known sample.
+            return
+        for name, violation in measured.judged.items():
+            if name not in self.tables:
+                self.tables[name] = torch.full((samples, violation.shape[1]), math.nan)
+            mask = measured.masks[name]
+            rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
+            found = violation[rows].float().masked_fill(~mask[rows], math.nan)
+            self._add(module, name, measured.index[rows], found)
+
+    def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
+        self.tables[name][index] = found
+
+
+class MeanViolations(LastViolations):
+    """The mean over the visits, as reported, the first left out where there is another: it is of
+    weights that have hardly been trained.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visits: dict[str, Tensor] = {}  # int32, as the tables
+
+    def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
+        table = self.tables[name]
+        counts = self.visits.setdefault(name, torch.zeros(table.shape, dtype=torch.int32))
+        found = module.constraints[name].reported(found)
+        counted = found.isfinite()
+        visits, before = counts[index] + counted.int(), table[index]
+        # Visits 1 and 2 replace what is there; visit n ≥ 3 is the (n − 1)th of the mean.
+        after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
+        table[index] = torch.where(counted, after, before)
+        counts[index] = visits
 
 
 # The page ---------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ class PredictionWriter(BasePredictionWriter):
     ``prompt`` beside each.
 
     Args:
-        path: the file to write; a relative one is below the logger's folder of the run, or without
-            a logger the trainer's ``default_root_dir``.
+        path: the file to write, below the folder of the run (outputs.py).
     """
 
     def __init__(self, path: str = "predictions.jsonl") -> None:
@@ -44,7 +43,9 @@ class PredictionWriter(BasePredictionWriter):
             )
         data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
         if hasattr(data, "record"):
-            rows = [{**_prompt_of(data.record(row["index"])), **row} for row in rows]
+            asked = [getattr(data.record(row["index"]), "messages", None) for row in rows]
+            prompts = [{} if each is None else {"prompt": shown(each)} for each in asked]
+            rows = [{**prompt, **row} for prompt, row in zip(prompts, rows, strict=True)]
         if trainer.world_size > 1:
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
@@ -56,8 +57,3 @@ class PredictionWriter(BasePredictionWriter):
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             path.write_text("".join(lines), encoding="utf-8")
             rank_zero_info(f"{len(rows):,} predictions written to {path}")
-
-
-def _prompt_of(record: Any) -> dict[str, str]:
-    messages = getattr(record, "messages", None)
-    return {} if messages is None else {"prompt": shown(messages)}

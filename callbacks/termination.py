@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import logging
 import os
 import signal
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -26,8 +24,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_pointwise.checkpoints import plain, plain_arguments
 from pl_pointwise.errors import TrainingError
 
-log = logging.getLogger(__name__)
-
 # Of a ckpt_path that nobody set, and of a file that is there only after a SIGTERM.
 NO_FILE = r'`?.fit\(ckpt_path=(None\)` was called without|"last"\) is set, but there is no last)'
 warnings.filterwarnings("ignore", message=NO_FILE)
@@ -36,9 +32,8 @@ warnings.filterwarnings("ignore", message=NO_FILE)
 class SaveOnTermination(OnExceptionCheckpoint):
     """After SIGTERM to any rank, every rank finishes its step, saves, and exits with code 143.
 
-    Not within a step, where a checkpoint would hold new weights and old multipliers. A validation
-    under way is finished first, so leave more time between SIGTERM and SIGKILL than it takes. Where
-    no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
+    A validation under way is finished first, so leave more time between SIGTERM and SIGKILL than it
+    takes. Where no other callback saves checkpoints, Lightning's ModelCheckpoint is added.
 
     The file is the run's alone, see :func:`run_digest`: one with other settings in the same folder
     neither continues from it nor writes over it.
@@ -46,9 +41,6 @@ class SaveOnTermination(OnExceptionCheckpoint):
     Args:
         dirpath: the folder of the checkpoint; a relative one is below ``default_root_dir``.
         filename: its name, without digest and ending.
-
-    Raises:
-        TrainingError: the module is none whose runs this callback can tell apart.
     """
 
     def __init__(self, dirpath: str = "checkpoints", filename: str = "terminated") -> None:
@@ -72,20 +64,10 @@ class SaveOnTermination(OnExceptionCheckpoint):
         self._path = os.path.join(trainer.default_root_dir, self.dirpath, name)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or trainer.fast_dev_run:
-            return
-        if self._path is None:
+        if stage == "fit" and self._path is None and not trainer.fast_dev_run:
             raise TrainingError(
                 f"SaveOnTermination continues runs of a PointwiseModule, and this is a "
                 f"{type(pl_module).__name__}. Use Lightning's OnExceptionCheckpoint with it."
-            )
-        own = Path(self._path)
-        others = sorted(own.parent.glob(f"{self.filename}-*{self.FILE_EXTENSION}"))
-        if others and not own.exists() and trainer.is_global_zero:
-            log.warning(
-                "%s is of a run with other settings or seed, which was terminated; this run "
-                "leaves it alone and does not continue from it.",
-                others[0],
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,9 +99,7 @@ class SaveOnTermination(OnExceptionCheckpoint):
 def run_digest(trainer: Any, module: Any) -> str:
     """Twelve characters that tell runs apart: the same for a longer run of the same settings.
 
-    Of the module's class, hyperparameters, constraints and formulations; the data module's class
-    and plain arguments; and the seed of ``seed_everything``. What is said to the Trainer does not
-    count, and other rows are refused when the checkpoint is read.
+    What is said to the Trainer does not count, and other rows are refused with the checkpoint.
     """
     data = getattr(trainer, "datamodule", None)
     parts = {

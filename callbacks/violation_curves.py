@@ -2,9 +2,8 @@
 ``violations/values/epoch_0000.parquet`` and ``violations/pictures/epoch_0000.png``.
 
 A row of the table is a value: ``epoch``, from 0; ``stage``, "running" of training samples, each at
-its visit in this epoch, so while the weights moved, or the name of a validated data set; its
-``constraint``; ``index``, the sample's position in that data set; ``column`` of the violation, an
-interval has the upper side's first; ``violation``, ≤ 0 is satisfied, of "running" against the
+its visit, or the name of a validated data set; ``constraint``; the sample's ``index``; ``column``
+of the violation, an interval has the upper side's first; ``violation``, of "running" against the
 tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
 """
 
@@ -24,14 +23,14 @@ from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.extras import needs
 from pl_pointwise.module import PointwiseModule
 
-from .last_violations import LastViolations
+from .hardest_samples import LastViolations
 from .outputs import RunFolder, log_picture
 
 with needs("compare", "ViolationCurves"):
     import pandas as pd
     from pandas import DataFrame
 
-    from pl_pointwise.compare.distributions import cdfs_by_epoch
+    from pl_pointwise.compare.plots import cdfs_by_epoch
 
 SHOWN = 6
 """Epochs in one picture: this one and some before it."""
@@ -43,8 +42,7 @@ class ViolationCurves(Callback):
     TensorBoard and W&B get it too, as ``violations/cdf``.
 
     Args:
-        folder: where; a relative one is below the logger's folder of the run, or without a logger
-            the trainer's ``default_root_dir``. A second run there takes "violations-1".
+        folder: below that of the run (outputs.py). A second run there takes "violations-1".
     """
 
     def __init__(self, folder: str = "violations") -> None:

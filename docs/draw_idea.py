@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from pl_pointwise.compare.styles import BLUE, ORANGE, RED
+from pl_pointwise.compare.plots import BLUE, ORANGE, RED
 
 DOCS = Path(__file__).resolve().parent
 PANELS = {

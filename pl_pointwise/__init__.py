@@ -5,7 +5,6 @@ from importlib.metadata import version
 from .data import PointwiseDataModule
 from .formulations import (
     Average,
-    Constraint,
     CVaR,
     Formulation,
     Penalty,
@@ -18,6 +17,7 @@ from .loading import load
 from .module import PointwiseModule
 from .multipliers import Multipliers
 from .optimizers import Optimization, Training
+from .task import Constraint
 
 __version__ = version("pl-pointwise")
 

@@ -1,8 +1,8 @@
-"""What held-out violations say about inputs not seen: bounds, a band and an interval.
+"""What held-out violations say about inputs not seen: bounds and an interval.
 
 Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
-violation and on a quantile, and the band around the CDF are exact: for any distribution and any
-number of samples they cover at least as often as they say. The bootstrap interval for the CVaR is
+violation and on a quantile are exact: for any distribution and any number of samples they cover at
+least as often as they say. The bootstrap interval for the CVaR is
 approximate, and with few samples in the tail it covers less (docs/metrics.md).
 
 A violation ``v ≤ 0`` is satisfied. Values are one per sample: the elements of one sample's
@@ -12,8 +12,7 @@ vector-valued constraint depend on each other, so certify :func:`worst_per_sampl
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ ASSUMPTIONS = (
 
 def violation_bound(violated: int, n: int, confidence: float = 0.95) -> float:
     """Returns an upper bound on P(a new input violates), by Clopper and Pearson, one-sided.
-
-    The ``confidence`` quantile of Beta(violated + 1, n − violated), and 1 if all violate.
 
     violated: how many of the ``n`` samples have v > 0.
 
@@ -55,9 +52,8 @@ def quantile_bound(
 ) -> float:
     """Returns an upper bound on the ``level`` quantile of a new input's violation, exact.
 
-    The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence: it is
-    below the quantile q only if k values are, and a value is below q with a probability of at most
-    ``level``. inf where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
+    The k-th smallest value, k the smallest with P(Binomial(n, level) ≤ k − 1) ≥ confidence; inf
+    where n is too small for any k ≤ n: at level 0.95 and 95 % below 59 samples.
 
     values: (n,), one violation per sample.
 
@@ -71,18 +67,6 @@ def quantile_bound(
         from scipy.stats import binom
     position = int(binom.ppf(confidence, len(ordered), level))  # k − 1
     return float(ordered[position]) if position < len(ordered) else math.inf
-
-
-def dkw_width(n: int, confidence: float = 0.95) -> float:
-    """Returns how far the CDF can be from the empirical one: √(ln(2/δ) / 2n), δ = 1 − confidence.
-
-    The two-sided Dvoretzky–Kiefer–Wolfowitz inequality with Massart's constant.
-
-    >>> round(dkw_width(1000), 4)
-    0.0429
-    """
-    _validate(n, confidence)
-    return math.sqrt(math.log(2 / (1 - confidence)) / (2 * n))
 
 
 def cvar_interval(
@@ -124,13 +108,10 @@ def _cvars(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
 
 
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns the largest violation of each sample, so that there is one independent value each.
-
-    A sample is satisfied if all its elements are. Samples without any element are left out.
+    """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
     mask: bool, the shape of ``violation``: the elements that carry the constraint.
-    Returns: (m,), m ≤ n. NaN where an element within the mask is NaN.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))
     tensor([ 2., -2.])
@@ -149,11 +130,10 @@ class Certificate:
     violated: int  # Samples with v > 0.
     share: float  # violated / n
     bound: float  # On P(a new input violates), from above; violation_bound.
-    dkw: float  # Half the width of the band around the CDF; dkw_width.
     cvar: float  # Of the n values, in the units of the violation.
     interval: tuple[float, float]  # Bootstrap, for the CVaR; cvar_interval.
     quantile: float  # Upper bound on that at ``level``, inf for few samples; quantile_bound.
-    confidence: float  # Of the bounds, of the band and, nominally, of the interval.
+    confidence: float  # Of the bounds and, nominally, of the interval.
     level: float  # Of the CVaR and of the quantile.
 
     def statement(self) -> str:
@@ -165,8 +145,6 @@ class Certificate:
             f"({100 * self.share:.3g} %). "
             f"With {sure} confidence, a new input violates it with a probability of at most "
             f"{100 * self.bound:.3g} % (Clopper–Pearson, one-sided). "
-            f"With {sure} confidence, the CDF of the violation lies within {self.dkw:.3g} of the "
-            "empirical one at every point (Dvoretzky–Kiefer–Wolfowitz). "
             f"{self._of_quantile(sure)} "
             f"The CVaR{100 * self.level:g} of the violation is {self.cvar:.3g}, with a {sure} "
             f"bootstrap interval from {low:.3g} to {high:.3g} (percentile method; approximate, "
@@ -176,20 +154,12 @@ class Certificate:
 
     def _of_quantile(self, sure: str) -> str:
         share = f"{100 * self.level:g} %"
-        if self.quantile == math.inf and 0 < self.level < 1:
-            needed = math.ceil(math.log(1 - self.confidence) / math.log(self.level))
-            if self.n < needed:
-                return (
-                    f"A bound on the violation of {share} of new inputs takes {needed:,} samples."
-                )
+        if self.quantile == math.inf:
+            return f"No finite bound holds for the violation of {share} of new inputs."
         return (
             f"With {sure} confidence, the violation of at least {share} of new inputs is at most "
             f"{self.quantile:.3g} (order statistics)."
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain numbers, the interval as a list."""
-        return {**asdict(self), "interval": list(self.interval)}
 
 
 def certify(
@@ -206,7 +176,7 @@ def certify(
         ``module.evaluated[stage][constraint].worst()``.
 
     Raises:
-        ValueError: values of another shape, none, NaN among them, or a fraction outside (0, 1).
+        ValueError: values of another shape, none, or NaN among them.
 
     >>> certificate = certify(torch.linspace(-9, 1, 100))
     >>> certificate.violated, round(certificate.bound, 3)
@@ -220,7 +190,6 @@ def certify(
         violated=violated,
         share=float(share_violated(values)),
         bound=violation_bound(violated, len(values), confidence),
-        dkw=dkw_width(len(values), confidence),
         cvar=float(cvar(values, level)),
         interval=cvar_interval(values, level, confidence, resamples, seed),
         quantile=quantile_bound(values, level, confidence),
@@ -233,13 +202,12 @@ def _one_per_sample(values: Tensor | ArrayLike) -> Tensor:
     values = torch.as_tensor(values).detach().cpu()
     if values.dim() != 1:
         raise ValueError(
-            f"A certificate takes one value per sample, (n,), got shape {tuple(values.shape)}. The "
-            "elements of one sample depend on each other: give worst_per_sample(violation)."
+            f"A certificate takes one value per sample, got shape {tuple(values.shape)}: give "
+            "worst_per_sample(violation)."
         )
     if undefined := int(values.isnan().sum()):
         raise ValueError(
-            f"{undefined} of {len(values)} violations are NaN, which neither satisfy nor violate. "
-            "Find out why, or count them as violated by setting them to inf."
+            f"{undefined} of {len(values)} violations are NaN. Find out why, or set them to inf."
         )
     return values.to(torch.promote_types(values.dtype, torch.float32))
 

@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from enum import Enum
 from inspect import isabstract
 from pathlib import Path
@@ -27,8 +26,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options
 
 from .errors import TrainingError
-from .formulations import Constraint, Formulation
+from .formulations import Formulation
 from .step import OBJECTIVE, require_names
+from .task import Constraint
 
 
 class NotPlainError(TypeError):
@@ -36,15 +36,10 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
+    """``value`` out of dicts, lists, strings, numbers, tensors and None, to load weights-only.
 
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths and devices strings,
-    numpy scalars numbers, arrays lists, an Enum that is also a string or number its value. A
-    ``torch.dtype`` and a tensor load weights-only as they are.
-
-    Raises:
-        NotPlainError: anything else, such as a network, a function, or an Enum that equals no
-            plain value.
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists;
+    else NotPlainError.
     """
     if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value
@@ -52,33 +47,29 @@ def plain(value: Any) -> Any:
         return plain(value.config())
     if is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in fields(value)})
-    if isinstance(value, Namespace):
-        return plain(vars(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (Mapping, Namespace)):
+        entries = vars(value) if isinstance(value, Namespace) else value
+        return {str(key): plain(entry) for key, entry in entries.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(entry) for entry in value]
-    if isinstance(value, (np.generic, torch.Tensor)) and value.ndim == 0:
-        return plain(value.item())
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return plain(value.tolist())
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.detach().cpu().clone()
+        return value.detach().cpu().clone() if value.ndim else value.item()
     if isinstance(value, Enum) and isinstance(value, (str, int, float)):
         return plain(value.value)
     if isinstance(value, (Path, str, torch.device)):
         return str(value)
-    if isinstance(value, (bool, int, float)):
-        return plain(float(value) if isinstance(value, float) else int(value))
+    if isinstance(value, (int, float)):
+        return float(value) if isinstance(value, float) else int(value)
     raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Constructor arguments that have a plain form, and of the others the type, by name."""
-    if isinstance(arguments, Namespace):
-        arguments = vars(arguments)
     kept, left_out = dict[str, Any](), dict[str, str]()
-    for name, value in dict(arguments).items():
+    given = vars(arguments) if isinstance(arguments, Namespace) else arguments
+    for name, value in given.items():
         try:
             kept[name] = plain(value)
         except NotPlainError as error:
@@ -87,10 +78,7 @@ def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def constructor_frame(module: Any) -> FrameType | None:
-    """The frame of the outermost ``__init__`` that is making ``module``: its class's own.
-
-    Its arguments, and no others, are what ``load_from_checkpoint`` needs. Called within it.
-    """
+    """The frame of the outermost ``__init__`` that is making ``module``: its class's own."""
     found, frame = None, inspect.currentframe()
     while frame is not None:
         names = frame.f_code.co_varnames
@@ -104,13 +92,7 @@ Settings = TypeVar("Settings")
 
 
 def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """The dataclass behind its plain form, those among its fields included; see :func:`plain`.
-
-    An object passes through, so that a constructor takes what a checkpoint's hyperparameters hold.
-
-    Raises:
-        ValueError: an object of another type.
-    """
+    """The dataclass behind its plain form, nested ones included; objects pass through."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -121,18 +103,15 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
 
 
 def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
-    """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
-
-    Only subclasses of :class:`Formulation` are built, whatever the mapping names.
-
-    Raises:
-        ValueError: not such a mapping, or the class is not a formulation.
-    """
+    """The formulation behind ``{class_path, init_args}``; no other class is built."""
     if config is None or isinstance(config, Formulation):
         return config
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
-        raise ValueError(_no_formulation(config))
+        raise ValueError(
+            f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
+            "of them by constraint, or None; in YAML {class_path, init_args}."
+        )
     package = __name__.partition(".")[0]
     known = {}
     for kind in _subclasses(Formulation):
@@ -148,50 +127,20 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
     return built
 
 
-def _no_formulation(given: Any) -> str:
-    """What to write in place of something that is no formulation."""
-    known = {kind.__name__: kind for kind in _subclasses(Formulation)}
-    name = given.__name__ if isinstance(given, type) else given
-    near = get_close_matches(str(name).lower(), [each.lower() for each in known], 1)
-    kinds = [kind for each, kind in known.items() if each.lower() in near]
-    example = f"{kinds[0].__name__}({_required(kinds[0])})" if kinds else "Pointwise(alpha=1.0)"
-    return (
-        f"Not a formulation: {given!r}. Give an object such as {example}, a dict of them by "
-        "constraint, or None for plain training; in YAML {class_path, init_args}."
-    )
-
-
-def _required(kind: type[Formulation]) -> str:
-    """The arguments that a formulation cannot be made without, as one writes them."""
-    parameters = list(inspect.signature(kind).parameters.values())
-    return ", ".join(f"{p.name}=…" for p in parameters if p.default is p.empty)
-
-
 def _subclasses(kind: Any) -> list[type[Formulation]]:
-    children = kind.__subclasses__()
-    leaves = [leaf for child in children for leaf in _subclasses(child)]
-    return [child for child in children if not isabstract(child)] + leaves
+    found = [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
+    return [each for each in found if not isabstract(each)]
 
 
 def formulations_from(
     formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
 ) -> dict[str, Formulation]:
-    """The formulation of every constraint by name; empty for plain training.
-
-    That of an equality is the one that enforces it, see ``Formulation.for_equality``.
-
-    Raises:
-        ValueError: no formulation, a name that is no constraint's, a constraint without one, or an
-            equality with one that cannot enforce it.
-    """
+    """The formulation of every constraint by name; empty for plain training."""
     if formulation is None:
         return {}
     if not isinstance(formulation, Mapping) or "class_path" in formulation:
         formulation = dict.fromkeys(constraints, formulation)
     require_names("formulation", formulation, constraints)
-    missing = [name for name in constraints if name not in formulation]
-    if missing:
-        raise ValueError(f"No formulation for constraint {', '.join(map(repr, missing))}.")
     built = {name: formulation_from(config) for name, config in formulation.items()}
     return {
         name: one if constraints[name].equals is None else one.for_equality()
@@ -203,34 +152,20 @@ def formulations_from(
 def declared_constraints(
     constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
 ) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
-    """Those of training and of evaluation by name, also from their plain form; see :func:`plain`.
-
-    Raises:
-        ValueError: not a mapping of names to constraints, or a name that is not to be used.
-    """
-    training = _constraints_from("constraints", constraints)
-    evaluation = _constraints_from("evaluation_constraints", evaluation_constraints or {})
+    """Those of training and of evaluation by name, also from their plain form."""
+    built = []
+    for given in (constraints, evaluation_constraints or {}):
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"constraints={given!r}: give a dict of constraints by name, such as "
+                '{"fit": Constraint(at_most=0.1)}.'
+            )
+        built.append({str(name): from_plain(Constraint, of) for name, of in given.items()})
+    training, evaluation = built
     if OBJECTIVE in training:
         raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
-    require_names("evaluation_constraints", evaluation, training)
+    require_names("evaluation_constraints", evaluation, training, partial=True)
     return training, {**training, **evaluation}
-
-
-def _constraints_from(what: str, constraints: Mapping[str, Any] | None) -> dict[str, Constraint]:
-    if not isinstance(constraints, Mapping):
-        raise ValueError(
-            f"{what}={constraints!r}: give a dict of constraints by name, such as "
-            '{"fit": Constraint(at_most=0.1)}.'
-        )
-    built = {}
-    for name, constraint in constraints.items():
-        if not isinstance(constraint, (Constraint, Mapping)):
-            raise ValueError(
-                f"{what}: {name!r} is {constraint!r}. Write Constraint(at_most=…) or "
-                "Constraint(at_least=…)."
-            )
-        built[str(name)] = from_plain(Constraint, constraint)
-    return built
 
 
 # The module's entry -----------------------------------------------------------------------------
@@ -243,11 +178,7 @@ VERSION = 1
 
 
 def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The module's entry of a checkpoint.
-
-    Raises:
-        TrainingError: there is none, or one of another version.
-    """
+    """The module's entry of a checkpoint; refused if there is none, or one of another version."""
     state = checkpoint.get(STATE_KEY)
     if state is None:
         raise TrainingError(
@@ -259,30 +190,45 @@ def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-def require_arguments(state: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """
-    given: arguments of the module that is loaded which have no plain form; see ``plain_arguments``.
-
-    Raises:
-        TrainingError: the saved module had other ones, which the checkpoint does not hold, so that
-            their defaults were taken.
-    """
-    left_out = state["arguments_left_out"]
-    missing = [name for name in left_out if name not in given]
-    if missing:
-        raise TrainingError(
-            f"This checkpoint does not hold {', '.join(f'{n} ({left_out[n]})' for n in missing)}, "
-            "an argument of the module without a plain form. Give it again: "
-            f"load_from_checkpoint(path, {', '.join(f'{name}=…' for name in missing)})."
-        )
-
-
 def damaged(what: str) -> TrainingError:
     """The error of an entry that cannot be used."""
     return TrainingError(
         f"This checkpoint's {STATE_KEY!r} entry cannot be used ({what}): it is damaged, or of "
         "another version of pl-pointwise. Resume from another one, or load its weights only."
     )
+
+
+def hyperparameters(path: str | Path) -> dict[str, Any]:
+    """The module's arguments in a checkpoint, by name, and its class as ``_class_path``."""
+    if Path(path).suffix in (".yaml", ".yml"):
+        raise TrainingError(
+            f"--ckpt_path {path} is a configuration, which --config takes. A checkpoint ends in "
+            ".ckpt."
+        )
+    found = WholeCheckpointIO().load_checkpoint(path, map_location="cpu")
+    stored = dict(found.get("hyper_parameters") or {})
+    stored.pop("_instantiator", None)
+    return stored
+
+
+def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Values of nested mappings that are in both and differ, (before, now) by dotted name.
+
+    >>> differences({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4}, "e": 5})
+    {'b.c': (2, 4)}
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in [key for key in before if key in now]:
+            found |= differences(before[key], now[key], f"{name}.{key}" if name else str(key))
+        return found
+    if name.endswith("class_path"):  # One class has several: pl_pointwise.Pointwise and longer.
+        same = str(before).rpartition(".")[2] == str(now).rpartition(".")[2]
+    elif isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
+        same = torch.equal(before, now)
+    else:
+        same = bool(before == now)
+    return {} if same else {name: (before, now)}
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -297,18 +243,13 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes beside the checkpoint and renames, so that a file of its name is always whole.
 
-    Lightning's own writes into the system's temporary folder and moves: where that is another
-    file system the move is a copy over the last checkpoint, and a kill in it leaves neither; and
-    each kill leaves a file behind. Remote paths are left to Lightning.
+    Lightning's own may copy over the last one, and a kill leaves neither. Remote paths are its.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """
-        Raises:
-            TrainingError: it cannot be written, for lack of space say; what was there stays.
-        """
+        """Writes whole, or raises TrainingError and leaves what was there."""
         system, local = url_to_fs(str(path))
         if not isinstance(system, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -322,13 +263,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
-            _flush_folder(target.parent)
         except (OSError, RuntimeError) as error:  # torch.save wraps those of the file.
             with suppress(OSError):
                 part.unlink()
             raise TrainingError(
-                f"The checkpoint {target} could not be written: {error}. Earlier ones are as they "
-                "were: make room, and resume from the last."
+                f"The checkpoint {target} could not be written: {error}. Earlier ones are whole."
             ) from error
 
     def load_checkpoint(
@@ -337,14 +276,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads tensors and plain values only, from remote paths too, unless told otherwise.
-
-        A local file's check sums are compared first, which torch does not do: a flipped bit would
-        be a weight or a multiplier like any other.
-
-        Raises:
-            TrainingError: it is not whole, or holds anything else; none of that was run.
-        """
+        """Loads tensors and plain values only, check sums compared, unless told otherwise."""
         try:
             _verify(str(path))
             found = super().load_checkpoint(
@@ -355,15 +287,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
         except Exception as error:  # What reading a damaged archive or pickle raises has no base.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise TrainingError(
-                f"The checkpoint {path} cannot be read: it is cut off or damaged, or holds more "
-                f"than tensors and plain values, of which nothing was run ({reason}). Resume from "
-                "another one."
+                f"The checkpoint {path} cannot be read: it is damaged, or holds more than plain "
+                f"values, of which nothing was run ({reason}). Resume from another one."
             ) from error
         if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
-            raise TrainingError(
-                f"{path} is no checkpoint of Lightning: it lacks the weights or the version that "
-                "one has. Give ckpt_path a file that a run has saved."
-            )
+            raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")
         return found
 
 
@@ -379,13 +307,3 @@ def _verify(path: str) -> None:
             damaged = next(iter(odd), None) or archive.testzip()
         if damaged is not None:
             raise BadZipFile(f"check sum of {damaged}")
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes a renaming in ``folder`` outlast a loss of power, where folders can be opened."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

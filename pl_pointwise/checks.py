@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,8 +28,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
-from .random_state import preserve_random_state
-from .step import OBJECTIVE, Measured, Terms
+from .step import OBJECTIVE, Terms
 from .task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
@@ -41,66 +41,42 @@ def _has_callback(task: Task, kind: type) -> bool:
 REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
     (
         lambda task: bool(task.trainer.gradient_clip_val),
-        "Trainer(gradient_clip_val=…): the module clips its gradient itself, before it is checked "
-        "to be finite. Give the module training=Training(gradient_clip_val=…), and leave the "
-        "Trainer's out.",
+        "Trainer(gradient_clip_val=…): the module clips its gradient itself. Give it "
+        "training=Training(gradient_clip_val=…), and leave the Trainer's out.",
     ),
     (
-        lambda task: task.trainer.accumulate_grad_batches != 1,
-        "Trainer(accumulate_grad_batches=…): a batch is one step, or multipliers would step on a "
-        "part of one. Make the DataLoader's batch_size as many times as large, and give "
-        "training=Training(micro_batch_size=…) the size that fits in memory.",
-    ),
-    (
-        lambda task: _has_callback(task, GradientAccumulationScheduler),
-        "GradientAccumulationScheduler: a batch of the training DataLoader is one step here. Take "
-        "the callback out, give the loader the whole step's batch size, and set "
-        "Training(micro_batch_size=…) to what fits into memory at once.",
+        lambda task: (
+            task.trainer.accumulate_grad_batches != 1
+            or _has_callback(task, GradientAccumulationScheduler)
+        ),
+        "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
     ),
     (
         lambda task: any(
             getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
         ),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
-        "every_n_train_steps, or SaveOnTermination for the end of a job's time.",
+        "every_n_train_steps, or SaveOnTermination.",
     ),
     (
         lambda task: (
             _has_callback(task, StochasticWeightAveraging)
             and any(isinstance(part, _BatchNorm) for part in task.modules())
         ),
-        "StochasticWeightAveraging runs one more epoch to renew the statistics of BatchNorm, in "
-        "which this module would step weights and multipliers on. Use "
-        "lightning.pytorch.callbacks.EMAWeightAveraging, or another norm.",
+        "StochasticWeightAveraging would step weights and multipliers on while it renews the "
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
     ),
     (
-        lambda task: isinstance(task.trainer.strategy, FSDPStrategy),
-        "FSDPStrategy flattens the weights, so that a rank sees a part of the gradient's norm "
-        "only. Use ModelParallelStrategy and fully_shard in configure_model.",
-    ),
-    (
-        lambda task: (
-            isinstance(task.trainer.strategy, DeepSpeedStrategy)
-            and (
-                task.training_settings.gradient_clip_val is not None
-                or task.training_settings.micro_batch_size is not None
-            )
-        ),
-        "DeepSpeed keeps the gradients to itself: set gradient_clipping in its own configuration, "
-        "and leave gradient_clip_val and micro_batch_size out.",
+        lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
+        "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
+        "ModelParallelStrategy and fully_shard in configure_model.",
     ),
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
 
-NEVER_CALLED = {
-    "optimizer_step": "Change learning rates in a scheduler of configure_optimizers, or look at "
-    "gradients in on_before_optimizer_step, which is called.",
-    "configure_gradient_clipping": "Set Training(gradient_clip_val=…), or change gradients in "
-    "on_before_optimizer_step.",
-    "optimizer_zero_grad": "The gradients of a step begin at zero; look at those of the last one "
-    "in on_before_optimizer_step.",
-}
-"""Hooks that Lightning calls under automatic optimization only, with what to do instead."""
+NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
+"""Hooks that Lightning calls under automatic optimization only."""
 
 
 def check_settings(task: Task) -> None:
@@ -108,11 +84,11 @@ def check_settings(task: Task) -> None:
     for is_set, sentence in REFUSED:
         if is_set(task):
             raise TrainingError(sentence)
-    for hook, remedy in NEVER_CALLED.items():
+    for hook in NEVER_CALLED:
         if getattr(type(task), hook) is not getattr(LightningModule, hook):
             raise TrainingError(
                 f"{type(task).__name__} overrides {hook}, which is never called under manual "
-                f"optimization. {remedy}"
+                "optimization: override on_before_optimizer_step, or set Training(…)."
             )
 
 
@@ -120,9 +96,8 @@ def check_launcher(task: Task) -> None:
     """Refuses processes from which multipliers and violations do not come home."""
     if isinstance(task.trainer.strategy.launcher, _MultiProcessingLauncher):
         raise TrainingError(
-            "This strategy starts processes that end with the run, and their multipliers, "
-            "violations and optimizer with them: ddp_spawn, ddp_fork and ddp_notebook bring home "
-            'the weights alone. Use strategy="ddp" in a script; in a notebook, devices=1.'
+            "This strategy starts processes that bring home the weights alone, without multipliers "
+            'and violations. Use strategy="ddp" in a script; in a notebook, devices=1.'
         )
 
 
@@ -134,22 +109,11 @@ def check_module(task: Task) -> None:
         found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
         raise TrainingError(
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
-            "weights. Use parameter groups for several; leave the method out for AdamW."
+            "weights, perhaps of several groups; leave the method out for AdamW."
         )
-    if isinstance(task.trainer.strategy, ModelParallelStrategy):
-        _check_shards(task, task.trainer.strategy)
-
-
-def check_trained(task: Task) -> None:
-    """Refuses a module of which no weight is trained."""
-    if not any(p.requires_grad for p in task.parameters()):
-        raise TrainingError(
-            "No weight requires a gradient, so that multipliers would grow and nothing would be "
-            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
-        )
-
-
-def _check_shards(task: Task, strategy: ModelParallelStrategy) -> None:
+    strategy = task.trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return
     if strategy.distributed_sampler_kwargs["num_replicas"] != task.trainer.world_size:
         raise TrainingError(
             "Tensor parallelism: every rank must have samples of its own. Set "
@@ -159,74 +123,53 @@ def _check_shards(task: Task, strategy: ModelParallelStrategy) -> None:
     alone = [name for name, p in trained if not isinstance(p, DTensor)]
     if alone:
         raise TrainingError(
-            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
-            "nothing adds up their gradients over the ranks. Shard the module that holds them "
-            "too, with fully_shard in configure_model."
+            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}): nothing "
+            "adds up their gradients over the ranks. fully_shard what holds them, too."
         )
 
 
-def warn_of_checkpoints(
-    task: Task, left_out: Mapping[str, str], loaders_set_up_early: bool
-) -> None:
-    """Says what they will lack, now and not when a run is to be resumed from them.
+def check_trained(task: Task) -> None:
+    """Refuses a module of which no weight is trained."""
+    if not any(p.requires_grad for p in task.parameters()):
+        raise TrainingError(
+            "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
+            "of a part."
+        )
 
-    left_out: arguments of the module without a plain form, with their types.
-    loaders_set_up_early: whether ``configure_optimizers`` made Lightning set up the loaders.
-    """
+
+def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
+    """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
     if left_out:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
         warn(
             task,
-            f"Checkpoints will not hold the arguments {names}, which have no plain form: give them "
-            "to load_from_checkpoint again.",
+            f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
         )
-    trainer: Any = task.trainer
-    batches, loader = trainer.num_training_batches, trainer.train_dataloader
-    savers = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
-    if not any((saver._every_n_train_steps or batches) % batches for saver in savers):
-        return
-    if not hasattr(loader, "load_state_dict"):
-        why = (
-            f"{type(loader).__name__} does not know its position. Use PointwiseDataModule, "
-            "ResumableDataLoader or another loader with state_dict and load_state_dict, or save "
-            "at the end of epochs."
+    batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
+    savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    within = any((saver._every_n_train_steps or batches) % batches for saver in savers)
+    if within and not hasattr(loader, "load_state_dict"):
+        warn(
+            task,
+            "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
-    elif loaders_set_up_early:
-        why = (
-            "configure_optimizers read trainer.estimated_stepping_batches. Use "
-            "self.number_of_steps()."
-        )
-    else:
-        return
-    warn(
-        task,
-        "A ModelCheckpoint saves in the middle of an epoch, from where a run cannot be resumed: "
-        f"{why}",
-    )
 
 
 # The training set --------------------------------------------------------------------------------
 
 SHARED_ROWS = (
     'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…])) or "
-    "IndexedDataset(Subset(…)), and not its parts."
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
 )
 
 
 def training_set(task: Task) -> Any:
-    """The data set behind the training loader; None where there is none with positions.
-
-    Raises:
-        TrainingError: multipliers per sample, and no map-style data set, or one whose rows carry
-            another index than their position, or a sampler that repeats some samples to fill the
-            ranks.
-    """
+    """The data set behind the training loader; None where there is none with positions."""
     loader: Any = task.trainer.train_dataloader
     dataset: Any = getattr(loader, "dataset", None)
     rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if isinstance(dataset, IterableDataset):  # Which may have both, and no rows.
-        rows = False
+    rows = rows and not isinstance(dataset, IterableDataset)  # Which may have both, and no rows.
     if has_multipliers_per_sample(task):
         if not rows:
             raise TrainingError(
@@ -242,36 +185,33 @@ def has_multipliers_per_sample(task: Task) -> bool:
     return any(f.scope == "sample" for f in task.formulations.values())
 
 
+def sampler_of(loader: Any) -> Any:
+    """What gives a loader its positions."""
+    own = getattr(loader, "sampler", None)
+    return getattr(getattr(loader, "batch_sampler", None), "sampler", None) or own
+
+
 def check_sampler(loader: Any, ranks: int) -> None:
     """Refuses samplers that give some samples twice in an epoch, over several ranks."""
-    sampler = _sampler_of(loader)
-    if ranks == 1 or isinstance(sampler, PointwiseSampler):
+    sampler, times = sampler_of(loader), 1
+    if isinstance(sampler, PointwiseSampler):
         return
-    remedy = "Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
     if isinstance(sampler, DistributedSampler):
-        positions = len(sampler.dataset)  # type: ignore[arg-type]  # Of a sampler that Lightning wrapped: that sampler's.
-        if positions % ranks and not sampler.drop_last:
-            raise TrainingError(
-                f"{positions} samples over {ranks} ranks: a {type(sampler).__name__} would repeat "
-                f"some and step their multipliers twice. {remedy}"
-            )
+        # Of a sampler that Lightning wrapped, that one's.
+        positions = len(sampler.dataset)  # type: ignore[arg-type]
+        times = 1 if sampler.drop_last or positions % ranks == 0 else 2
     elif isinstance(sampler, (SequentialSampler, RandomSampler)):
+        times = ranks
+    if times > 1:
         raise TrainingError(
-            f"{ranks} ranks, and a {type(sampler).__name__} that gives every rank all samples: "
-            f"they would be stepped {ranks} times. {remedy}"
+            f"A {type(sampler).__name__} over {ranks} ranks gives some samples {times} times an "
+            "epoch. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
         )
-
-
-def _sampler_of(loader: Any) -> Any:
-    """What gives a loader its positions."""
-    return getattr(getattr(loader, "batch_sampler", None), "sampler", None) or getattr(
-        loader, "sampler", None
-    )
 
 
 def repeats_samples(loader: Any) -> bool:
     """Whether the sampler may give a position twice an epoch, as one with replacement does."""
-    sampler = _sampler_of(loader)
+    sampler = sampler_of(loader)
     if isinstance(sampler, RandomSampler):
         return sampler.replacement or sampler.num_samples > len(sampler.data_source)
     known = (PointwiseSampler, SequentialSampler, DistributedSampler)
@@ -280,11 +220,8 @@ def repeats_samples(loader: Any) -> bool:
 
 
 def check_index(dataset: Any) -> None:
-    """Refuses rows with another index than their position, of those that a fingerprint reads.
-
-    Rows without "index" are left to the collate function.
-    """
-    with preserve_random_state():
+    """Refuses probed rows with another index than their position; without one, collate adds it."""
+    with isolate_rng(include_cuda=False):
         for position in probes_of(len(dataset)):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
@@ -300,65 +237,44 @@ def check_index(dataset: Any) -> None:
 
 
 class FirstSteps:
-    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch.
-
-    Attributes:
-        unproven: terms of which no sample has been seen yet.
-        watched: whether :meth:`check` has anything to check.
-    """
+    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch."""
 
     def __init__(self) -> None:
-        self.unproven: set[str] = set()
-        self.watched = False
-        self._loader: Any = None
-        """The training loader that was checked."""
-        self._fingerprint: str | None = None
-        """Of the training set that the multipliers belong to."""
-        self._first = False
+        self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
+        self._loader: Any = None  # The training loader that was checked.
+        self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
+        # bool (N,): samples that this epoch has visited, in the first one of a loader.
         self._visited: np.ndarray[Any, Any] | None = None
-        """bool (N,): samples that this epoch has visited, in the first one of a loader."""
-        self._epochs = 0
-        """That the loader has begun."""
+        self._begun = False  # Whether the loader has begun an epoch.
 
     def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
-        """A fit starts.
-
-        dataset: the training set, None where there is none to index.
-        """
+        """A fit starts; ``dataset``: None where there is none to index."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
-        hidden = isinstance(task.trainer.strategy, DeepSpeedStrategy)
-        self._first = task.global_step == 0 and not hidden
         self._fingerprint = own_fingerprint
-        self._loader_is_new(task, dataset)
+        self._watch(task, dataset)
 
-    def _loader_is_new(self, task: Task, dataset: Any) -> None:
+    def _watch(self, task: Task, dataset: Any) -> None:
+        """The epoch that comes is a loader's first."""
         watched = dataset is not None and has_multipliers_per_sample(task)
-        self._loader, self._epochs = task.trainer.train_dataloader, 0
+        self._loader, self._begun = task.trainer.train_dataloader, False
         self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
-        self.watched = watched or self._first
 
     def epoch(self, task: Task) -> None:
         """At the start of an epoch, in which Lightning may have reloaded other training data."""
         if task.trainer.train_dataloader is not self._loader:
             dataset = training_set(task)
-            if dataset is not None and has_multipliers_per_sample(task):
-                self._require_same_data(task, dataset)
-            self._loader_is_new(task, dataset)
-        elif self._epochs or self._visited is None:
-            self._visited, self.watched = None, self._first
+            if has_multipliers_per_sample(task) and fingerprint(dataset) != self._fingerprint:
+                raise TrainingError(
+                    f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
+                    "another training set or order. Leave reload_dataloaders_every_n_epochs out."
+                )
+            self._watch(task, dataset)
+        elif self._begun or self._visited is None:
+            self._visited = None
         else:
             self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
-        self._epochs += 1
-
-    def _require_same_data(self, task: Task, dataset: Any) -> None:
-        if fingerprint(dataset) != self._fingerprint:
-            raise TrainingError(
-                f"Epoch {task.current_epoch}: the training DataLoader was reloaded over another "
-                "training set, or another order of it, and multipliers belong to samples. Keep "
-                "the data as they are, or leave reload_dataloaders_every_n_epochs out; new data "
-                "need a fit of their own."
-            )
+        self._begun = True
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
         """Refuses values without a gradient, in the first batch that carries a term."""
@@ -367,47 +283,33 @@ class FirstSteps:
         values = {OBJECTIVE: terms.objective, **terms.followed}
         for name in sorted(name for name in self.unproven if bool(terms.masks[name].any())):
             self.unproven.discard(name)
-            constraints_alone = (
-                name == OBJECTIVE and bool(task.formulations) and not terms.objective.any()
-            )
-            if values[name].requires_grad or constraints_alone:
+            is_objective = name == OBJECTIVE
+            none = is_objective and bool(task.formulations) and not terms.objective.any()
+            if values[name].requires_grad or none:  # Constraints alone are trained.
                 continue
-            term = "The objective" if name == OBJECTIVE else f'Constraint "{name}"'
-            method = "objective()" if name == OBJECTIVE else "constraint_values()"
+            term = "The objective" if is_objective else f'Constraint "{name}"'
+            method = "objective()" if is_objective else "constraint_values()"
             raise TrainingError(
-                f"{term}: its values carry no gradient, so it would not be trained. In {method} "
-                "and forward(), look for torch.no_grad(), .detach(), .item(), an argmax, a "
-                "rounding or a comparison in their way, or a part of the network that is frozen. "
-                "What is only to be measured belongs in evaluation_metrics()."
+                f"{term}: its values carry no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
             )
 
-    def check(self, task: Task, measured: Measured) -> None:
-        """Before a step; refuses a sample that comes twice where the sampler gives each once."""
-        if self._visited is not None:
-            self._require_distinct(task.current_epoch, measured.index)
-        if self._first and measured.gradient_norm == 0:
-            warn(
-                task,
-                "First step: the gradient is 0 for every trained weight. That is right where all "
-                "constraints are satisfied and the objective is at its minimum. Else check that "
-                "forward() uses the trained weights and that no activation is dead; 4-bit weights "
-                "on a CPU lose their gradient in an evaluation pass.",
-            )
-        self._first, self.watched = False, self._visited is not None
-
-    def _require_distinct(self, epoch: int, index: Tensor) -> None:
-        assert self._visited is not None
-        real = index[index >= 0].numpy()
-        if len(real) and real.max() >= len(self._visited):
+    def require_distinct(self, epoch: int, index: Tensor) -> None:
+        """Refuses a sample that comes twice where the sampler gives each once an epoch."""
+        visited = self._visited
+        if visited is None:
+            return
+        distinct, counts = np.unique(index[index >= 0].numpy(), return_counts=True)
+        if len(distinct) and distinct[-1] >= len(visited):
             return  # The store says which.
-        distinct, counts = np.unique(real, return_counts=True)
-        again = distinct[(counts > 1) | self._visited[distinct]]
-        self._visited[distinct] = True
+        again = distinct[(counts > 1) | visited[distinct]]
+        visited[distinct] = True
         if not len(again):
             return
         self._visited = None
         if not repeats_samples(self._loader):
             raise TrainingError(
-                f"Sample index {again[0]} came twice in epoch {epoch}, and the "
-                f"sampler hands out each position once. {SHARED_ROWS}"
+                f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
+                f"each position once. {SHARED_ROWS}"
             )

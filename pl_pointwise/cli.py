@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import (
     ArgsType,
@@ -30,9 +30,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from . import cli_errors
-from .checkpoint_options import differences, hyperparameters
+from .checkpoints import differences, hyperparameters
 from .cli_errors import ShortErrorParser, innermost, short_errors
-from .configs import OPTIONS, nearest, overview, with_config_parts
+from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
@@ -75,21 +75,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Keeps the lines of the list of configurations."""
 
 
-class SaveConfig(SaveConfigCallback):
-    """Also where the logger has no folder, as MLflow's with a database: in ``default_root_dir``."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.save_to_log_dir = trainer.log_dir is not None
-        super().setup(trainer, pl_module, stage)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not self.save_to_log_dir:
-            folder = Path(trainer.default_root_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / self.config_filename
-            self.parser.save(self.config, path, skip_none=False, overwrite=True)
-
-
 class PointwiseCLI(LightningCLI):
     """LightningCLI over the tasks, with packaged configurations by name (``--config reranker``).
 
@@ -97,7 +82,6 @@ class PointwiseCLI(LightningCLI):
         args: a command line; None takes the process's.
         run: False only builds trainer, model and data, as ``compare`` needs them.
         build: False only reads and checks the command line.
-        other_options: of the command around it, which are suggested beside its own.
     """
 
     def __init__(
@@ -105,11 +89,10 @@ class PointwiseCLI(LightningCLI):
         args: ArgsType = None,
         run: bool = True,
         build: bool = True,
-        other_options: Sequence[str] = (),
     ) -> None:
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
-        self._build, self._other_options = build, other_options
+        self._build = build
         if isinstance(args, list):
             args = with_config_parts(args)
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
@@ -120,7 +103,8 @@ class PointwiseCLI(LightningCLI):
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
             subclass_mode_model=True,
-            save_config_callback=SaveConfig,
+            # Not within another command, whose folder may be that of a run.
+            save_config_callback=SaveConfigCallback if run else None,
             parser_class=ShortErrorParser,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={
@@ -136,10 +120,17 @@ class PointwiseCLI(LightningCLI):
             run=run,
         )
 
+    @classmethod
+    def of_data(cls, configs: Sequence[str], options: Sequence[str]) -> PointwiseCLI:
+        """Builds what measures data: without a logger, and without callbacks, an export for one."""
+        words = [word for config in configs for word in ("--config", config)]
+        quiet = ["--trainer.logger", "false", "--trainer.callbacks", "null"]
+        return cls([*words, *options, *quiet], run=False)
+
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = super().init_parser(**kwargs)
         assert isinstance(parser, ShortErrorParser)
-        parser.words, parser.other_options = self._words, self._other_options
+        parser.words = self._words
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -266,8 +257,7 @@ def main(args: Sequence[str] | None = None) -> None:
             importlib.import_module(f"pl_pointwise.{COMMANDS[first]}").main(args[1:])
             return
         if first is not None and first not in known:
-            near = nearest(first, known)
-            cli_errors.end(program, f"there is no command {first!r}.{near} --help lists them.")
+            cli_errors.end(program, f"there is no command {first!r}: {', '.join(known)}.")
         PointwiseCLI(args)
 
 

@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from types import FrameType
@@ -25,7 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from .configs import missing_base
 from .errors import DataError, TrainingError
-from .extras import MissingPackageError, import_classes
+from .extras import MissingPackageError
 
 DEBUG = "PL_POINTWISE_DEBUG"
 
@@ -52,8 +52,6 @@ class ShortErrorParser(LightningArgumentParser):
 
     words: Sequence[str] | None = None
     """The command line, with the names of configurations; None of the parser of a class within."""
-    other_options: Sequence[str] = ()
-    """Options that the command takes beside this parser's, to suggest."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A name cut short was taken for the option, silently; now it is answered by the whole one.
@@ -81,7 +79,7 @@ class ShortErrorParser(LightningArgumentParser):
         elif isinstance(last, SyntaxError) or place_in_own_code(last):
             reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
         else:
-            reason = f"{shortened(reason).rstrip('.')}.{self._hint(key and key[1], reason)}"
+            reason = f"{shortened(reason).rstrip('.')}.{'' if key else self._hint(reason)}"
         if self.words is not None:
             reason += missing_base(self.words)
         refusal = Refusal(option, reason)
@@ -89,14 +87,9 @@ class ShortErrorParser(LightningArgumentParser):
             raise refusal from ex
         end(self.prog.replace(" [options]", ""), str(refusal))
 
-    def _hint(self, option: str | None, reason: str) -> str:
-        """Returns " Did you mean …?" with an option, or a class where the option takes one."""
-        names, known = NAME.findall(reason), [*options_of(self), *self.other_options]
-        if option:
-            import_classes()
-            action = next((each for each in self._actions if each.dest == option), None)
-            known = class_names(getattr(action, "_typehint", None))
-            names.append(reason.split()[-1])
+    def _hint(self, reason: str) -> str:
+        """Returns " Did you mean …?" with an option."""
+        names, known = NAME.findall(reason), [*options_of(self)]
         lasts = {each.rpartition(".")[2]: each for each in reversed(known)}
         for name in names:
             by_last = get_close_matches(name.rpartition(".")[2], lasts, 1, 0.7)
@@ -127,15 +120,6 @@ def _with_fields(name: str, hint: Any) -> Iterator[str]:
         if isinstance(kind, type) and is_dataclass(kind):
             for field, inner in get_type_hints(kind).items():
                 yield from _with_fields(f"{name}.{field}", inner)
-
-
-def class_names(hint: Any) -> list[str]:
-    """Returns the short names of the classes that an annotation allows."""
-    found = [name for each in get_args(hint) for name in class_names(each)]
-    if isinstance(hint, type) and hint.__module__ != "builtins":
-        below: list[type] = hint.__subclasses__()
-        found += [hint.__name__, *(name for kind in below for name in class_names(kind))]
-    return found
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -219,3 +203,11 @@ class CommandParser(argparse.ArgumentParser):
         if debugging():
             super().error(message)
         end(self.prog, message.removeprefix("argument "))
+
+
+def fraction(text: str) -> float:
+    """The type of an option that lies between 0 and 1."""
+    with suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")

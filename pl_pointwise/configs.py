@@ -15,7 +15,6 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -78,22 +77,20 @@ def overview() -> str:
 
 
 def config_parts(name: str) -> list[str]:
-    """Returns the parts behind a name; a file, or YAML in place of one, stands for itself.
-
-    A file of the working directory comes before a packaged name.
-    """
+    """Returns the parts behind a name; a file, which comes first, or YAML stands for itself."""
     if is_text(name):
         return [name]
     if not os.path.isfile(name):
-        return packaged_configs().get(name) or _not_found(name, packaged_configs())
+        return packaged_configs().get(name) or _not_found(name)
     read_mapping(name)
     return [name]
 
 
 def comparison_path(name: str) -> str:
     """Returns the path of a set of methods, by its packaged name or as it is."""
-    known = packaged_comparisons()
-    return name if os.path.isfile(name) else str(known.get(name) or _not_found(name, known))
+    if os.path.isfile(name):
+        return name
+    return str(packaged_comparisons().get(name) or _not_found(name))
 
 
 def is_text(part: str) -> bool:
@@ -150,25 +147,8 @@ def missing_base(args: Sequence[str]) -> str:
     return ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean …?" with the known word that is most like ``word``, or "".
-
-    >>> nearest("compar", ["fit", "compare"]), nearest("xyz", ["fit"])
-    (" Did you mean 'compare'?", '')
-    """
-    close = get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-def meant_file(path: str) -> str:
-    """Returns " Did you mean …?" with a file of the same folder, or ""."""
-    folder = Path(path).parent
-    return nearest(path, map(str, folder.iterdir()) if folder.is_dir() else ())
-
-
-def _not_found(name: str, packaged: Iterable[str]) -> Any:
-    near = meant_file(name) or nearest(name, packaged)
+def _not_found(name: str) -> Any:
     raise FileNotFoundError(
-        f"No configuration {name!r}: neither a file nor a packaged one.{near} pl-pointwise --help "
-        "lists them."
+        f"No configuration {name!r}: neither a file nor a packaged one. pl-pointwise --help lists "
+        "them."
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -20,7 +20,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
 from .random_state import generator_states
-from .rows import plain_fields
 from .sampler import Drawing
 from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
@@ -47,14 +46,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     hands out as padding, gives row i with index −1.
 
     Args:
-        rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole, so that its samples
-            are counted from 0.
-        fields: names of the entries of rows that are tuples, ``("x", "y")`` for a TensorDataset of
-            two tensors, or of the one entry of rows that are tensors. Mappings and named tuples
-            have names.
-
-    Raises:
-        DataError: a row without names, or of another number of entries than ``fields``.
+        rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
+        fields: names of the entries of rows that are tuples or tensors, such as ``("x", "y")``.
     """
 
     def __init__(self, rows: Rows, fields: Sequence[str] | None = None) -> None:
@@ -72,30 +65,24 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         return {**self._named(self.rows[-1 - position]), "index": PADDING}
 
     def _named(self, row: Any) -> Mapping[str, Any]:
+        if hasattr(row, "_asdict"):
+            row = row._asdict()
         if isinstance(row, Mapping):
             return row
-        if hasattr(row, "_asdict"):
-            named: Mapping[str, Any] = row._asdict()
-            return named
         entries = row if isinstance(row, (tuple, list)) else (row,)
-        fields = self.fields
-        if fields is None or len(fields) != len(entries):
+        if self.fields is None or len(self.fields) != len(entries):
             names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
             raise DataError(
                 f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
-                f"without names{'' if fields is None else f', and fields has {len(fields)}'}. A "
-                f"batch is a mapping: name the entries, IndexedDataset(rows, fields=[{names}])."
+                f"without names: IndexedDataset(rows, fields=[{names}])."
             )
-        return dict(zip(fields, entries, strict=True))
+        return dict(zip(self.fields, entries, strict=True))
 
 
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
-    Its state is the sampler's seed and epoch, from which the order follows, the number of batches
-    handed out, and how many samples a batch has over all ranks. Lightning saves and restores it.
-    Rows and collate functions that draw random numbers draw the same after a resume: without
-    workers because the module restores the random state, in workers by sample and epoch.
+    Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
     """
 
     sampler: PointwiseSampler
@@ -120,15 +107,10 @@ class ResumableDataLoader(DataLoader[Any]):
             generator=torch.Generator().manual_seed(sampler.seed),
         )
         sampler.draws_by_sample = num_workers > 0
-        self.position = 0
-        """Batches handed out in the current epoch."""
+        self.position = 0  # Batches handed out in the current epoch.
+        # The generators' states while a batch is fetched: a resume may have to fetch it again.
         self.before_fetch: tuple[Any, Any, Tensor] | None = None
-        """The states of Python's, numpy's and torch's generators while a batch is being fetched.
-
-        An error in a row leaves it half fetched, and a resume fetches it again.
-        """
-        self.limit: float = len(self)
-        """Batches of an epoch; fewer than there are where the trainer limits them."""
+        self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
     @property
@@ -145,8 +127,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 raise DataError(
                     f"This checkpoint stopped after {self.position} batches of an epoch, of "
                     f"{resumed['global_batch_size']} samples over all ranks; now a batch has "
-                    f"{self._global_batch_size}. Set the batch size so that batches are the same, "
-                    "or resume from the end of an epoch."
+                    f"{self._global_batch_size}. Set the same."
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
@@ -190,19 +171,16 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and, where it has one, "predict", and :meth:`collate` where batches are
-    more than stacked rows. Where rows are tuples, it names their entries:
-    ``IndexedDataset(rows, fields=["x", "y"])``. ``test`` is run on the held-out data and on the
-    training data in one full pass each. Where "val" and "test" are one object, there is no
+    "train", "val", "test" and "predict", and :meth:`collate` where batches are more than stacked
+    rows. ``test`` is run on "test" and "train"; where "val" and "test" are one object, there is no
     certification split of its own.
 
     What a data set may say of its N samples, by attributes; none is required:
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
-    - ``categories``, texts: the kind of each by its name, "" if unknown. A requirement can be about
-      one of them.
-    - ``units``, texts: what samples share that makes them depend on each other, as their prompt.
-      Samples of one unit count once in a certificate, and no unit may stand in two splits.
+    - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
+    - ``units``, texts: what samples share, as their prompt. Samples of one unit count once in a
+      certificate, and no unit may stand in two splits.
 
     Args:
         batch_size: samples per rank in one optimisation step; less than 1 is a ValueError.
@@ -245,18 +223,8 @@ class PointwiseDataModule(LightningDataModule):
         """Whether "test" is a split of its own; of the data sets that are set up."""
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
-    def shared_units(self) -> dict[tuple[str, str], int]:
-        """How many units two splits have in common, of those that are set up."""
-        return shared_units({name: self.datasets[name] for name in SPLITS if name in self.datasets})
-
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
-        """An option that module and data must agree on, such as the model whose tokenizer it is.
-
-        It is the module's: the data module takes the attribute ``name`` of the module it is used
-        with, where it was given none itself.
-
-        own: what this data module was given; None takes the module's.
-        default: where neither has it.
+        """An option that module and data must agree on; None of its ``own`` takes the module's.
 
         Raises:
             DataError: both have one, and they differ.
@@ -265,8 +233,8 @@ class PointwiseDataModule(LightningDataModule):
         theirs = getattr(module, name, None)
         if own is not None and theirs is not None and own != theirs:
             raise DataError(
-                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} has "
-                f"{own!r}, and they must be the same. Give it to the module alone."
+                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
+                "Give it to the module alone."
             )
         return next((value for value in (own, theirs) if value is not None), default)
 
@@ -285,15 +253,15 @@ class PointwiseDataModule(LightningDataModule):
         return self._loader("predict")
 
     def _loader(self, name: str, training: bool = False) -> Any:
-        if name not in self.datasets or not len(self.datasets[name]):
-            what = "is empty" if name in self.datasets else f"is not among {list(self.datasets)}"
+        filled = [each for each, rows in self.datasets.items() if len(rows)]
+        if name not in filled:
             raise DataError(
-                f"{type(self).__name__}: the data set {name!r} {what}. Fill "
+                f"{type(self).__name__}: the data set {name!r} is not among {filled}. Fill "
                 f"self.datasets[{name!r}] in setup()."
             )
-        dataset = IndexedDataset(self.datasets[name])
+        dataset, trainer = IndexedDataset(self.datasets[name]), self.trainer
         size = self.batch_size if training else self.eval_batch_size
-        if name == "predict" or getattr(self.trainer, "overfit_batches", False):
+        if name == "predict" or getattr(trainer, "overfit_batches", False):
             # Lightning puts samplers of its own into these, which only a plain loader lets it do.
             return DataLoader(
                 dataset,
@@ -303,8 +271,8 @@ class PointwiseDataModule(LightningDataModule):
             )
         sampler = PointwiseSampler(
             dataset,
-            num_replicas=self.trainer.world_size if self.trainer else 1,
-            rank=self.trainer.global_rank if self.trainer else 0,
+            num_replicas=trainer.world_size if trainer else 1,
+            rank=trainer.global_rank if trainer else 0,
             shuffle=training,
             seed=self.seed + int(os.environ.get("PL_GLOBAL_SEED", 0)),
             strata=getattr(self.datasets[name], "strata", None),
@@ -313,13 +281,10 @@ class PointwiseDataModule(LightningDataModule):
 
 
 def fingerprint(rows: Rows) -> str:
-    """A digest that tells data sets, and orders of one data set, apart.
+    """A digest that tells data sets, and orders of one data set, apart; draws nothing.
 
-    The data set's own attribute ``fingerprint``, a text, where it has one. Else its length and the
-    content of its rows: of all up to 1,024 rows, of 64 evenly spread ones above. Where reading a
-    row again gives another content (random augmentation) only the length is left.
-
-    Draws nothing from the random state.
+    The data set's own text ``fingerprint``, else of its length and the content of its rows: of all
+    up to 1,024, of 64 spread ones above. Of rows that differ when they are read again, the length.
     """
     while isinstance(rows, IndexedDataset):
         rows = rows.rows
@@ -328,34 +293,13 @@ def fingerprint(rows: Rows) -> str:
 
 
 def categories_of(rows: Rows) -> list[str] | None:
-    """The category of each sample, "" where it has none, (N,); None if the data set knows none.
-
-    Its attribute ``categories``; of an IndexedDataset, a Subset or a ConcatDataset that of what it
-    is made of.
-
-    Raises:
-        DataError: another number of them than of samples.
-    """
+    """The attribute ``categories`` of each sample, (N,), also through what wraps a data set."""
     return _texts_of(rows, "categories")
 
 
 def units_of(rows: Rows) -> list[str] | None:
-    """The unit of each sample, (N,), likewise of the attribute ``units``."""
+    """The attribute ``units``, likewise."""
     return _texts_of(rows, "units")
-
-
-def shared_units(datasets: Mapping[str, Rows]) -> dict[tuple[str, str], int]:
-    """How many units each two data sets have in common, by their names; 0 where they are apart.
-
-    Two names of one object are no two data sets; one whose units are unknown is left out.
-    """
-    units = {name: units_of(rows) for name, rows in datasets.items()}
-    known = [(name, set(found)) for name, found in units.items() if found is not None]
-    return {
-        (first, second): len(these & those)
-        for (first, these), (second, those) in combinations(known, 2)
-        if datasets[first] is not datasets[second]
-    }
 
 
 def _texts_of(rows: Any, name: str) -> list[str] | None:
@@ -363,8 +307,8 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
     if own is not None:
         if len(own) != len(rows):
             raise DataError(
-                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples. "
-                "Give one text for each sample, in their order, or None."
+                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
+                "give a text or None for each."
             )
         return ["" if text is None else str(text) for text in own]
     if isinstance(rows, IndexedDataset):
@@ -377,3 +321,30 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
         known = [part for part in parts if part is not None]
         return [text for part in known for text in part] if len(known) == len(parts) else None
     return None
+
+
+def plain_fields(row: Any) -> dict[str, str]:
+    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
+    if hasattr(row, "_asdict"):
+        row = row._asdict()
+    if not isinstance(row, Mapping):
+        row = dict(enumerate(row)) if isinstance(row, (list, tuple)) else {0: row}
+    texts = {str(name): text_of(value) for name, value in row.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def text_of(value: Any) -> str | None:
+    """A text, a number, a short vector, or what an array is; None of anything else."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.item() if not value.ndim else value
+    if isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) <= 16:
+            written = "{:.4g}" if value.dtype.kind == "f" else "{}"
+            return ", ".join(map(written.format, value.tolist()))
+        return f"{value.dtype} array, {' × '.join(map(str, value.shape))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, int)) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 
 class DataError(ValueError):
@@ -28,9 +27,7 @@ def one_of(
     """Raises ``error`` for a value that is not among those allowed, before anything is loaded."""
     if value not in allowed:
         names = ", ".join("null" if each is None else each for each in allowed)
-        near = get_close_matches(str(value), [each for each in allowed if each is not None], 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise error(f"{option}={value!r}: choose one of {names}.{hint}")
+        raise error(f"{option}={value!r}: choose one of {names}.")
 
 
 @contextmanager

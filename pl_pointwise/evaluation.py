@@ -18,18 +18,8 @@ from torchmetrics.utilities import dim_zero_cat
 from .certificates import worst_per_sample
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import (
-    OBJECTIVE,
-    evaluate_terms,
-    index_of,
-    judged_values,
-    micro_batch_of,
-    pieces_of,
-    violations_and_mask,
-    widest_dtype,
-)
-from .step_log import log_of_all_ranks
-from .task import Task
+from .step import OBJECTIVE, WIDEST, micro_batches_of, terms_of
+from .task import Task, judges_strictly, log_of_all_ranks
 
 
 @dataclass(frozen=True)
@@ -40,12 +30,9 @@ class SampleViolations:
     side's K columns, then the lower side's.
     """
 
-    index: Tensor
-    """(n,) int64, each sample's position in its data set."""
-    violation: Tensor
-    """(n, sides·K), positive violates; NaN where the sample does not carry the element."""
-    mask: Tensor
-    """bool, (n, sides·K): which elements the sample carries."""
+    index: Tensor  # (n,) int64, each sample's position in its data set
+    violation: Tensor  # (n, sides·K), positive violates; NaN where the sample does not carry it
+    mask: Tensor  # bool, (n, sides·K): which elements the sample carries
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""
@@ -56,10 +43,7 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Those of the values; of several a sample also ``violated_samples``, before ``violated``.
-
-        That is the share of samples with any violation > 0, the one that requirements are about.
-        """
+        """Of the values; of several a sample also ``violated_samples``, which requirements mean."""
         found = violation_statistics(self.pooled())
         if self.violation.shape[1] > 1:
             tail = {name: found.pop(name) for name in [*found][2:]}
@@ -69,73 +53,16 @@ class SampleViolations:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """A metric's value of each sample, of all ranks, on the CPU, in data-set order."""
+    """A metric's value of each sample, likewise."""
 
-    index: Tensor
-    """(n,) int64, each sample's position in its data set."""
-    value: Tensor
-    """(n,)."""
-
-
-class MeanBySample(Metric):
-    """The mean over samples of one value each, kept with the index of its sample; NaN of none.
-
-    A metric that a requirement can be about, where its values are within [0, 1]:
-    ``module.evaluated_metrics`` has them after an evaluation. A sample that several batches or
-    ranks brought counts once.
-
-    Args:
-        higher_is_better: None for neither.
-    """
-
-    full_state_update = False
-    higher_is_better: bool | None = None
-    index: list[Tensor]
-    value: list[Tensor]
-
-    def __init__(self, higher_is_better: bool | None = None) -> None:
-        super().__init__()
-        if higher_is_better is not None:
-            # The attribute of the class is one that torchmetrics does not let an object set.
-            vars(self)["higher_is_better"] = higher_is_better
-        self.add_state("index", default=[], dist_reduce_fx="cat")
-        self.add_state("value", default=[], dist_reduce_fx="cat")
-
-    def update(self, index: Tensor, value: Tensor) -> None:
-        """Adds a batch: (b,) positions in the data set and (b,) values.
-
-        Rows that only fill up a rank, of index −1, count nowhere.
-        """
-        value = value.detach().to(widest_dtype(value.device))
-        index = index.to(value.device)
-        self.index.append(index[index >= 0])
-        self.value.append(value[index >= 0])
-
-    def compute(self) -> Tensor:
-        """The mean, the same on every rank."""
-        return self._samples().value.mean().float().to(self.device)
-
-    def samples(self) -> SampleValues:
-        """The values themselves. A collective: every rank calls it."""
-        with self.sync_context():
-            return self._samples()
-
-    def _samples(self) -> SampleValues:
-        if isinstance(self.index, list) and not self.index:  # Never updated.
-            return SampleValues(torch.zeros(0, dtype=torch.long), torch.zeros(0))
-        index, value = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.value).cpu()
-        kept = _first_of_each(index)
-        return SampleValues(index[kept], value[kept])
+    index: Tensor  # (n,)
+    value: Tensor  # (n,)
 
 
 class ViolationsBySample(Metric):
-    """Collects violations with the index of their samples, over all ranks.
+    """Collects violations with the index of their samples, over all ranks; each sample counts once.
 
-    A sample that several batches or ranks brought counts once, as plain distributed samplers repeat
-    some to fill their ranks. Kept element by element, so that batches may differ in K.
-
-    Args:
-        sides: of the constraint.
+    Kept element by element, so that batches may differ in K.
     """
 
     full_state_update = False
@@ -159,7 +86,7 @@ class ViolationsBySample(Metric):
         self.index.append(index.to(value.device)[rows])
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
-        self.value.append(value.to(widest_dtype(value.device)))
+        self.value.append(value.to(WIDEST.get(value.device.type, torch.float64)))
         self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:
@@ -172,12 +99,18 @@ class ViolationsBySample(Metric):
             return self._samples()
 
     def _samples(self) -> SampleViolations:
+        if not len(self.index):  # Never updated.
+            empty = torch.zeros(0, self.sides)
+            return SampleViolations(empty[:, 0].long(), empty, empty.bool())
         index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
         dtype = torch.float64 if self.wide else torch.float32
         value = dim_zero_cat(self.value).cpu().to(dtype)
         width = int(column.max()) // self.sides + 1 if len(column) else 1
         key = index * width * self.sides + column
-        kept = _first_of_each(key)
+        order = key.argsort(stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[1:] = key[order][1:] != key[order][:-1]
+        kept = order[first]  # Of each sample and element once.
         samples, row = index[kept].unique(return_inverse=True)
         place = column[kept] % self.sides * width + column[kept] // self.sides
         violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
@@ -186,32 +119,45 @@ class ViolationsBySample(Metric):
         return SampleViolations(samples, violation, mask)
 
 
-def _first_of_each(keys: Tensor) -> Tensor:
-    """Positions of the first occurrence of each key, in the order of the keys."""
-    order = keys.argsort(stable=True)
-    first = torch.ones_like(order, dtype=torch.bool)
-    first[1:] = keys[order][1:] != keys[order][:-1]
-    return order[first]
+class MeanBySample(ViolationsBySample):
+    """The mean over samples of one value each, kept with the index of its sample; NaN of none.
+
+    A metric that a requirement can be about, where its values are within [0, 1]. A sample that
+    several batches or ranks brought counts once. ``higher_is_better``: None for neither.
+    """
+
+    higher_is_better: bool | None = None
+
+    def __init__(self, higher_is_better: bool | None = None) -> None:
+        super().__init__()
+        if higher_is_better is not None:
+            # The attribute of the class is one that torchmetrics does not let an object set.
+            vars(self)["higher_is_better"] = higher_is_better
+
+    def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
+        """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
+        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
+        super().update(index, value[:, None], (index >= 0).to(value.device)[:, None])
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        """The mean, the same on every rank."""
+        return self._samples().pooled().mean().float().to(self.device)
+
+    def samples(self) -> SampleValues:  # type: ignore[override]
+        """The values themselves. A collective: every rank calls it."""
+        found = super().samples()
+        return SampleValues(found.index, found.pooled())
 
 
 class Evaluation:
-    """What is collected of one evaluated data set.
-
-    Made on every rank before the first batch, whether or not the rank gets one: results are
-    computed over all ranks together.
-
-    Args:
-        stage: the data set's name in the log keys.
-        task: its evaluation constraints and metrics are collected.
-    """
+    """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
 
     def __init__(self, stage: str, task: Task) -> None:
-        self.stage, self.constraints = stage, task.evaluation_constraints
-        device = task.device
+        self.stage, device = stage, task.device
         self.objective = ViolationsBySample().to(device)
         self.violations = {
             name: ViolationsBySample(constraint.sides).to(device)
-            for name, constraint in self.constraints.items()
+            for name, constraint in task.evaluation_constraints.items()
         }
         self.task = {name: m.to(device) for name, m in task.evaluation_metrics().items()}
         nothing = torch.zeros(0, 1, device=device)
@@ -221,109 +167,71 @@ class Evaluation:
 
     def add(self, task: Task, batch: Any) -> None:
         """Adds a batch: no multiplier is read, none moves."""
-        for piece in pieces_of(batch):
-            micro = micro_batch_of(task, piece, index_of(piece))
-            outputs = task(piece)
-            objective, values = evaluate_terms(task, outputs, micro)
-            mask = micro.masks[OBJECTIVE]
-            self.objective.update(micro.index, objective[:, None], mask[:, None])
-            values = judged_values(task, outputs, piece, values)
-            for name, constraint in self.constraints.items():
-                found = violations_and_mask(constraint, values[name], micro.masks[name], name)
-                self.violations[name].update(micro.index, *found)
+        for micro in micro_batches_of(task, batch):
+            outputs = task(micro.batch)
+            terms = terms_of(task, micro, outputs, judges_strictly(task), evaluating=True)
+            mask = terms.masks[OBJECTIVE]
+            self.objective.update(micro.index, terms.objective[:, None], mask[:, None])
+            for name, violation in terms.judged.items():
+                self.violations[name].update(micro.index, violation, terms.masks[name])
             real = (micro.index >= 0).to(task.device)
-            task.update_evaluation_metrics(self.task, outputs, piece, real, self.stage)
+            task.update_evaluation_metrics(self.task, outputs, micro.batch, real, self.stage)
 
     def results(
         self,
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
         """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
 
-        A collective where there are ranks.
-
-        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``. What no sample of
-        the data set carries is left out, and so is a metric that was never updated.
+        Without what no sample carries and metrics never updated. A collective over the ranks.
         """
-        stage, shown = self.stage, dict[str, Tensor]()
+        shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
         values: dict[str, SampleValues] = {}
         objective = self.objective.samples().pooled()
         if len(objective):
-            shown[f"{stage}/objective"] = objective.double().mean().float()
+            shown["objective"] = objective.double().mean().float()
         for name, metric in self.violations.items():
             found = metric.samples()
-            if not len(found.index):
-                continue
-            violations[name] = found
-            shown |= {f"{stage}/{name}/{key}": value for key, value in found.statistics().items()}
+            if len(found.index):
+                violations[name] = found
+                shown |= {f"{name}/{key}": value for key, value in found.statistics().items()}
         for name, metric_of_task in updated_anywhere(self.task).items():
-            shown[f"{stage}/{name}"] = metric_of_task.compute()
+            shown[name] = metric_of_task.compute()
             if isinstance(metric_of_task, MeanBySample):
                 values[name] = metric_of_task.samples()
-        return shown, violations, values
+        return {f"{self.stage}/{key}": value for key, value in shown.items()}, violations, values
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Those that some rank updated, ready to be computed, which is a collective, on every rank.
 
-    A rank that updated none of its own has states of the other ranks' types to gather: of a list,
-    an empty tensor.
+    A rank that updated none of its own gets empty states of the other ranks' types.
     """
-    own = {name: _list_states(m) if m.update_called else None for name, m in metrics.items()}
+    own: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        states = {state: getattr(metric, state) for state in metric._defaults}
+        lists = {state: of for state, of in states.items() if isinstance(of, list) and of}
+        known = {s: (of[0].dtype, (0, *of[0].shape[1:])) for s, of in lists.items()}
+        own[name] = known if metric.update_called else None
     everywhere = [own]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         everywhere = [own] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everywhere, own)
     updated = {}
     for name, metric in metrics.items():
-        found = [known for states in everywhere if (known := states[name]) is not None]
-        if not found:
-            continue
-        for state, (dtype, shape) in _merged(found).items():
+        found = [states[name] for states in everywhere if states[name] is not None]
+        for state, (dtype, shape) in [each for states in found for each in states.items()]:
             if not getattr(metric, state):
                 getattr(metric, state).append(torch.empty(shape, dtype=dtype, device=metric.device))
-        if not metric.update_called:
+        if found and not metric.update_called:
             metric._update_count = 1  # Else it warns of what is as it should be.
-        updated[name] = metric
+        if found:
+            updated[name] = metric
     return updated
 
 
-ListStates = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-"""By name of a metric's state that is a list of tensors: their type, their shape without rows."""
-
-
-def _list_states(metric: Metric) -> ListStates:
-    states = {name: getattr(metric, name) for name in metric._defaults}
-    return {
-        name: (entries[0].dtype, (0, *entries[0].shape[1:]))
-        for name, entries in states.items()
-        if isinstance(entries, list) and entries and isinstance(entries[0], Tensor)
-    }
-
-
-def _merged(found: list[ListStates]) -> ListStates:
-    """Of several ranks, the first that has a state tells."""
-    return {name: of for states in reversed(found) for name, of in states.items()}
-
-
-def stages_of(stage: str, loaders: Any) -> list[str]:
-    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
-    if isinstance(loaders, Mapping):
-        return list(loaders)
-    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
-        return [f"{stage}{number}" for number in range(len(loaders))]
-    return [stage]
-
-
 class Evaluator:
-    """``validate`` and ``test`` of a task, sample by sample.
-
-    Attributes:
-        violations: after either, by stage and constraint, all values of that pass, 1-D on the CPU.
-        evaluated: the same, sample by sample.
-        evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
-            (:class:`MeanBySample`), sample by sample.
-    """
+    """``validate`` and ``test`` of a task, sample by sample."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -340,7 +248,11 @@ class Evaluator:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         trainer = self.task.trainer
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        stages = stages_of("test" if trainer.testing else "val", loaders)
+        stages = ["test" if trainer.testing else "val"]
+        if isinstance(loaders, Mapping):
+            stages = list(loaders)
+        elif isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+            stages = [f"{stages[0]}{number}" for number in range(len(loaders))]
         self._evaluations = {stage: Evaluation(stage, self.task) for stage in stages}
 
     def add(self, batch: Any, dataloader_idx: int) -> None:

@@ -16,12 +16,13 @@ from pkgutil import resolve_name
 
 import yaml
 
-from .checkpoint_options import hyperparameters
+from .checkpoints import hyperparameters
 from .cli import config_of, exports, require_class, short_path
 from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError
 from .module import PointwiseModule
+from .task import notes_of
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -46,7 +47,7 @@ def main(args: Sequence[str]) -> None:
         run = Path(known.ckpt_path).parent if config is None else config.parent
         folder = known.output or run / "export"
         _refuse_other_files(folder)
-        module.notes.facts = {
+        notes_of(module).facts = {
             name: getattr(known, name) for name in ("license", "language", "datasets")
         }
         module.export(folder)
@@ -60,11 +61,10 @@ def module_of(checkpoint: str, configs: Sequence[str] = ()) -> PointwiseModule:
     kind = class_of(checkpoint, configs)
     if not exports(kind):
         raise TypeError(
-            f"{kind.__name__} has no export(): define export(self, path) in it, which writes what "
-            "others are to load into the folder path and returns it (docs/own_task.md)."
+            f"{kind.__name__} has no export(): define export(self, path) in it (docs/own_task.md)."
         )
     module = kind.load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True)
-    module.notes.checkpoint = Path(checkpoint).name
+    notes_of(module).checkpoint = Path(checkpoint).name
     return module
 
 
@@ -75,8 +75,8 @@ def _refuse_other_files(folder: Path) -> None:
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise TrainingError(
-            f"{folder} has files that are not of an earlier export, and some may be replaced. Name "
-            "another folder with --output, or move them."
+            f"{folder} has files that are not of an earlier export. Name another --output, or move "
+            "them."
         )
 
 

@@ -49,25 +49,23 @@ def initialise_multipliers(
                 f'Constraint "{name}": {formulation} has no α before a fit, and λ alone starts at '
                 "0. Give initialise_multipliers a start, such as lambda v: v.relu()."
             )
-    index, terms = _pass(module, loader)
-    samples = int(index.max()) + 1 if len(index) else 0
-    dataset: Any = getattr(loader, "dataset", None)
-    samples = len(dataset) if hasattr(dataset, "__len__") else samples
+    index, parts = _pass(module, loader)
     real = index >= 0
     if len(index[real].unique()) < int(real.sum()):
         raise DataError(
             "A sample came twice in the pass over the data: give initialise_multipliers a loader "
             "that takes every sample of the training set once."
         )
+    dataset: Any = getattr(loader, "dataset", None)
+    samples = len(dataset) if hasattr(dataset, "__len__") else int(index.max()) + 1
     for name, formulation in learned.items():
-        violation, mask = (torch.cat(parts) for parts in terms[name])
+        violation, mask = (torch.cat(tables) for tables in zip(*parts[name], strict=True))
         if formulation.scope == "batch":
             sides, cpu = module.constraints[name].sides, torch.device("cpu")
             threshold = module.thresholds.get(name, torch.zeros(sides)).reshape(sides)
-            count = int(carries(mask).sum())
-            part = [(violation, mask)]
-            of_batch = cast("BatchFormulation", formulation)
-            statistic = batch_statistic(of_batch, part, sides, max(1, count), threshold, cpu)
+            count = max(1, int(carries(mask).sum()))
+            of_batch, part = cast("BatchFormulation", formulation), [(violation, mask)]
+            statistic = batch_statistic(of_batch, part, sides, count, threshold, cpu)
             value = _started(formulation, statistic.value.detach(), start)
             module.multipliers.set(name, value if sides > 1 else value[0])
             continue
@@ -79,20 +77,19 @@ def initialise_multipliers(
 
 def _pass(
     module: PointwiseModule, loader: Iterable[Any]
-) -> tuple[Tensor, dict[str, tuple[list[Tensor], list[Tensor]]]]:
+) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
     """Index (n,), and by constraint violations and masks (b, sides·K) of each batch, on the CPU."""
     index: list[Tensor] = [torch.empty(0, dtype=torch.long)]
-    found: dict[str, tuple[list[Tensor], list[Tensor]]] = {n: ([], []) for n in module.constraints}
-    columns, strict = dict[str, int](), judges_strictly(module)
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in module.constraints}
+    strict, size = judges_strictly(module), module.training_settings.micro_batch_size
     with evaluation_mode(module), torch.no_grad():
         for batch in loader:
             moved = module.transfer_batch_to_device(batch, module.device, 0)
-            for micro in micro_batches_of(module, moved):
-                terms = terms_of(module, micro, columns, strict)
+            for micro in micro_batches_of(module, moved, size):
+                terms = terms_of(module, micro, module(micro.batch), strict)
                 index.append(micro.index)
-                for name, (violations, masks) in found.items():
-                    violations.append(terms.judged[name].cpu())
-                    masks.append(terms.masks[name].cpu())
+                for name, parts in found.items():
+                    parts.append((terms.judged[name].cpu(), terms.masks[name].cpu()))
     return torch.cat(index), found
 
 

@@ -15,43 +15,22 @@ import torch
 from torch import Tensor
 
 
-def pool(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The elements that count, as one flat row in float32 or wider.
+def pool(values: Tensor) -> Tensor:
+    """Values of any shape as one flat row in float32 or wider: float64 stays float64.
 
-    values: any shape, (B,) or (B, K) for the violations of one constraint.
-    mask: bool, the shape of ``values`` or its leading dimensions; True counts. None: all of them.
-    Returns: (n,), n the number of True elements; float64 stays float64.
-
-    Raises:
-        ValueError: a mask that is not bool, or whose shape does not fit.
-
-    >>> pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([False, True]))
-    tensor([3., 4.])
+    >>> pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([1., 2., 3., 4.])
     """
-    values = values.to(torch.promote_types(values.dtype, torch.float32))
-    if mask is None:
-        return values.reshape(-1)
-    if mask.dtype != torch.bool or mask.shape != values.shape[: mask.dim()]:
-        raise ValueError(
-            f"The mask must be bool with the shape of the values {tuple(values.shape)} or their "
-            f"leading dimensions, got {mask.dtype} {tuple(mask.shape)}."
-        )
-    return values[mask].reshape(-1)
+    return values.to(torch.promote_types(values.dtype, torch.float32)).reshape(-1)
 
 
 def cvar(values: Tensor, level: float = 0.95) -> Tensor:
     """CVaR_p(v) = mean of the v_i at or above the p-quantile of v, p = ``level``.
 
-    The quantile interpolates linearly between order statistics (numpy's ``linear``): it lies at
-    position h = p(n − 1) of the sorted values, counted from 0. The values at or above it are those
-    ≥ v_(⌈h⌉), the same set without the rounding of an interpolated threshold. Ties with v_(⌈h⌉) all
-    count, so the mean can run over more than (1 − p)n values. Level 0 is the mean, level 1 the max.
-
-    values: any shape, pooled.
-    Returns: a scalar tensor.
-
-    Raises:
-        ValueError: a level outside [0, 1].
+    The quantile lies at position h = p(n − 1) of the sorted values, counted from 0, between order
+    statistics (numpy's ``linear``). The values at or above it are those ≥ v_(⌈h⌉). Ties with
+    v_(⌈h⌉) all count, so the mean can run over more than (1 − p)n values. Level 0 is the mean,
+    level 1 the max. The values may have any shape.
 
     >>> cvar(torch.arange(1.0, 22.0))  # of 1 … 21 the 95th percentile is 20
     tensor(20.5000)
@@ -68,9 +47,8 @@ def cvar(values: Tensor, level: float = 0.95) -> Tensor:
 def empirical_cdf(values: Tensor, points: Tensor) -> Tensor:
     """F(t) = share of the values ≤ t; F(0) is the share of satisfied constraints.
 
-    values: any shape, pooled.
-    points: the t, any shape.
-    Returns: the shape of ``points``, each in [0, 1], nondecreasing in t.
+    values, points (the t): any shape.
+    Returns: the shape of ``points``.
 
     >>> empirical_cdf(torch.tensor([-1.0, 0.0, 0.0, 2.0]), torch.tensor([-2.0, 0.0, 5.0]))
     tensor([0.0000, 0.7500, 1.0000])
@@ -87,12 +65,8 @@ def empirical_cdf(values: Tensor, points: Tensor) -> Tensor:
 def quantiles(values: Tensor, at: Tensor | Sequence[float] | float) -> Tensor:
     """The p-quantiles of the values: linear between order statistics (numpy's ``linear``).
 
-    values: any shape, pooled.
-    at: the p, fractions in [0, 1], any shape.
-    Returns: the shape of ``at``, in the units of the values, nondecreasing in p.
-
-    Raises:
-        ValueError: a p outside [0, 1].
+    values, at (the p, fractions in [0, 1]): any shape.
+    Returns: the shape of ``at``.
 
     >>> quantiles(torch.arange(5.0), [0.0, 0.5, 0.9])
     tensor([0.0000, 2.0000, 3.6000])
@@ -116,9 +90,6 @@ def quantiles(values: Tensor, at: Tensor | Sequence[float] | float) -> Tensor:
 def share_violated(values: Tensor) -> Tensor:
     """The share of the values > 0, in [0, 1]; v = 0 is satisfied.
 
-    values: any shape, pooled.
-    Returns: a scalar tensor.
-
     >>> share_violated(torch.tensor([-1.0, 0.0, 0.1, 2.0]))
     tensor(0.5000)
     """
@@ -126,15 +97,8 @@ def share_violated(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), values, (values > 0).to(values.dtype)).mean()
 
 
-def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tensor]:
-    """All the statistics reported for one constraint.
-
-    values: violations, any shape, pooled.
-    level: of the CVaR; its key carries the percentile, ``cvar95`` for 0.95.
-    Returns: ``mean``, ``max``, ``violated`` (share of v > 0) and ``cvar95``, scalar tensors.
-
-    Raises:
-        ValueError: a level outside [0, 1].
+def violation_statistics(values: Tensor) -> dict[str, Tensor]:
+    """All the statistics reported for one constraint: scalar tensors.
 
     >>> statistics = violation_statistics(torch.tensor([-2.0, -1.0, 0.0, 5.0]))
     >>> {name: statistic.item() for name, statistic in statistics.items()}
@@ -145,7 +109,7 @@ def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tenso
         "mean": values.mean(),
         "max": values.max() if len(values) else values.new_tensor(math.nan),
         "violated": share_violated(values),
-        f"cvar{100 * level:g}": cvar(values, level),
+        "cvar95": cvar(values),
     }
 
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from .certificates import certify
 from .extras import needs
 from .metrics import quantiles
+from .task import notes_of
 
 if TYPE_CHECKING:
-    from .constraint import Constraint
     from .module import PointwiseModule
+    from .task import Constraint
 
 TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 STATISTICS = {
@@ -59,7 +60,7 @@ def write_card(
             pipeline_tag=pipeline_tag,
             tags=["pl-pointwise", "constrained-fine-tuning"],
             model_name=name,
-            **{name: fact for name, fact in module.notes.facts.items() if fact},
+            **{name: fact for name, fact in notes_of(module).facts.items() if fact},
         ),
         template_path=str(TEMPLATE),
         name=name,
@@ -68,7 +69,7 @@ def write_card(
         requirements=list(_requirements(module)),
         multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
-        certificate=module.notes.certificate,
+        certificate=notes_of(module).certificate,
         held_out=[_held_out(module, stage) for stage in module.evaluated if stage != "train"],
         training=_training(module),
     )
@@ -118,7 +119,7 @@ def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
             known["violated_samples"] = known.pop("violated")
         cells = [_cells(known[key])[0] if key in known else "" for key in STATISTICS]
         lines.append([name, *cells])
-        if module.notes.certificate is None:  # It says what holds, the choice included.
+        if notes_of(module).certificate is None:  # It says what holds, the choice included.
             try:
                 statements.append((name, certify(found.worst()).statement()))
             except ValueError as error:
@@ -155,7 +156,7 @@ def _training(module: PointwiseModule) -> dict[str, str]:
             ),
         }
     return facts | {
-        "weights of the checkpoint": module.notes.checkpoint,
+        "weights of the checkpoint": notes_of(module).checkpoint,
         "seed": os.environ.get("PL_GLOBAL_SEED", ""),
         "samples left out, not finite": str(module._run.stepper.left_out),
         "steps skipped": str(module._run.stepper.skipped_steps),

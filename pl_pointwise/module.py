@@ -7,9 +7,7 @@ among it: run.py. ``validate`` and ``test``: evaluation.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,16 +26,14 @@ from .checks import check_trained
 from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
-from .formulations import Constraint, Formulation
-from .multiplier_share import PullShares
-from .multipliers import Multipliers
-from .optimizers import FirstGroupsLambdaLR, Training, keeping_monitors
+from .formulations import Formulation
+from .multipliers import Multipliers, PullShares
+from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import Run
 from .step import DualStep, Measured
-from .step_log import EpochSoFar, log_step
 from .stepper import Stepper
-from .task import Notes, Task
+from .task import Constraint, Notes, Task
 
 # Not None: jsonargparse would then hand None to a task that has a default of its own.
 DEFAULT_TRAINING = Training()
@@ -46,16 +42,13 @@ DEFAULT_TRAINING = Training()
 def _held_by(part: str, name: str) -> Any:
     """An attribute of the module that one of its parts holds; nobody else sets it."""
 
-    def get(module: Any) -> Any:
-        return getattr(vars(module)[part], name)
-
-    def put(module: Any, value: Any) -> None:
+    def refuse(module: Any, value: Any) -> None:
         raise TrainingError(
             f"self.{name} of {type(module).__name__}: PointwiseModule keeps its own under that "
             "name. Give yours another name."
         )
 
-    return property(get, put)
+    return property(lambda module: getattr(vars(module)[part], name), refuse)
 
 
 class PointwiseModule(Task):
@@ -82,12 +75,11 @@ class PointwiseModule(Task):
                 return {"fit": (outputs - batch["y"]).square()}
 
     A batch of the training DataLoader is one optimisation step, whatever the micro-batch size. In
-    a step, in this order: :meth:`membership` of every micro-batch; then, per micro-batch,
-    ``forward`` once, :meth:`objective` and :meth:`constraint_values` on its output, and the
-    backward pass; then the step of the weights; last the step of the batch's multipliers.
-
-    A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a
-    list of such mappings (micro-batches made by the collate function, of like length).
+    a step, in this order: :meth:`membership`; then, per micro-batch, ``forward`` once,
+    :meth:`objective` and :meth:`constraint_values` on its output, and the backward pass; then the
+    step of the weights; last the step of the batch's multipliers. A batch is a mapping with
+    ``index``, (B,), each sample's position in the training set, or a list of such mappings
+    (micro-batches made by the collate function, of like length).
 
     Args:
         formulation: one for all constraints, one for each by name, or None for plain training.
@@ -102,16 +94,18 @@ class PointwiseModule(Task):
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
-        violations, evaluated, evaluated_metrics: see :class:`~pl_pointwise.evaluation.Evaluator`.
+        violations, evaluated: by stage and constraint, after ``validate`` or ``test``: all values,
+            1-D on the CPU, and the same sample by sample.
+        evaluated_metrics: likewise the metrics that are a
+            :class:`~pl_pointwise.evaluation.MeanBySample`.
         measured: what the last training step measured, of all ranks; None before the first.
             ``judged`` are the violations that multipliers follow and reports are about, of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
-        pull_shares: how much of each constraint's pull is its multipliers' (multiplier_share.py).
+        pull_shares: how much of each constraint's pull is its multipliers'.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
-        notes: what others know of the model, for its card among other things.
     """
 
     multipliers: Multipliers = _held_by("_duals", "multipliers")
@@ -148,43 +142,37 @@ class PointwiseModule(Task):
         self.formulations = formulations_from(formulation, self.constraints)
         self.training_settings = deepcopy(from_plain(Training, training))
 
-        self.notes = Notes()
+        self._notes = Notes()
         self._duals = Duals(self)
         self._stepper = Stepper(self, self._duals)
         self._evaluator = Evaluator(self)
         self._run = Run(self, self._duals, self._stepper, self._evaluator)
-        self._epoch_so_far = EpochSoFar()
         self.save_hyperparameters(frame=constructor_frame(self))
 
-    @property
-    def trainer(self) -> Any:
-        return LightningModule.trainer.fget(self)  # type: ignore[attr-defined]
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
+    def _attach(self, trainer: Any) -> None:
         """Tells callbacks too, before the trainer looks for a checkpoint: see SaveOnTermination."""
         LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
         for callback in getattr(trainer, "callbacks", []):
             if hasattr(callback, "on_module_attached"):
                 callback.on_module_attached(trainer, self)
 
+    trainer: Any = LightningModule.trainer.setter(_attach)  # type: ignore[attr-defined]
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """One step of the weights and one of the batch's multipliers.
 
         Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
         """
-        stepper = self._stepper
         self._run.open_step(batch_idx)
-        measured = stepper.take(batch)
-        log_step(self, measured, self._epoch_so_far, stepper.left_out, stepper.skipped_steps)
-        self._run.step_schedulers_after_batch()
+        measured = self._stepper.take(batch)
+        self._stepper.log()
+        self._run.step_schedulers()
         return torch.tensor(measured.lagrangian)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluator.add(batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluator.add(batch, dataloader_idx)
+    test_step = validation_step
 
     # Optimizers and devices ---------------------------------------------------------------------
 
@@ -198,31 +186,9 @@ class PointwiseModule(Task):
             weight_decay=settings.weight_decay,
             fused=True,  # One pass over the weights; on a CPU a sixth of the plain one's time.
         )
-        scheduler = FirstGroupsLambdaLR(optimizer, lambda step: self._run.factor(step))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The default optimizer's; ``Tuner.lr_find`` takes it as ``attr_name``."""
-        return self.training_settings.optimization.learning_rate
-
-    @peak_learning_rate.setter
-    def peak_learning_rate(self, value: float) -> None:
-        settings = self.training_settings
-        settings.optimization = replace(settings.optimization, learning_rate=value)
-        with suppress(KeyError, TypeError):  # What a checkpoint will say of it.
-            self.hparams["training"]["optimization"]["learning_rate"] = value
-
-    def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
-
-        Raises:
-            TrainingError: the run has no end.
-        """
-        return self._run.number_of_steps()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: self._run.factor(s))
+        by_step = {"scheduler": schedule, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": by_step}  # type: ignore[return-value]
 
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int

@@ -1,30 +1,28 @@
-"""Where λ lives: float32, on the CPU, in training-set order, one row per sample.
+"""Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
 
-λ is neither a Parameter (DDP would divide its step by the number of ranks, and an optimizer would
-pick it up) nor a buffer (DDP would overwrite it from rank 0, and a bf16 module would cast it:
-256 + 0.5 stays 256 there). Reading and writing a batch's rows costs O(batch), whatever N is, and
-only those rows ever visit the accelerator.
+λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
+overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import TrainingError
+from .formulations import Formulation
+from .step import DualStep
 
 
 class Multipliers(Mapping[str, Tensor]):
-    """λ of every constraint: (N, K) for multipliers per sample, () or (2,) for one per constraint.
+    """λ of every constraint: (N, K) for multipliers per sample, () for one per constraint.
 
-    The tables of a constraint are allocated, as zeros, when its number of columns K is first seen.
-    An interval has its two sides side by side: (N, 2K), or (2,) where the multiplier is one per
-    constraint. Every rank holds the same values, because every rank makes the same updates.
-
-    Args:
-        samples: N, the number of training samples.
+    An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
+    number of columns K is first seen. Every rank makes the same updates, so holds the same values.
+    ``samples`` is N.
     """
 
     def __init__(self, samples: int) -> None:
@@ -41,22 +39,13 @@ class Multipliers(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}: {tuple(table.shape)}" for name, table in self.items())
-        return f"Multipliers({self.samples} samples; {shapes})"
-
     def reset(self, *names: str) -> None:
-        """λ starts again from 0: of these constraints, or of all.
-
-        Their tables are dropped and made anew when training needs them, so that a formulation of
-        another kind may follow: one multiplier per sample after one per constraint, say.
-
-        Raises:
-            KeyError: a name without multipliers.
-        """
-        names = names or tuple({**self._tables, **self._initial})
-        self._require(names)
-        for name in names:
+        """λ starts again from 0, of these constraints or of all; KeyError of a name without any."""
+        known = {**self._tables, **self._initial}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise KeyError(f"no multipliers of {', '.join(unknown)}; there are {', '.join(known)}")
+        for name in names or known:
             self._tables.pop(name, None)
             self._initial.pop(name, None)
 
@@ -64,14 +53,12 @@ class Multipliers(Mapping[str, Tensor]):
         """λ of a constraint from now on, or from the first step of the next fit.
 
         Args:
-            name: of the constraint; that there is one is checked when the fit starts.
-            values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
-                K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
-                which the start of the fit checks.
+            name: of the constraint.
+            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and
+                (2,) for one per side. Of an equality of either sign, else ≥ 0.
 
         Raises:
-            ValueError: values that are not finite numbers, or of another shape than the
-                constraint's multipliers have already.
+            ValueError: values that are not finite, or of another shape than there are.
         """
         values = torch.as_tensor(values).detach().to("cpu", torch.float32, copy=True)
         if values.dim() > 2 or not torch.isfinite(values).all():
@@ -102,25 +89,18 @@ class Multipliers(Mapping[str, Tensor]):
         return self._initial
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
-        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding).
-
-        Raises:
-            TrainingError: an index outside the training set, or K differs from what it was.
-        """
-        table = self._table(name, (self.samples, columns))
-        lowest = -1
-        if len(index):
-            lowest, highest = map(int, index.aminmax())
-            if lowest < -1 or highest >= self.samples:
-                raise TrainingError(
-                    f"Sample index {lowest if lowest < -1 else highest} is outside the training "
-                    f'set of {self.samples} samples: batch["index"] must be the sample\'s position '
-                    "in it."
-                )
-        if lowest >= 0:  # No padding.
-            return table[index]
+        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding)."""
+        table = self._tables.get(name)
+        if table is None or tuple(table.shape) != (self.samples, columns):
+            table = self._table(name, (self.samples, columns))
+        lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
+        if lowest < -1 or highest >= self.samples:
+            raise TrainingError(
+                f"Sample index {lowest if lowest < -1 else highest} is outside the training set of "
+                f'{self.samples} samples: batch["index"] is the position in it.'
+            )
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
-        return rows.masked_fill((index < 0)[:, None], 0.0)
+        return rows if lowest >= 0 else rows.masked_fill((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
@@ -140,11 +120,7 @@ class Multipliers(Mapping[str, Tensor]):
         return dict(self._tables)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes copies of tables, of any float dtype and device, as they are in a checkpoint.
-
-        Raises:
-            ValueError: a table of other samples, or of numbers that are not finite.
-        """
+        """Takes copies of tables; refuses those of other samples, or not finite."""
         for name, table in state.items():
             if table.dim() > 2 or (table.dim() == 2 and len(table) != self.samples):
                 raise ValueError(f'"{name}": {tuple(table.shape)} for {self.samples:,} samples')
@@ -157,36 +133,22 @@ class Multipliers(Mapping[str, Tensor]):
 
     def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._tables:
-            initial = self._initial.get(name)
-            values = None if initial is None else _as_table(initial, shape)
-            if initial is not None and values is None:
+            initial = self._initial.get(name, torch.zeros((), dtype=torch.float32))
+            values = _as_table(initial, shape)
+            if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
-                    f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
-                    "many as there are samples and columns."
+                    f"a table of shape {shape}. Give module.multipliers.set() one number, or that."
                 )
-            self._tables[name] = torch.zeros(shape, dtype=torch.float32)
-            if values is not None:
-                self._tables[name].copy_(values)
+            self._tables[name] = values.clone()
             self._initial.pop(name, None)
         table = self._tables[name]
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. A vector-valued constraint needs the same number of columns in every "
-                "batch: mark the missing ones in membership(). If the constraint has changed, "
-                f"start its multipliers again with module.multipliers.reset({name!r})."
+                f"{shape}. Mark missing columns in membership(), or call multipliers.reset()."
             )
         return table
-
-    def _require(self, names: Iterable[str]) -> None:
-        known = {**self._tables, **self._initial}
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise KeyError(
-                f"no multipliers of {', '.join(map(repr, unknown))}; there are those of "
-                f"{', '.join(map(repr, known)) or 'no constraint'}"
-            )
 
 
 def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
@@ -194,3 +156,69 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
+
+
+class PullShares:
+    """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
+
+    The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
+    (λ + 2αv)₊ for Pointwise; without its multiplier it would be p(0), a squared hinge of weight α.
+    With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+
+        share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
+        overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
+
+    Of a standard Lagrangian (α None) the share is 1. An entry counts as of its last visit before
+    the dual step; the sums are the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        # The epoch that the sums are of: told by the steps, since a resume skips hooks.
+        self._number = -1
+        # By constraint, (3,): of |p|, of |p| by multipliers, and of |p| on satisfied entries.
+        self._epoch: dict[str, Tensor] = {}
+
+    def add(
+        self,
+        epoch: int,
+        steps: Mapping[str, DualStep],
+        formulations: Mapping[str, Formulation],
+        dual_first: bool,
+    ) -> None:
+        """Adds a training step's dual steps, by the λ that pulled and the formulations in force."""
+        if epoch != self._number:
+            self._number, self._epoch = epoch, {}
+        for name, step in steps.items():
+            violation, judged = step.followed[step.mask].double(), step.judged[step.mask]
+            multiplier = (step.after if dual_first else step.before)[step.mask].double()
+            with torch.enable_grad():
+                leaf = violation.expand(2, -1).detach().clone().requires_grad_()
+                with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
+                psi = formulations[name].lagrangian(leaf, with_and_without).sum()
+                known = psi.requires_grad
+                slopes = torch.autograd.grad(psi, leaf)[0] if known else torch.zeros_like(leaf)
+            pull, without = slopes
+            side, size = pull.sign(), pull.abs()
+            added = torch.minimum((side * (pull - without)).clamp(min=0), size)
+            satisfied = torch.where(side * judged < 0, size, 0)
+            sums = torch.stack([size, added, satisfied]).sum(1)
+            self._epoch[name] = self._epoch.get(name, 0) + sums
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far."""
+        return {
+            name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
+            for name, sums in self._epoch.items()
+            if sums[0] > 0
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and by constraint its sums."""
+        return {"epoch": self._number, "sums": {n: s.tolist() for n, s in self._epoch.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._number = int(state["epoch"])
+        self._epoch = {  # Older ones hold more of each.
+            name: torch.tensor(sums[:3], dtype=torch.float64)
+            for name, sums in state["sums"].items()
+        }

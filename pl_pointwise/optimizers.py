@@ -9,12 +9,8 @@ from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.data_connector import _process_dataloader
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from .errors import one_of
 
@@ -31,9 +27,6 @@ class Optimization:
         weight_decay: AdamW's.
         schedule: "constant", "linear" (to zero) or "cosine" (to zero).
         warmup_ratio: share of all steps over which the rate rises from zero, from 0 to 1.
-
-    Raises:
-        ValueError: a negative or infinite number, a share beyond 1, or another schedule.
     """
 
     learning_rate: float = 5e-5
@@ -42,31 +35,11 @@ class Optimization:
     warmup_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        _require_number("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
-        _require_number("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
-        _require_number(
-            "warmup_ratio", self.warmup_ratio, "at least 0 and at most 1", lambda x: 0 <= x <= 1
-        )
+        _require("learning_rate", self.learning_rate, "at least 0", lambda x: x >= 0)
+        _require("weight_decay", self.weight_decay, "at least 0", lambda x: x >= 0)
+        share = "at least 0 and at most 1"
+        _require("warmup_ratio", self.warmup_ratio, share, lambda x: 0 <= x <= 1)
         one_of("schedule", self.schedule, get_args(Schedule))
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the rate is the peak at every step."""
-        return self.schedule == "constant" and not self.warmup_ratio
-
-    def factors(self, total_steps: int) -> Callable[[int], float]:
-        """What the peak is multiplied by at each step, as ``transformers.get_scheduler`` has it."""
-        warmup = math.ceil(self.warmup_ratio * total_steps)
-
-        def factor(step: int) -> float:
-            if step < warmup:
-                return step / warmup
-            decay = max(1, total_steps - warmup)
-            if self.schedule == "cosine":
-                return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
-            return max(0.0, (total_steps - step) / decay) if self.schedule == "linear" else 1.0
-
-        return factor
 
 
 @dataclass
@@ -82,10 +55,6 @@ class Training:
             at the end of its window of S steps.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
-
-    Raises:
-        ValueError: a size below 1 or not whole, a norm that is not above 0, another order, or
-            ``primal_steps > 1`` with ``order="dual_first"``.
     """
 
     optimization: Optimization = field(default_factory=Optimization)
@@ -102,12 +71,13 @@ class Training:
                 f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
                 "another optimizer override configure_optimizers."
             )
-        if self.micro_batch_size is not None:
-            _require_count("micro_batch_size", self.micro_batch_size)
-        _require_count("primal_steps", self.primal_steps)
+        for name in ("micro_batch_size", "primal_steps"):
+            count = getattr(self, name)
+            if count is not None or name == "primal_steps":
+                _require(name, count, "whole, at least 1", lambda x: x >= 1, Integral)
         if self.gradient_clip_val is not None:
             wanted = "above 0. None sets no bound"
-            _require_number("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
+            _require("gradient_clip_val", self.gradient_clip_val, wanted, lambda x: x > 0)
         one_of("order", self.order, get_args(Order))
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
@@ -116,39 +86,18 @@ class Training:
             )
 
 
-def _require_number(name: str, value: float, wanted: str, fits: Callable[[float], bool]) -> None:
-    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _require(
+    name: str, value: Any, wanted: str, fits: Callable[[float], bool], kind: Any = Real
+) -> None:
+    valid = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     if not (valid and fits(value)):
         raise ValueError(f"{name}={value!r}: must be a number, {wanted}.")
-
-
-def _require_count(name: str, value: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r}: must be a whole number, at least 1.")
-
-
-class FirstGroupsLambdaLR(LambdaLR):
-    """LambdaLR of the groups that the optimizer had at first.
-
-    One that a callback adds, such as BackboneFinetuning, keeps the rate that the callback gives it;
-    LambdaLR itself fails at it.
-    """
-
-    def get_lr(self) -> list[Any]:
-        groups = self.optimizer.param_groups
-        later = groups[len(self.base_lrs) :]
-        self.optimizer.param_groups = groups[: len(self.base_lrs)]
-        try:
-            return [*super().get_lr(), *(group["lr"] for group in later)]
-        finally:
-            self.optimizer.param_groups = groups
 
 
 def number_of_steps(trainer: Any) -> int | None:
     """Steps of the whole run, None where it has no end.
 
-    Of a loader that is made to be counted if there is none yet: ``estimated_stepping_batches``
-    would set the loaders up too early for a resume within an epoch.
+    ``estimated_stepping_batches`` would set the loaders up too early for a resume within an epoch.
     """
     batches: float = trainer.num_training_batches
     epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
@@ -170,50 +119,22 @@ def number_of_steps(trainer: Any) -> int | None:
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
 
-    Under manual optimization Lightning drops the keys ``monitor``, ``strict`` and
-    ``reduce_on_plateau`` of a scheduler. Here they become attributes of the scheduler, as
-    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already. Notes also whether it made
-    Lightning set up the loaders, as reading ``trainer.estimated_stepping_batches`` does.
+    Keys that Lightning drops under manual optimization become attributes of the scheduler.
     """
 
     @wraps(configure)
     def configured(module: Any) -> Any:
-        loop: Any = getattr(module._trainer, "fit_loop", None)
-        unread = loop is not None and loop._combined_loader is None
         result = configure(module)
-        module._run.loaders_set_up_early = unread and loop._combined_loader is not None
         for part in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(part, Mapping):
-                scheduler = part if "scheduler" in part else part.get("lr_scheduler")
-                _annotate(scheduler, part.get("monitor"))
-            elif isinstance(part, (list, tuple)):
-                for entry in part:
-                    _annotate(entry)
+            for entry in part if isinstance(part, (list, tuple)) else [part]:
+                beside: dict[str, Any] = {}
+                if isinstance(entry, dict) and "lr_scheduler" in entry:
+                    beside, entry = entry, entry["lr_scheduler"]
+                declared = entry if isinstance(entry, dict) else {}
+                for key in ("monitor", "strict", "reduce_on_plateau"):
+                    if key in declared or key in beside:
+                        value = declared.pop(key, beside.get(key))
+                        setattr(declared.get("scheduler", entry), key, value)
         return result
 
     return configured
-
-
-def _annotate(entry: Any, monitor: str | None = None) -> None:
-    """Moves the keys of a declared scheduler that Lightning would drop to the scheduler."""
-    keys = {"monitor": monitor} if monitor is not None else {}
-    if isinstance(entry, dict):
-        dropped = [key for key in ("monitor", "strict", "reduce_on_plateau") if key in entry]
-        keys |= {key: entry.pop(key) for key in dropped}
-        entry = entry.get("scheduler")
-    for key, value in keys.items():
-        setattr(entry, key, value)
-
-
-def monitor_of(scheduler: Any) -> str:
-    """The name of what a scheduler monitors; see :func:`keeping_monitors`."""
-    return getattr(scheduler, "monitor", None) or ""
-
-
-def connected_zero(module: LightningModule) -> Tensor:
-    """Zero, with a zero gradient for every trainable parameter."""
-    total = torch.zeros((), device=module.device)
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            total = total + (parameter * 0).sum()
-    return total

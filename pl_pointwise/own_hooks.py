@@ -5,9 +5,8 @@ A method says which hook it is a part of::
     @part_of("on_train_start")
     def _check_data(self) -> None: ...
 
-Parts run once for each call of the hook: first the base module's (run.py), then those of base
-classes, then the class's own; last the hook itself as subclasses override it. With ``after=True`` a
-part runs after the hook.
+Parts run once for each call: first the base module's (run.py), then those of base classes, then the
+class's own; last, or with ``after=True`` first, the hook itself as subclasses override it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def part_of(*hooks: str, after: bool = False) -> Callable[[Method], Method]:
     """Makes a method a part of hooks, in every call of them."""
 
-    def marked(method: Method) -> Method:
+    def mark(method: Method) -> Method:
         method.part_of_hooks = [(hook, after) for hook in hooks]  # type: ignore[attr-defined]
         return method
 
-    return marked
+    return mark
 
 
 def parts_of(cls: type) -> Iterator[tuple[tuple[str, bool], str]]:
@@ -38,39 +37,36 @@ def parts_of(cls: type) -> Iterator[tuple[tuple[str, bool], str]]:
 
 
 def wrap_hooks(cls: type, run: type) -> None:
-    """Wraps every hook in which ``cls``, a base class or its ``run`` has a part.
-
-    run: the class of ``_run``, an attribute of the objects.
-    """
+    """Wraps every hook in which ``cls`` or ``run``, the class of its ``_run``, has a part."""
     for (name, _), _ in [*parts_of(run), *parts_of(cls)]:
         hook = getattr(cls, name)
         if not hasattr(hook, "has_own_part"):
-            setattr(cls, name, _with_own_parts(name, hook))
+            setattr(cls, name, _with_parts(name, hook))
 
 
-def _with_own_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """The hook with all its parts, once, whether or not an override calls ``super()``."""
 
     @wraps(hook)
     def whole(self: Any, *args: Any, **named: Any) -> Any:
-        if name in self._run.hooks_running:  # Called by an override of this very hook.
+        running = self._run.hooks_running
+        if name in running:  # Called by an override of this very hook.
             return hook(self, *args, **named)
-        parts = [
-            (after, getattr(owner, method))
-            for owner in (self._run, self)
-            for (of, after), method in parts_of(type(owner))
-            if of == name
-        ]
-        self._run.hooks_running.add(name)
+        calls: dict[bool, list[Callable[..., Any]]] = {False: [], True: []}
+        for owner in (self._run, self):
+            for (of, after), method in parts_of(type(owner)):
+                if of == name:
+                    calls[after].append(getattr(owner, method))
+        running.add(name)
         try:
-            for part in [part for after, part in parts if not after]:
+            for part in calls[False]:
                 part(*args, **named)
             result = hook(self, *args, **named)
-            for part in [part for after, part in parts if after]:
+            for part in calls[True]:
                 part(*args, **named)
             return result
         finally:
-            self._run.hooks_running.discard(name)
+            running.discard(name)
 
     whole.has_own_part = True  # type: ignore[attr-defined]
     return whole

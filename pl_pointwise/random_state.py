@@ -17,22 +17,18 @@ def generator_states() -> tuple[Any, Any, Tensor]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
+def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
+    """What :func:`generator_states` gives, as plain values and a tensor."""
+    kind, keys, *rest = numbers
+    return {"python": python, "numpy": [kind, keys.tolist(), *rest], "torch": torch_state}
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """The state of this process's generators, as plain values and tensors."""
     state = plain_random_state(*generator_states())
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
-
-
-def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
-    """What :func:`generator_states` gives, as plain values and a tensor."""
-    kind, keys, position, has_gauss, gauss = numbers
-    return {
-        "python": python,
-        "numpy": [kind, keys.tolist(), position, has_gauss, gauss],
-        "torch": torch_state,
-    }
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
@@ -43,18 +39,6 @@ def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-@contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Runs the block, then puts the generators of the CPU back."""
-    python, array, tensor = generator_states()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(tensor)
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """A run's life: how it starts, what its epochs end with, how it is saved and goes on.
 
-Lightning leaves much of it to a module that steps by itself. A run may stop anywhere: within an
-epoch or at its end, planned or not, and goes on as if it had never stopped. Lightning's counters
-say where it stood, but not always so that it goes on there: see :func:`correct_loaded_progress`.
+A run may stop anywhere, planned or not, and goes on as if it had never stopped. Where Lightning's
+counters do not say so: :func:`correct_loaded_progress`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,14 +17,11 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoint_options import differences
 from .checkpoints import (
     STATE_KEY,
     VERSION,
     WholeCheckpointIO,
     damaged,
-    plain,
-    require_arguments,
     state_of,
 )
 from .checks import (
@@ -39,7 +36,7 @@ from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator
 from .formulations import Formulation
-from .optimizers import monitor_of, number_of_steps
+from .optimizers import number_of_steps
 from .own_hooks import part_of
 from .random_state import plain_random_state, random_state, restore_random_state
 from .stepper import Stepper
@@ -56,33 +53,22 @@ warnings.filterwarnings("ignore", message="You have overridden `transfer_batch_t
 
 
 class Run:
-    """The parts of Lightning's hooks that are the base module's, and what they need to know.
-
-    Attributes:
-        total_steps: of the whole run; None before a fit and where it has no end.
-        steps_of_checkpoint: after how many steps the one that was loaded was saved; for its card.
-        arguments_left_out: of the module, those that have no plain form, with their types.
-        loaders_set_up_early: whether ``configure_optimizers`` made Lightning set up the loaders.
-        hooks_running: see own_hooks.py.
-    """
+    """The parts of Lightning's hooks that are the base module's, and what they need to know."""
 
     def __init__(self, task: Task, duals: Duals, stepper: Stepper, evaluator: Evaluator) -> None:
         self.task, self.duals, self.stepper, self.evaluator = task, duals, stepper, evaluator
-        self.total_steps: int | None = None
-        self.steps_of_checkpoint = 0
-        self.arguments_left_out: dict[str, str] = {}
-        self.loaders_set_up_early = False
-        self.hooks_running: set[str] = set()
-        self._factors: Callable[[int], float] | None = None
+        self.total_steps: int | None = None  # Of the run; None before a fit and without an end.
+        self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
+        self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
+        self.hooks_running: set[str] = set()  # See own_hooks.py.
+        # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
-        """What a checkpoint says, until the first step after it."""
+        # That of the last step, where a fit has ended that may be saved, and prolonged, later.
         self._random_state_at_end: dict[str, Any] | None = None
-        """That of the last step, where a fit has ended that may be saved, and prolonged, later."""
+        # Before an evaluation that may come; and of one within the fit, that before it.
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
-        """The random state during an evaluation within the fit: that before it."""
-        self._epoch_is_open = False
-        """Whether the end of an epoch is still to come, with what is due then."""
+        self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
 
     # The start of a fit -------------------------------------------------------------------------
 
@@ -98,7 +84,6 @@ class Run:
         if stage != "predict":
             check_launcher(self.task)
         self.check_settings()  # Of the module's own callbacks too.
-        self._factors = None
         # Of a module from torch.compile the forward pass stays compiled, the steps do not: they
         # hold the backward pass, which a compiler does not take.
         context = getattr(self.task, "_compiler_ctx", None)
@@ -117,14 +102,15 @@ class Run:
     def start_training(self) -> None:
         task, trainer = self.task, self.task.trainer
         check_module(task)
-        warn_of_checkpoints(task, self.arguments_left_out, self.loaders_set_up_early)
+        warn_of_checkpoints(task, self.arguments_left_out)
         # Lightning's 50 steps between two lines of the log are more than many an epoch has.
         trainer.log_every_n_steps = int(
             min(trainer.log_every_n_steps, trainer.num_training_batches)
         )
-        self.total_steps, self._factors = number_of_steps(trainer), None
-        if not task.training_settings.optimization.is_constant:
-            self.number_of_steps()
+        self.total_steps = number_of_steps(trainer)
+        optimization = task.training_settings.optimization
+        if optimization.schedule != "constant" or optimization.warmup_ratio:
+            task.number_of_steps()
         dataset = training_set(task)
         self._limit_loader()
         self.duals.start(dataset, self._restored)
@@ -133,7 +119,11 @@ class Run:
         self._random_state_at_end = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
-            self._continue_run(self._restored)
+            batches = trainer.fit_loop.epoch_loop
+            new_epoch = self._restored["new_epoch"] or (
+                batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
+            )
+            self._restore(self._restored, new_epoch, plateau=new_epoch)
 
     def _limit_loader(self) -> None:
         """Tells the training loader how many batches the trainer takes of it."""
@@ -143,74 +133,51 @@ class Run:
 
     # Learning rates -----------------------------------------------------------------------------
 
-    def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
-
-        Raises:
-            TrainingError: the run has no end.
-        """
-        steps = number_of_steps(self.task.trainer)
-        if steps is None:
-            raise TrainingError(
-                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
-                'take schedule="constant" without a warm-up.'
-            )
-        return steps
-
     def factor(self, step: int) -> float:
-        """Of the peak learning rate; before the number of steps is known, step 0's."""
-        if self._factors is not None:
-            return self._factors(step)
-        optimization = self.task.training_settings.optimization
-        if optimization.is_constant or self.total_steps is None:
+        """Of the peak learning rate, as ``transformers.get_scheduler`` has it."""
+        optimization, total = self.task.training_settings.optimization, self.total_steps
+        if total is None:  # Before the fit's start: step 0's.
             return 0.0 if optimization.warmup_ratio else 1.0
-        self._factors = optimization.factors(self.total_steps)
-        return self._factors(step)
+        warmup = math.ceil(optimization.warmup_ratio * total)
+        if step < warmup:
+            return step / warmup
+        decay = max(1, total - warmup)
+        if optimization.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay)))
+        return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
-    def step_schedulers_after_batch(self) -> None:
-        self._step_schedulers("step", plateau=False)
-        self._step_schedulers("step", plateau=True)
-        if self.task.trainer.is_last_batch:
-            self._step_schedulers("epoch", plateau=False)
+    def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
+        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation.
 
-    def _step_schedulers(self, interval: str, plateau: bool, count: int | None = None) -> None:
-        """Steps the schedulers declared for this interval, which Lightning leaves to the module.
-
-        When Lightning would: by epoch after the last batch, but on a plateau after validation.
-        count: epochs or batches so far; None takes the trainer's.
+        epoch: how many there were; None takes the trainer's.
         """
         trainer = self.task.trainer
-        if count is None:
-            batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-            count = self.task.current_epoch + 1 if interval == "epoch" else batches
         for config in trainer.lr_scheduler_configs:
-            due = config.interval == interval and count % config.frequency == 0
-            scheduler = config.scheduler
-            if not due or plateau != getattr(
+            scheduler, by_epoch = config.scheduler, config.interval == "epoch"
+            on_plateau = getattr(
                 scheduler, "reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau)
-            ):
+            )
+            due = on_plateau == after_epoch and (after_epoch or trainer.is_last_batch)
+            count = epoch or self.task.current_epoch + 1
+            if not by_epoch:
+                due, count = not after_epoch, trainer.fit_loop.epoch_loop.total_batch_idx + 1
+            if not due or count % config.frequency:
                 continue
-            metric = self._monitored(scheduler) if plateau else None
-            if plateau and metric is None and self._restored is not None:
-                continue  # Of an evaluation that was still to come when the run was saved.
-            if plateau and metric is None:
-                known = ", ".join(sorted(trainer.callback_metrics))
+            metric = self._monitored(scheduler) if on_plateau else None
+            if not on_plateau or metric is not None:
+                self.task.lr_scheduler_step(scheduler, metric)
+            elif self._restored is None:  # Else the evaluation was still to come at the save.
                 message = (
-                    f"The scheduler monitors {monitor_of(scheduler)!r}, which is not logged. "
-                    f"Logged: {known}."
+                    f"The scheduler monitors {scheduler.monitor!r}, which is not logged. "
+                    f"Logged: {', '.join(sorted(trainer.callback_metrics))}."
                 )
                 if getattr(scheduler, "strict", True):
                     raise TrainingError(message)
                 warn(self.task, message)
-                continue
-            self.task.lr_scheduler_step(scheduler, metric)
 
     def _monitored(self, scheduler: Any) -> Any:
-        """What the scheduler monitors, None if it is not logged.
-
-        After a resume between a validation and the use of what it logged, the checkpoint's value.
-        """
-        name = monitor_of(scheduler)
+        """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
+        name = getattr(scheduler, "monitor", None)
         restored = (self._restored or {}).get("monitored", {})
         return self.task.trainer.callback_metrics.get(name, restored.get(name))
 
@@ -234,13 +201,12 @@ class Run:
         stepper = self.stepper
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
-                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped "
-                "because values or gradients were not finite. Check the data and the model's "
-                "outputs, and lower the learning rate."
+                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
+                "values or gradients were not finite. Check the data, and lower the learning rate."
             )
         # Of an epoch that is cut short, what is due at its end comes later.
         if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            self._step_schedulers("epoch", plateau=True)
+            self.step_schedulers(after_epoch=True)
         self._epoch_is_open = False
 
     @part_of("on_train_end")
@@ -254,19 +220,12 @@ class Run:
         if self.stepper.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:
             warn(
                 self.task,
-                f"No step was taken. The trainer stands at epoch {trainer.current_epoch} of "
-                f"{trainer.max_epochs} and step {trainer.global_step} of {trainer.max_steps} (−1: "
-                f"without end), and its training DataLoader has {trainer.num_training_batches} "
-                "batches. A Trainer that has fitted another module counts on from there: give each "
-                "module a Trainer of its own. A training_step of your own calls "
-                "super().training_step(batch, batch_idx).",
+                f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
+                f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
+                "module counts on from there. A training_step of yours calls super().",
             )
-        if not trainer.fast_dev_run:
-            for message in self.duals.pull_shares.warnings(self.task.formulations):
-                warn(self.task, message)
         if self._restored is not None:  # Resumed at its end: training did not start.
-            self._restore_random_state(self._restored["random_states"], new_epoch=False)
-            self._step_plateau_schedulers(self._restored, self._restored["new_epoch"])
+            self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
             self.end_training()
         self._restored = None
 
@@ -274,7 +233,7 @@ class Run:
 
     @part_of("on_validation_model_zero_grad")
     def note_random_state(self) -> None:
-        """Where an evaluation is due, which may be none; its loaders draw before it starts."""
+        """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = random_state(self.task.device)
 
     @part_of("on_validation_start")
@@ -296,7 +255,7 @@ class Run:
     def finish_evaluation(self) -> None:
         self.evaluator.finish()
 
-    # Saving -------------------------------------------------------------------------------------
+    # Saving and loading -------------------------------------------------------------------------
 
     @part_of("on_save_checkpoint")
     def save(self, checkpoint: dict[str, Any]) -> None:
@@ -317,7 +276,7 @@ class Run:
             "left_out": self.stepper.left_out,
             "skipped_steps": self.stepper.skipped_steps,
             "monitored": {
-                monitor_of(config.scheduler): float(value)
+                config.scheduler.monitor: float(value)
                 for config in trainer.lr_scheduler_configs
                 if (value := self._monitored(config.scheduler)) is not None
             },
@@ -337,137 +296,86 @@ class Run:
             state |= plain_random_state(*loader.before_fetch)
         return state
 
-    # Loading ------------------------------------------------------------------------------------
-
     @part_of("on_load_checkpoint")
     def load(self, checkpoint: dict[str, Any]) -> None:
         state = state_of(checkpoint)
+        trainer = self.task._trainer
+        resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
         try:
-            self._take_state(state, checkpoint)
+            missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
+            if trainer is None and missing:  # Their defaults were taken.
+                raise TrainingError(
+                    "This checkpoint does not hold all arguments of the module. Give again: "
+                    f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
+                )
+            unknown = sorted(set(state["multipliers"]).difference(self.task.formulations))
+            if resuming and unknown:
+                raise TrainingError(
+                    f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "
+                    "has none in this module. Resume as it was configured, or load its weights."
+                )
+            self.duals.load_state_dict(state)
+            self.stepper.left_out = int(state["left_out"])
+            self.stepper.skipped_steps = int(state["skipped_steps"])
+            self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
+            self._random_state_at_end = self._restored = None
+            if resuming:
+                kept = ("fingerprint", "epoch_is_open", "random_states", "monitored")
+                self._restored = {key: state[key] for key in kept}
+                self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
         except TrainingError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise damaged(str(error)) from error
 
-    def _take_state(self, state: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
-        self.steps_of_checkpoint = int(checkpoint.get("global_step", 0))
-        trainer = self.task._trainer
-        resuming = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        if trainer is None:
-            require_arguments(state, self.arguments_left_out)
-        unknown = sorted(set(state["multipliers"]).difference(self.task.formulations))
-        if resuming and unknown:
-            raise TrainingError(
-                f"This checkpoint has multipliers of constraint {', '.join(map(repr, unknown))}, "
-                "which has none in this module, so it is of another module or formulation. Resume "
-                "with the configuration it was written with, or load its weights only."
-            )
-        self.duals.load_state_dict(state)
-        self.stepper.left_out = int(state["left_out"])
-        self.stepper.skipped_steps = int(state["skipped_steps"])
-        self._random_state_at_end = self._restored = None
-        if resuming:
-            kept = ("fingerprint", "epoch_is_open", "random_states")
-            self._restored = {key: state[key] for key in kept}
-            self._restored["monitored"] = dict(state["monitored"])
-            self._restored["new_epoch"] = correct_loaded_progress(checkpoint)
-            self._name_other_settings(checkpoint)
-
-    def _name_other_settings(self, checkpoint: Mapping[str, Any]) -> None:
-        """Says so where a run goes on with other settings than it was started with."""
-        before = checkpoint.get("hyper_parameters")
-        if not isinstance(before, Mapping):
-            return
-        changed = [
-            f"{name} ({old!r}, now {new!r})"
-            for name, (old, new) in sorted(
-                differences(before, plain(dict(self.task.hparams))).items()
-            )
-        ]
-        if changed:
-            warn(
-                self.task,
-                "This checkpoint is of a run with other settings, which goes on with those of "
-                f"now: {', '.join(changed)}.",
-            )
-
     # Going on -----------------------------------------------------------------------------------
 
-    def _continue_run(self, restored: Mapping[str, Any]) -> None:
-        """When training starts: the random state, and what was still due when it was saved."""
-        batches = self.task.trainer.fit_loop.epoch_loop
-        new_epoch = restored["new_epoch"] or (
-            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
-        )
-        self._restore_random_state(restored["random_states"], new_epoch)
-        self._step_plateau_schedulers(restored, new_epoch)
-
-    def _step_plateau_schedulers(self, restored: Mapping[str, Any], new_epoch: bool) -> None:
-        """If the run was saved at the end of an epoch, before that was done."""
-        epoch = self.task.current_epoch
-        if new_epoch and restored["epoch_is_open"] and epoch > 0:
-            self._step_schedulers("epoch", plateau=True, count=epoch)
-
-    def _restore_random_state(self, states: list[Any], new_epoch: bool) -> None:
+    def _restore(self, restored: Mapping[str, Any], new_epoch: bool, plateau: bool) -> None:
         """Puts the random state back where it stood, unless the number of ranks is another now."""
-        if len(states) != self.task.trainer.world_size:
-            return
-        rank = self.task.global_rank
-        try:
-            restore_random_state(states[rank], self.task.device)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise damaged(f"the random state of rank {rank}") from error
-        if new_epoch and not hasattr(self.task.trainer.train_dataloader, "load_state_dict"):
-            # Of this one epoch Lightning made the iterator, which draws the order, before.
-            iter(self.task.trainer.fit_loop._data_fetcher)
+        task, states = self.task, restored["random_states"]
+        if len(states) == task.trainer.world_size:
+            try:
+                restore_random_state(states[task.global_rank], task.device)
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise damaged(f"the random state of rank {task.global_rank}") from error
+            if new_epoch and not hasattr(task.trainer.train_dataloader, "load_state_dict"):
+                # Of this one epoch Lightning made the iterator, which draws the order, before.
+                iter(task.trainer.fit_loop._data_fetcher)
+        if plateau and restored["epoch_is_open"] and task.current_epoch > 0:
+            self.step_schedulers(after_epoch=True, epoch=task.current_epoch)
 
     def open_step(self, batch_idx: int) -> None:
-        """Before a step; the first one after a resume goes on where the run stood.
-
-        Raises:
-            TrainingError: the training loader stands elsewhere.
-        """
-        if self._restored is not None:
-            self._go_on_within_epoch(batch_idx)
-        self._restored, self._epoch_is_open = None, True
-
-    def _go_on_within_epoch(self, batch_idx: int) -> None:
+        """Before a step; the first one after a resume goes on where the run stood."""
+        restored, self._restored, self._epoch_is_open = self._restored, None, True
+        if restored is None:
+            return
         # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the
         # last batch of an epoch, Lightning does not count the next epoch as begun, and what is
         # saved in it misleads the resume after that one: it trains another order.
-        loop = self.task.trainer.fit_loop
+        loop, loader = self.task.trainer.fit_loop, self.task.trainer.train_dataloader
         for epochs in (loop.epoch_progress.total, loop.epoch_progress.current):
             epochs.ready = epochs.started = epochs.processed + 1
         progress = loop.epoch_loop.batch_progress
         for batches in (progress.total, progress.current):
             batches.processed = batches.completed = batches.ready - 1
-        if not batch_idx:
-            return
-        loader = self.task.trainer.train_dataloader
         unused = getattr(loop, "_combined_loader_states_to_load", [])
-        position = getattr(loader, "position", batch_idx + 1)
-        if unused or position != batch_idx + 1 or not hasattr(loader, "load_state_dict"):
+        stands = getattr(loader, "position", batch_idx + 1) == batch_idx + 1
+        if batch_idx and (unused or not stands or not hasattr(loader, "load_state_dict")):
             raise TrainingError(
-                f"This checkpoint stopped after {batch_idx} batches of an epoch, and the "
-                "training DataLoader cannot continue there: it would repeat some samples and "
-                "leave out others. Use PointwiseDataModule or another loader with state_dict "
-                "and load_state_dict, do not read trainer.estimated_stepping_batches, or "
-                "resume from the end of an epoch."
+                f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
+                "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
+                "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
 
 
 def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
 
-    A stop within an epoch (``max_steps``, ``max_time``, ``should_stop``) counts that epoch as
-    done, and Lightning would drop its other batches; a save after the fit, or at the start of an
-    epoch, leaves the counters of the epoch before, and it would run an empty one. An evaluation
-    that broke off is made again whole, and not from its middle.
+    A stop within an epoch (``max_steps``, ``should_stop``) counts that epoch as done, and Lightning
+    would drop its other batches; a save after the fit, or at an epoch's start, leaves the counters
+    of the epoch before. An evaluation that broke off is made again whole.
 
     Returns: whether an epoch's start comes next.
-
-    Raises:
-        TrainingError: a batch was under way, so weights and multipliers may not belong together.
     """
     loops = checkpoint.get("loops")
     if loops is None:  # Weights only: the trainer says so.
@@ -477,9 +385,8 @@ def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     of_epoch, of_run = batches["current"], batches["total"]
     if of_run["ready"] != of_run["processed"]:
         raise TrainingError(
-            f"This checkpoint was written within step {of_run['ready']}, by an error or a "
-            "signal: it may have new weights and old multipliers. Resume from the one before; "
-            "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
+            f"This checkpoint was written within step {of_run['ready']}: it may have new weights "
+            "and old multipliers. Resume from the one before it."
         )
     if checkpoint[STATE_KEY]["in_evaluation"]:
         evaluated = fit["epoch_loop.val_loop.batch_progress"]

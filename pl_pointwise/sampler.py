@@ -24,12 +24,8 @@ class PointwiseSampler(DistributedSampler[Any]):
     Args:
         dataset: anything with a length.
         num_replicas, rank: world size and global rank.
-        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone; orders of other
-            seeds and epochs have nothing to do with it.
-        seed: of the order.
-        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly, so
-            that a batch has each in the proportion that the whole data set has it, to within one
-            or two samples.
+        shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
+        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly.
     """
 
     def __init__(
@@ -42,18 +38,10 @@ class PointwiseSampler(DistributedSampler[Any]):
         seed: int = 0,
         strata: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            num_replicas=num_replicas,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
+        super().__init__(dataset, num_replicas, rank, shuffle, seed)  # type: ignore[arg-type]
         self.strata = None if strata is None else torch.as_tensor(strata)
-        self.skip = 0
-        """Positions of this rank to leave out at the start of the next iteration only."""
-        self.draws_by_sample = False
-        """Whether positions tell a loader's worker what their rows draw; see :class:`Drawing`."""
+        self.skip = 0  # Positions of this rank to leave out in the next iteration only.
+        self.draws_by_sample = False  # Whether a worker's rows draw by sample; see Drawing.
 
     def order(self) -> Tensor:
         """Positions of all ranks in this epoch's order, padding marked; rank r takes [r::k]."""
@@ -69,9 +57,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         else:
             order = torch.arange(count, dtype=dtype)
         missing = -count % self.num_replicas
-        if not missing:
-            return order
-        return torch.cat([order, -1 - order[torch.arange(missing) % count]])
+        return torch.cat([order, -1 - order[torch.arange(missing) % max(1, count)]])
 
     def __iter__(self) -> Iterator[int]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
@@ -79,32 +65,24 @@ class PointwiseSampler(DistributedSampler[Any]):
         mine = mine.clone() if self.num_replicas > 1 else mine  # A view would keep all ranks'.
         self.skip = 0
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
-        return _positions(mine, draws)
-
-
-def _positions(positions: Tensor, draws: int | None) -> Iterator[int]:
-    """The positions (n,) as numbers; all of them at once would take ten times the memory."""
-    for part in positions.split(65536):
-        for position in part.tolist():
-            yield position if draws is None else Drawing(position, draws)
+        # All of them at once as numbers would take ten times the memory.
+        numbers = (number for part in mine.split(65536) for number in part.tolist())
+        return numbers if draws is None else (Drawing.at(number, draws) for number in numbers)
 
 
 class Drawing(int):
     """A position whose row draws its random numbers from a state of its own.
 
-    It reaches a loader's worker with the position, so that what a row draws there depends on the
-    seed, the epoch and the sample alone: not on the worker, nor on what it fetched before.
+    In a loader's worker they depend on the seed, the epoch and the sample alone.
     """
 
     draws: int
 
-    def __new__(cls, position: int, draws: int) -> Drawing:
-        made = super().__new__(cls, position)
+    @classmethod
+    def at(cls, position: int, draws: int) -> Drawing:
+        made = cls(position)
         made.draws = draws
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Drawing, (int(self), self.draws)
 
     def start(self) -> None:
         """Seeds the generators of this process, which must be a loader's worker."""
@@ -124,8 +102,7 @@ def mixed(*numbers: int) -> int:
 def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:
     """The positions so reordered that each stratum stands evenly in them, in its own order.
 
-    order, strata: (N,), a position and its stratum. The j-th of n samples of a stratum is put at
-    (j + u)/n of the way, u uniform on [0, 1), one for a stratum.
+    The j-th of n samples is put at (j + u)/n of the way, u uniform on [0, 1), one a stratum.
     """
     place = torch.empty(len(order), dtype=torch.float64)
     for stratum in strata.unique():

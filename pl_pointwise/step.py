@@ -1,13 +1,12 @@
 """One step: micro-batches, what their terms are by the task, and what the step measured.
 
-Shapes: b samples in a micro-batch, R samples in the whole step over all ranks, K columns of a
-vector-valued constraint (1 for a scalar one), ``sides`` 2 for an interval and else 1. The columns
-of an interval are the upper side's K, then the lower side's K.
+Shapes: b samples in a micro-batch, R in the whole step over all ranks, K columns of a constraint,
+``sides`` 2 for an interval, the upper one's K columns first, and else 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +15,13 @@ from torch import Tensor
 
 from .data import PADDING
 from .errors import DataError
-from .formulations import Constraint
 from .random_state import replayed_random_state
 from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
+
+WIDEST = {"mps": torch.float32}
+"""What every rank sends, whatever the dtype of its values, by device; float64 on all others."""
 
 
 @dataclass
@@ -52,44 +53,26 @@ class Measured:
     index: Tensor  # (R,)
     objective: Tensor  # (R,)
     followed: dict[str, Tensor]  # violations (R, sides·K) that the weights followed
-    judged: dict[str, Tensor]  # those that the multipliers follow; the same object if no others are
+    judged: dict[str, Tensor]  # those that the multipliers follow
     masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
     counts: dict[str, int]  # samples that carry each term, those left out later included
     lagrangian: float  # of the terms per sample; those of the batch are added when they are known
     gradient_norm: float  # before clipping
-    finite: bool = False
-    """Whether all values are known to be finite in float32, so that none needs looking for."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether the multipliers follow others than the weights."""
-        return self.judged is not self.followed
+    strict: bool = False  # whether the multipliers follow others than the weights
+    finite: bool = False  # whether all values are known to be finite in float32
 
     def keep(self, rows: Tensor) -> Measured:
         """The given samples, bool (R,)."""
-
-        def taken(tables: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: table[rows] for name, table in tables.items()}
-
-        followed = taken(self.followed)
-        return replace(
-            self,
-            index=self.index[rows],
-            objective=self.objective[rows],
-            followed=followed,
-            judged=taken(self.judged) if self.strict else followed,
-            masks=taken(self.masks),
-            multipliers=taken(self.multipliers),
-        )
+        taken: dict[str, Any] = {"index": self.index[rows], "objective": self.objective[rows]}
+        for kind in ("followed", "judged", "masks", "multipliers"):
+            taken[kind] = {name: table[rows] for name, table in getattr(self, kind).items()}
+        return replace(self, **taken)
 
     def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value that is not finite in a term they carry.
-
-        A violation beyond float32 counts as infinite: λ, which is float32, would become so.
-        """
+        """(R,) bool: samples with a value, in a term they carry, not finite in float32, as λ is."""
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for violations in (self.followed, self.judged)[: 1 + self.strict]:
+        for violations in (self.followed, self.judged):
             for name, violation in violations.items():
                 bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
         return bad
@@ -99,74 +82,53 @@ class Measured:
 class DualStep:
     """A dual step of one constraint, the same on every rank, on the CPU.
 
-    Rows are the R samples that stepped, columns the violation's; or one row for a constraint with
-    one multiplier, columns its sides.
+    All but the index are of one shape: (R, sides·K), of the R samples that stepped, or (1, sides).
     """
 
     index: Tensor | None  # (R,); None where the multiplier belongs to no sample
-    judged: Tensor  # (R, sides·K) or (1, sides): the violations that the step was taken on
-    mask: Tensor  # bool, of the same shape
-    before: Tensor  # λ, of the same shape
-    after: Tensor  # λ, of the same shape
-    followed: Tensor  # what the weights followed, of the same shape
+    judged: Tensor  # the violations that the step was taken on
+    mask: Tensor  # bool
+    before: Tensor  # λ
+    after: Tensor
+    followed: Tensor  # the violations that the weights followed
 
 
-def pieces_of(batch: Any) -> list[Any]:
-    """The micro-batches that the collate function made, or the one batch."""
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[MicroBatch]:
+    """The batch, or the pieces that the collate function made of it, cut to ``size`` samples."""
+    micro_batches = []
+    for piece in batch if isinstance(batch, (list, tuple)) else [batch]:
+        whole = micro_batch_of(task, piece)
+        if not size or size >= len(whole.index):
+            micro_batches.append(whole)
+            continue
+        for rows in torch.arange(len(whole.index)).split(size):
+            part = slice(int(rows[0]), int(rows[-1]) + 1)
+            masks = {name: mask[part] for name, mask in whole.masks.items()}
+            micro = MicroBatch(task.select(piece, rows), whole.index[part], masks)
+            micro_batches.append(micro)
+    return micro_batches
 
 
-def index_of(batch: Any) -> Tensor:
-    """(B,) on the CPU.
-
-    Raises:
-        DataError: the batch has none, or one of other numbers than whole ones.
-    """
+def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
+    """A piece with the masks of its terms; nobody carries anything in a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
-            'A batch needs "index", the position of each sample in its data set, as a tensor (B,): '
-            "wrap the data set in pl_pointwise.data.IndexedDataset, or use PointwiseDataModule. "
-            f"Here it is a {type(batch).__name__}; rows that are tuples get names there, "
-            'IndexedDataset(rows, fields=["x", "y"]).'
+            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
+            "a tensor (B,): use PointwiseDataModule, or wrap the data set in IndexedDataset(rows), "
+            'of tuples in IndexedDataset(rows, fields=["x", "y"]).'
         )
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise DataError(
             f'"index" of a batch is {index.dtype}: give whole numbers, each sample\'s position.'
         )
-    return index.cpu()
-
-
-def micro_batches_of(task: Task, batch: Any) -> list[MicroBatch]:
-    """The batch in pieces of the task's ``micro_batch_size``, each with the masks of its terms."""
-    micro_batches = []
-    for piece in pieces_of(batch):
-        index = index_of(piece)
-        size = task.training_settings.micro_batch_size or len(index)
-        if size >= len(index):
-            micro_batches.append(micro_batch_of(task, piece, index))
-            continue
-        for rows in torch.arange(len(index)).split(size):
-            micro_batches.append(micro_batch_of(task, task.select(piece, rows), index[rows]))
-    return micro_batches
-
-
-def micro_batch_of(task: Task, batch: Any, index: Tensor) -> MicroBatch:
-    """A piece with the masks of its terms; nobody carries anything in a row of padding.
-
-    Raises:
-        ValueError: a mask of no term.
-        DataError: a mask that is not bool, or not of b rows.
-    """
+    index = index.cpu()
     names, given = [OBJECTIVE, *task.constraints], task.membership(batch)
-    require_mapping("membership()", given, names, partial=True)
+    if given != {}:
+        require_names("membership()", given, names, partial=True)
     real = (index >= 0).to(task.device, non_blocking=True)
-    masks = {}
-    for name in names:
-        mask = given.get(name)
-        if mask is None:
-            masks[name] = real
-            continue
+    masks = dict.fromkeys(names, real)
+    for name, mask in given.items():
         if mask.dtype != torch.bool or mask.dim() not in (1, 2) or len(mask) != len(index):
             raise DataError(
                 f'membership()["{name}"] must be bool of shape ({len(index)},) or '
@@ -180,79 +142,90 @@ def micro_batch_of(task: Task, batch: Any, index: Tensor) -> MicroBatch:
 # The terms of a micro-batch ----------------------------------------------------------------------
 
 
-def terms_of(task: Task, micro: MicroBatch, columns: dict[str, int], strict: bool) -> Terms:
-    """One forward pass of a task in training, and what its terms are by it.
+def terms_of(
+    task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
+) -> Terms:
+    """What the terms of a micro-batch are by its forward pass; ``strict``: by strict values too.
 
-    columns: of each constraint's violations, which stay as many as in its first batch.
-    strict: whether strict values are asked for.
+    evaluating: by the bounds of evaluation, and of an equality |ℓ − c|.
     """
-    outputs = task(micro.batch)
-    objective, values = evaluate_terms(task, outputs, micro)
-    masks = {OBJECTIVE: micro.masks[OBJECTIVE]}
-    objective = torch.where(masks[OBJECTIVE], objective, 0)
-    signed = {name for name, f in task.formulations.items() if f.signed}
-    followed, oriented = violations_of(task.constraints, values, micro.masks, signed)
-    masks |= oriented
-    for name, violation in followed.items():
-        found = violation.shape[1]
-        if columns.setdefault(name, found) != found:
-            raise DataError(
-                f'Constraint "{name}": {found} columns in this batch, {columns[name]} before. Give '
-                "the same number in every batch and mark missing ones in membership()."
-            )
-    judged = {name: violation.detach() for name, violation in followed.items()}
-    if strict:
-        values = judged_values(task, outputs, micro.batch, values)
-        judged, _ = violations_of(task.constraints, values, micro.masks, signed)
-    return Terms(objective, followed, judged, masks)
-
-
-def evaluate_terms(task: Task, outputs: Any, micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective (b,) and the constraints' values by name, (b,) or (b, K), not yet masked.
-
-    Raises:
-        ValueError: a constraint without values, or values of none.
-        DataError: values of another shape.
-    """
-    count = len(micro.index)
     objective = task.objective(outputs, micro.batch)
-    objective = validate_values(objective, OBJECTIVE, count, vector=False)
-    values = task.constraint_values(outputs, micro.batch)
-    require_mapping("constraint_values()", values, task.constraints)
-    return objective, {name: validate_values(v, name, count) for name, v in values.items()}
+    given = task.constraint_values(outputs, micro.batch)
+    if not isinstance(given, Mapping) or given.keys() != task.constraints.keys():
+        require_names("constraint_values()", given, task.constraints)
+    values, count = {OBJECTIVE: objective, **given}, len(micro.index)
+    for name, value in values.items():
+        dims = (1,) if name == OBJECTIVE else (1, 2)
+        if not isinstance(value, Tensor) or value.dim() not in dims or len(value) != count:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            wanted = f"({count},)" if len(dims) == 1 else f"({count},) or ({count}, K)"
+            raise DataError(
+                f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
+                "do not reduce over the batch."
+            )
+        values[name] = value if value.dtype == torch.float64 else value.float()
+    objective = values.pop(OBJECTIVE)
+    mask = micro.masks[OBJECTIVE]
+    followed, masks = violations_of(task, micro, values, evaluating)
+    if strict:
+        judged = judged_values(task, outputs, micro.batch, values)
+        judged, _ = violations_of(task, micro, judged, evaluating)
+    else:
+        judged = {name: violation.detach() for name, violation in followed.items()}
+    objective = torch.where(mask, objective, 0)
+    return Terms(objective, followed, judged, {OBJECTIVE: mask, **masks})
 
 
 def judged_values(
     task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """By constraint what multipliers and reports go by: strict values, else ``values``.
-
-    Raises:
-        ValueError, DataError: strict values of another name or shape; of a CVaR.
-    """
+    """By constraint what multipliers and reports go by: strict values, else ``values``."""
     if not judges_strictly(task):
         return values
     with torch.no_grad(), replayed_random_state(task.device):
         given = task.strict_values(outputs, batch)
-    require_mapping("strict_values()", given, values, partial=True)
-    strict = {}
+    require_names("strict_values()", given, values, partial=True)
+    strict = {name: value.detach() for name, value in values.items()}
     for name, value in given.items():
         if name in task.formulations and task.formulations[name].learns_threshold:
             raise ValueError(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
-                "weights follow, and strict values have another. Take Average, Tilted or "
-                "Pointwise, or leave it out."
+                "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
         shape = tuple(values[name].shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise DataError(
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+                f"{shape}, got {other}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()
-    return {name: strict.get(name, value.detach()) for name, value in values.items()}
+    return strict
+
+
+def violations_of(
+    task: Task, micro: MicroBatch, values: Mapping[str, Tensor], evaluating: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Violations (b, sides·K) of values (b,) or (b, K), and masks alike; zero where masked."""
+    violations, masks = dict[str, Tensor](), dict[str, Tensor]()
+    constraints = task.evaluation_constraints if evaluating else task.constraints
+    for name, constraint in constraints.items():
+        signed = not evaluating and name in task.formulations and task.formulations[name].signed
+        residual, mask = constraint.residual(values[name]), micro.masks[name]
+        violation = residual if signed else constraint.reported(residual)
+        violation = violation[:, None] if violation.dim() == 1 else violation
+        width = violation.shape[1] // constraint.sides
+        mask = mask[:, None] if mask.dim() == 1 else mask
+        if mask.shape[1] not in (1, width):
+            raise DataError(
+                f'membership()["{name}"] has {mask.shape[1]} columns, '
+                f"constraint_values() {width}: they must agree."
+            )
+        mask = mask.expand(-1, width)
+        masks[name] = mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
+        violations[name] = torch.where(masks[name], violation, 0)
+    return violations, masks
 
 
 # What a step measured ----------------------------------------------------------------------------
@@ -272,13 +245,11 @@ def pack(
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
     In float64, which holds an index up to 2⁵³ (float32 on Apple's GPUs: 2²⁴).
-
-    lagrangian: of the micro-batch, a scalar.
-    strict: whether the multipliers follow others than the weights.
     """
     device = terms.objective.device
     # The first column is in the widest dtype, and torch converts the others to it.
-    tables = {("index", OBJECTIVE): index.to(device, widest_dtype(device), non_blocking=True)}
+    wide = WIDEST.get(device.type, torch.float64)
+    tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
     tables["objective", OBJECTIVE] = terms.objective
     tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
     kinds = {"mask": terms.masks, "followed": terms.followed, "multiplier": multipliers}
@@ -301,22 +272,18 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
     masks[OBJECTIVE] = masks[OBJECTIVE][:, 0]
     lowest, highest = map(float, rows.aminmax()) if len(rows) else (0.0, 0.0)
     return Measured(
-        tables["index"][OBJECTIVE][:, 0].long(),
-        tables["objective"][OBJECTIVE][:, 0],
-        tables["followed"],
-        tables.get("judged", tables["followed"]),
-        masks,
-        tables["multiplier"],
-        {name: int(carries(mask).sum()) for name, mask in masks.items()},
-        float(tables["share"][OBJECTIVE].sum()),
-        float(flat[-1]),
+        index=tables["index"][OBJECTIVE][:, 0].long(),
+        objective=tables["objective"][OBJECTIVE][:, 0],
+        followed=tables["followed"],
+        judged=tables.get("judged", tables["followed"]),
+        masks=masks,
+        multipliers=tables["multiplier"],
+        counts={name: int(carries(mask).sum()) for name, mask in masks.items()},
+        lagrangian=float(tables["share"][OBJECTIVE].sum()),
+        gradient_norm=float(flat[-1]),
+        strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
-
-
-def widest_dtype(device: torch.device) -> torch.dtype:
-    """What every rank sends, whatever the dtype of its values: it may have none left."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def carries(mask: Tensor) -> Tensor:
@@ -326,75 +293,10 @@ def carries(mask: Tensor) -> Tensor:
     return mask if mask.dim() == 1 else mask.any(1)
 
 
-def validate_values(values: Tensor, name: str, count: int, vector: bool = True) -> Tensor:
-    """Values of a term in float32 or wider, of shape (b,), or with ``vector`` also (b, K).
-
-    count: b.
-
-    Raises:
-        DataError: another shape.
-    """
-    dims = (1, 2) if vector else (1,)
-    if not isinstance(values, Tensor) or values.dim() not in dims or len(values) != count:
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        wanted = f"({count},) or ({count}, K)" if vector else f"({count},)"
-        raise DataError(
-            f'"{name}" must have one value per sample, shape {wanted}, got {shape}: '
-            "do not reduce over the batch."
-        )
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def violations_and_mask(
-    constraint: Constraint, values: Tensor, mask: Tensor, name: str, signed: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Violations (b, sides·K) of values (b,) or (b, K), and their mask, bool, alike.
-
-    mask: (b,) or (b, K).
-    signed: the residual of an equality instead, of which its multiplier takes the sign.
-
-    Raises:
-        DataError: a mask of another number of columns than the values.
-    """
-    violation = constraint.residual(values) if signed else constraint.violation(values)
-    violation = violation[:, None] if violation.dim() == 1 else violation
-    width = violation.shape[1] // constraint.sides
-    mask = mask[:, None] if mask.dim() == 1 else mask
-    if mask.shape[1] not in (1, width):
-        raise DataError(
-            f'membership()["{name}"] has {mask.shape[1]} columns, '
-            f"constraint_values() {width}: they must agree."
-        )
-    mask = mask if mask.shape[1] == width else mask.expand(-1, width)
-    return violation, mask if constraint.sides == 1 else mask.repeat(1, constraint.sides)
-
-
-def violations_of(
-    constraints: Mapping[str, Constraint],
-    values: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    signed: Container[str],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Violations and masks of all constraints, see above; 0 where the mask is False.
-
-    signed: the constraints whose residual it is instead.
-    """
-    violations, found = dict[str, Tensor](), dict[str, Tensor]()
-    for name, constraint in constraints.items():
-        violation, found[name] = violations_and_mask(
-            constraint, values[name], masks[name], name, name in signed
-        )
-        violations[name] = torch.where(found[name], violation, 0)
-    return violations, found
-
-
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
 
-    In the violations' dtype: the default one is bfloat16 under ``bf16-true``.
-
-    With them a weighted sum over a side averages within each sample; divided by the number of
-    samples that carry the constraint, it is the mean of the side.
+    A sum with them averages within each sample. In the violations' dtype, under ``bf16-true`` too.
     """
     per_side = mask.shape[1] // sides
     if per_side == 1:
@@ -410,18 +312,7 @@ def last_visits(index: Tensor) -> Tensor:
     return torch.zeros_like(distinct).scatter_reduce(0, inverse, positions, "amax")
 
 
-def require_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses a name that is not among the known ones, and lists these."""
-    known = list(known)
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ValueError(
-            f"{what} names {', '.join(map(repr, unknown))}; "
-            f"this module has {', '.join(map(repr, known))}."
-        )
-
-
-def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
+def require_names(what: str, given: Any, names: Iterable[str], partial: bool = False) -> None:
     """Refuses no mapping, an unknown name, and, unless ``partial``, one that is missing."""
     names = list(names)
     if not isinstance(given, Mapping):
@@ -429,11 +320,18 @@ def require_mapping(what: str, given: Any, names: Iterable[str], partial: bool =
         raise ValueError(
             f"{what} returned a {type(given).__name__}: return a dict by name, {{{entries}}}."
         )
-    if not given.keys() <= set(names):
-        require_names(what, given, names)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"{what} names {', '.join(map(repr, unknown))}; "
+            f"this module has {', '.join(map(repr, names))}."
+        )
     missing = [] if partial else [name for name in names if name not in given]
     if missing:
         raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}.")
+
+
+# A step without some samples ---------------------------------------------------------------------
 
 
 def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iterator[str]:
@@ -451,13 +349,7 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 def without_samples(
     task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
-    """The micro-batches with another sample, which counts nowhere, in the place of some.
-
-    So every rank forwards as many rows as before.
-
-    left_out: their index.
-    Returns: none where no sample is left.
-    """
+    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
     keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
     spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
     if spare is None:
@@ -468,13 +360,9 @@ def without_samples(
             found.append(micro)
             continue
         source = position if keep.any() else spare
-        other = int(keeps[source].nonzero()[0])
-        rows = torch.where(keep, torch.arange(len(keep)), other)
+        rows = torch.where(keep, torch.arange(len(keep)), int(keeps[source].nonzero()[0]))
         kept = keep.to(micro.masks[OBJECTIVE].device)
-        masks = {
-            name: mask & (kept if mask.dim() == 1 else kept[:, None])
-            for name, mask in micro.masks.items()
-        }
+        masks = {n: m & (kept if m.dim() == 1 else kept[:, None]) for n, m in micro.masks.items()}
         index = micro.index.masked_fill(~keep, PADDING)
         found.append(MicroBatch(task.select(micro_batches[source].batch, rows), index, masks))
     return found

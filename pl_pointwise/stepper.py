@@ -20,10 +20,11 @@ from .checks import FirstSteps
 from .data import PADDING
 from .duals import Duals
 from .errors import explain_gradient_errors
-from .optimizers import connected_zero
+from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
+    WIDEST,
     DualStep,
     Layout,
     Measured,
@@ -36,105 +37,122 @@ from .step import (
     terms_of,
     unpack,
     weights,
-    widest_dtype,
     without_samples,
 )
-from .task import Task, judges_strictly, warn, when
+from .task import Task, judges_strictly, warn
 
 
 class Stepper:
-    """Steps the weights of a task and the multipliers of its constraints.
-
-    Attributes:
-        measured: what the last step measured, of all ranks; None before the first.
-        dual_steps: the dual step it ended in, by constraint; empty where it took none.
-        left_out: samples left out of a step so far because a value was not finite.
-        skipped_steps: steps skipped so far because the gradient was not finite, or no sample was
-            left; ``taken_now`` and ``skipped_now`` of this epoch.
-        first_steps: what the fit has yet to show.
-        buffers: those that a forward pass changes.
-        columns: of the violations, by constraint.
-    """
+    """Steps the weights of a task and the multipliers of its constraints."""
 
     def __init__(self, task: Task, duals: Duals) -> None:
         self.task, self.duals = task, duals
         self.strict = judges_strictly(task)
-        self.measured: Measured | None = None
-        self.dual_steps: dict[str, DualStep] = {}
-        self.left_out = self.skipped_steps = 0
-        self.taken_now = self.skipped_now = 0
+        self.measured: Measured | None = None  # Of the last step, of all ranks.
+        self.dual_steps: dict[str, DualStep] = {}  # That it ended in, by constraint.
+        self.left_out = 0  # Samples left out so far because a value was not finite.
+        self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
+        self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
-        self.buffers = RunningStatistics()
-        self.columns: dict[str, int] = {}
+        self.buffers = Buffers()
         self._layout: Layout = {}
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
-        task, duals = self.task, self.duals
-        optimizer: Any = task.optimizers()  # One: see checks.check_module.
-        micro_batches = micro_batches_of(task, batch)
-        counts = self._counts(micro_batches)
-        self._call_before_zero_grad()
+        task, duals, trainer = self.task, self.duals, self.task.trainer
+        optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
+        micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
+        # How many samples carry each term, over all ranks, before any forward pass.
+        names, found = [OBJECTIVE, *task.constraints], []
+        for micro in micro_batches:  # Terms that every sample carries share one mask.
+            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
+            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
+        numbers = torch.stack(found).sum(0).float()
+        if trainer.world_size > 1:
+            numbers = self._over_ranks(numbers, "sum")
+        counts = dict(zip(names, numbers.clamp(min=1).unbind(), strict=True))
+        # Lightning calls this hook under automatic optimization only.
+        call._call_callback_hooks(trainer, "on_before_zero_grad", optimizer)
+        call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
         due = duals.units.due(task.formulations, task.global_step)
         if due:
             self._measure_units(due, micro_batches, counts)
         duals.in_force = duals.units.in_force(task.formulations)
         measured = self._measure(micro_batches, counts)
-        self.buffers.forget_unchanged()
+        if self.buffers.changing is None:
+            self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts)
         self.measured, self.dual_steps = measured, {}
         if self._may_step(measured):
-            optimizer.step()
+            task.optimizers().step()  # type: ignore[union-attr]
             self.taken_now += 1
-            duals.note(measured, task.current_epoch, task.trainer.num_training_batches)
+            duals.note(measured, task.current_epoch, trainer.num_training_batches)
             self.dual_steps = duals.step(task.current_epoch)
         else:
-            self.buffers.restore()
+            self.buffers.restore(task)
         return measured
+
+    def log(self) -> None:
+        """Logs ``running/…``, of the step's batch, and at every step for a progress bar."""
+        task, trainer, measured = self.task, self.task.trainer, self.measured
+        bar = getattr(trainer.progress_bar_callback, "is_enabled", False)
+        monitored = [getattr(c.scheduler, "monitor", None) for c in trainer.lr_scheduler_configs]
+        logged = trainer.is_last_batch or trainer._logger_connector.should_update_logs
+        logged = logged or any(str(name).startswith("running/") for name in monitored)
+        if measured is None or not (bar or logged):
+            return
+        shown: dict[str, Any] = {
+            "lagrangian": measured.lagrangian,
+            "gradient_norm": measured.gradient_norm,
+            "left_out": float(self.left_out),
+            "skipped_steps": float(self.skipped_steps),
+        }
+        on_bar: dict[str, Any] = {}
+        objective = measured.objective[measured.masks[OBJECTIVE]]
+        if len(objective):
+            shown["objective"] = on_bar["objective"] = objective.mean()
+        violated = []
+        for name, violation in measured.judged.items():
+            values = task.constraints[name].reported(violation[measured.masks[name]])
+            if len(values):
+                violated.append(values > 0)
+                shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}
+        if violated:
+            on_bar["violated"] = torch.cat(violated).float().mean()
+        if bar:
+            task.log_dict(on_bar, prog_bar=True, logger=False)
+        if logged:
+            task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def start_epoch(self) -> None:
         """Counts anew, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
-        self.buffers.refresh()
-
-    def _counts(self, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
-        """How many samples of the step carry each term, over all ranks, before any forward."""
-        names = [OBJECTIVE, *self.task.constraints]
-        found = []
-        for micro in micro_batches:  # Terms that every sample carries share one mask.
-            sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
-            found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
-        counts = self._over_ranks(torch.stack(found).sum(0).float(), "sum")
-        return dict(zip(names, counts.clamp(min=1).unbind(), strict=True))
+        self.buffers = Buffers()
 
     # Forward and backward -----------------------------------------------------------------------
 
     def _measure(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
-        """Accumulates the step's gradient, clipped; one gather and one copy bring what it measured.
-
-        Only the last micro-batch synchronises the gradient. Every rank's batch has the same number
-        of rows: samplers of several ranks pad.
-
-        rows: how many, where no sample of this rank is left and it has no micro-batch.
-        """
+        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
         task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        on_batch = bool(duals.on_batch)
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        on_batch = any(f.scope == "batch" for f in duals.in_force.values())
         slopes = self._slopes(micro_batches, counts) if on_batch else None
         packed = []
+        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         for position, micro in enumerate(micro_batches):
-            with self._synchronised(position == len(micro_batches) - 1):
-                terms = terms_of(task, micro, self.columns, self.strict)
+            # The ranks add up their gradients in the last backward pass only.
+            with nullcontext() if position == len(micro_batches) - 1 else block():
+                terms = terms_of(task, micro, task(micro.batch), self.strict)
                 if self.first_steps.unproven:
                     self.first_steps.require_gradients(task, terms)
                 multipliers = duals.rows(micro.index, terms)
                 loss = self._lagrangian(terms, multipliers, counts)
-                packed_rows, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
-                packed.append(packed_rows)
+                table, self._layout = pack(micro.index, terms, multipliers, loss, self.strict)
+                packed.append(table)
                 if on_batch:
                     slopes = slopes or duals.slopes([terms], counts, task.device)
                     loss = loss + duals.batch_loss(terms, slopes, counts)
@@ -142,10 +160,10 @@ class Stepper:
                 task.manual_backward(loss * ranks if ranks > 1 else loss)
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             task.manual_backward(connected_zero(task))
-        norm = self._clip_gradient()
-        if not packed:
-            width, wide = sum(self._layout.values()), widest_dtype(task.device)
+            width = sum(self._layout.values())
+            wide = WIDEST.get(task.device.type, torch.float64)
             packed = [torch.zeros(rows, width, dtype=wide, device=task.device)]
+        norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         table = packed[0] if len(packed) == 1 else torch.cat(packed)
         if ranks > 1:
             table = task.all_gather(table).flatten(0, 1)  # type: ignore[union-attr]
@@ -174,46 +192,34 @@ class Stepper:
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
-        With several micro-batches or ranks a pass without gradients finds the mean, and its random
-        state is replayed afterwards, so that both passes see the same dropout.
+        Else a pass without gradients finds the mean, and both passes see the same dropout.
         """
-        known = self.duals.known_slopes()
-        if known is not None or (len(micro_batches) == 1 and self.task.trainer.world_size == 1):
+        task, known = self.task, self.duals.known_slopes()
+        if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
             return known
-        device = self.task.device
-        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(device):
-            strict = self.strict and self.duals.dual_first
-            found = [terms_of(self.task, micro, self.columns, strict) for micro in micro_batches]
-        self.buffers.restore()
-        return self.duals.slopes(found, counts, device, self._over_ranks)
+        strict = self.strict and self.duals.dual_first
+        with torch.no_grad(), explain_gradient_errors(), replayed_random_state(task.device):
+            found = [terms_of(task, micro, task(micro.batch), strict) for micro in micro_batches]
+        self.buffers.restore(task)
+        return self.duals.slopes(found, counts, task.device, self._over_ranks)
 
-    # The gradient and the step of the weights ---------------------------------------------------
-
-    def _clip_gradient(self) -> Tensor:
-        """The norm of the whole gradient, which is scaled down to ``gradient_clip_val``."""
-        norm, scale = self._gradient_norm(), self._gradient_scale()
-        largest = self.task.training_settings.gradient_clip_val
+    def _gradient_norm(self, largest: float | None = None) -> Tensor:
+        """Of the whole gradient, which is scaled down to ``largest`` where that is given."""
+        parameters = [p for p in self.task.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        # Under float16 the gradients carry the scaler's factor until its step.
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
         if largest is not None:
-            parameters = [p for p in self.task.parameters() if p.grad is not None]
-            # Under float16 the gradients carry the scaler's factor until its step.
             torch.nn.utils.clip_grads_with_norm_(parameters, largest * scale, norm)
         return norm / scale
 
-    def _gradient_norm(self) -> Tensor:
-        """Of the whole gradient, with the scaler's factor in it."""
-        gradients = [p.grad for p in self.task.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def _gradient_scale(self) -> float:
-        """What the gradients are multiplied by under float16."""
-        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
-        return 1.0 if scaler is None else float(scaler.get_scale())
+    # Whether to step ----------------------------------------------------------------------------
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        if self.first_steps.watched:
-            self.first_steps.check(self.task, measured)
+        self.first_steps.require_distinct(self.task.current_epoch, measured.index)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"
@@ -222,7 +228,7 @@ class Stepper:
         else:
             reason = (
                 f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
-                "a root, logarithm or division at 0, also where membership() masks the value)"
+                "a root, logarithm or division at 0, also of what membership() masks)"
             )
             scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
             if scaler is not None:
@@ -234,39 +240,34 @@ class Stepper:
         self.skipped_now += not expected
         warn(
             self.task,
-            f"Step skipped ({when(self.task)}): {reason}. Neither weights nor multipliers moved; "
+            f"Step skipped ({self._when()}): {reason}. Neither weights nor multipliers moved; "
             f"{self.skipped_steps} so far.",
         )
         return False
-
-    # A step without the samples that have a value that is not finite ----------------------------
 
     def _without_non_finite(
         self, measured: Measured, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
-        Masking such a value in the loss is not enough: inf · 0 in the backward pass is NaN. The
-        norm of the gradient is not finite where that does not help, so that the step is skipped.
-
-        counts: of the whole batch, which remain the denominators.
+        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
+        help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
         """
-        task = self.task
+        task, ranks = self.task, self.task.trainer.world_size
         bad = measured.non_finite()
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
         for value in non_finite_values(measured, bad):
             warn(
                 task,
-                f"{value} ({when(task)}). Left out of this step; {self.left_out} so far. "
+                f"{value} ({self._when()}). Left out of this step; {self.left_out} so far. "
                 "Inspect that record or lower the learning rate.",
             )
         if bad.any() or not math.isfinite(measured.gradient_norm):
             bad |= measured.index == PADDING  # A copy spoils the gradient as its sample does.
         if not bad.any():
             return measured
-        self.buffers.restore()
-        ranks = task.trainer.world_size
+        self.buffers.restore(task)
         some_left = (~bad).view(ranks, -1).any(1)
         if not some_left.all() and forwards_together(task):
             warn(task, "A rank has no sample left, and its forward pass needs one on every rank.")
@@ -278,6 +279,9 @@ class Stepper:
             found.gradient_norm = math.nan
         return replace(found.keep(~bad), counts=measured.counts)
 
+    def _when(self) -> str:
+        return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
+
     # The unit of the multipliers (gradient_units.py) --------------------------------------------
 
     def _measure_units(
@@ -285,8 +289,7 @@ class Stepper:
     ) -> None:
         """Of these constraints, the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
 
-        One more pass over the batch for each. Plain passes, so that they run under every strategy
-        and precision as the step does; their gradients are dropped.
+        One more plain pass over the batch for each, whose gradients are dropped.
         """
         formulations, units = self.task.formulations, self.duals.units
         objective: float | None = None
@@ -320,94 +323,63 @@ class Stepper:
         term: Callable[[Terms], tuple[Tensor, Tensor]],
         count: Tensor,
     ) -> tuple[float, Tensor]:
-        """The norm of ∇ Σ term / count over the batch of all ranks; the gradient is dropped.
-
-        term: a micro-batch's sum, and what is to be added up beside it.
-        Returns: the norm, and these sums of this rank.
-        """
+        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums beside it."""
         task = self.task
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = []
+        block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         with replayed_random_state(task.device):
             for position, micro in enumerate(micro_batches):
-                with self._synchronised(position == len(micro_batches) - 1):
-                    total, sums = term(terms_of(task, micro, self.columns, strict=False))
-                    beside.append(sums.to(widest_dtype(task.device)))
+                with nullcontext() if position == len(micro_batches) - 1 else block():
+                    total, sums = term(terms_of(task, micro, task(micro.batch), strict=False))
+                    beside.append(sums.to(WIDEST.get(task.device.type, torch.float64)))
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(total * scale + connected_zero(task))
-        norm = float(self._gradient_norm()) / self._gradient_scale()
+        norm = float(self._gradient_norm())
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        self.buffers.restore()
+        self.buffers.restore(task)
         return norm, torch.stack(beside).sum(0)
 
-    # What Lightning and the ranks do ------------------------------------------------------------
-
-    def _call_before_zero_grad(self) -> None:
-        """The hook, which Lightning calls under automatic optimization only."""
-        trainer = self.task.trainer
-        call._call_callback_hooks(trainer, "on_before_zero_grad", trainer.optimizers[0])
-        call._call_lightning_module_hook(trainer, "on_before_zero_grad", trainer.optimizers[0])
-
-    def _synchronised(self, last: bool) -> Any:
-        """Ranks add up their gradients in the last micro-batch's backward pass only."""
-        block = getattr(self.task.trainer.strategy, "block_backward_sync", None)
-        return nullcontext() if last or block is None else block()
-
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
-        trainer = self.task.trainer
-        if trainer.world_size > 1 and dist.is_initialized():
-            # Lightning's reduce puts a barrier first, at which the host waits for every GPU.
+        if self.task.trainer.world_size > 1:
+            # Not Lightning's reduce: it puts a barrier first, at which the host waits for the GPU.
             value = value.clone()
             dist.all_reduce(value, dist.ReduceOp.SUM if operation == "sum" else dist.ReduceOp.MAX)
-            return value
-        reduced = trainer.strategy.reduce(value, reduce_op=operation)
-        assert isinstance(reduced, Tensor)
-        return reduced
+        return value
 
 
-class RunningStatistics:
-    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step.
-
-    Which ones these are is found out in the first step of an epoch.
-    """
+class Buffers:
+    """Buffers that forward passes change, such as a BatchNorm's, as they were before a step."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[nn.Module, str]] | None = None
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def refresh(self) -> None:
-        """Looks at all buffers again in the next step."""
-        self._places, self._kept = None, []
+        self.changing: set[str] | None = None  # Their names, known after an epoch's first step.
+        self._kept: dict[str, Tensor] = {}
 
     def keep(self, module: nn.Module) -> None:
         """Before the first forward pass of a step."""
-        if self._places is None:
-            self._places = [
-                (part, name)
-                for part in module.modules()
-                for name, buffer in part._buffers.items()
-                if buffer is not None and not buffer.is_inference()
-            ]
-        self._kept = []
-        for part, name in self._places:
-            buffer = part._buffers[name]
-            assert buffer is not None
-            self._kept.append((buffer, buffer.detach().clone()))
+        if self.changing != set():
+            self._kept = {
+                name: buffer.detach().clone()
+                for name, buffer in module.named_buffers()
+                if self.changing is None or name in self.changing
+            }
 
-    def forget_unchanged(self) -> None:
+    def settle(self, module: nn.Module) -> None:
         """After it: from now on only those that it changed."""
-        changed = [
-            (place, kept)
-            for place, kept in zip(self._places or [], self._kept, strict=True)
-            if place[0]._buffers[place[1]] is not kept[0] or not torch.equal(*kept)
-        ]
-        self._places = [place for place, _ in changed]
-        self._kept = [kept for _, kept in changed]
+        now = dict(module.named_buffers())
+        self._kept = {n: old for n, old in self._kept.items() if not torch.equal(old, now[n])}
+        self.changing = {*self._kept}
 
-    def restore(self) -> None:
+    def restore(self, module: nn.Module) -> None:
         with torch.no_grad():
-            for (part, name), (buffer, before) in zip(self._places or [], self._kept, strict=True):
-                part._buffers[name] = buffer.copy_(before)
+            for name, buffer in module.named_buffers() if self._kept else ():
+                if name in self._kept:
+                    buffer.copy_(self._kept[name])
+
+
+def connected_zero(module: nn.Module) -> Tensor:
+    """Zero, with a zero gradient for every trainable parameter."""
+    return sum(((p * 0).sum() for p in module.parameters() if p.requires_grad), torch.zeros(()))
 
 
 def forwards_together(task: Task) -> bool:

@@ -1,44 +1,109 @@
-"""What a task is: constraints, terms of each sample, metrics. No step, no multiplier."""
+"""What a task is: its constraints, the terms of each sample, metrics. No step, no multiplier."""
 
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
 from .errors import TrainingError
-from .formulations import Constraint, Formulation
-from .optimizers import Training
-from .rows import take_rows
+from .formulations import Formulation
+from .optimizers import Training, number_of_steps
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on a value ℓ: ``ℓ ≤ at_most``, ``ℓ ≥ at_least``, both (interval), ``ℓ = equals``.
+
+    An interval is two constraints on one value: its violation has twice the columns, and each side
+    multipliers of its own, at width zero too; an equality has one signed multiplier instead.
+
+    Of an equality reports are about :meth:`violation`, |ℓ − c|; to count samples further off than
+    δ, give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
+    multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
+    λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
+    """
+
+    at_most: float | None = None
+    at_least: float | None = None
+    equals: float | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.at_most, self.at_least, self.equals)
+        bounds = [bound for bound in given if bound is not None]
+        if not bounds:
+            raise ValueError(
+                "A constraint needs a bound: Constraint(at_most=…), (at_least=…) or (equals=…)."
+            )
+        if not all(isinstance(bound, Real) for bound in bounds):
+            raise ValueError(
+                "A bound of a constraint is one number. For one of each sample let "
+                "constraint_values() return value − bound, with Constraint(at_most=0), or for a "
+                "lower bound with at_least=0."
+            )
+        if not all(math.isfinite(bound) for bound in bounds):
+            raise ValueError(f"The bounds of a constraint must be finite numbers, got {self}.")
+        if self.equals is not None and len(bounds) > 1:
+            raise ValueError(f"equals stands alone, without at_most and at_least: got {self}.")
+        if len(bounds) == 2 and bounds[0] < bounds[1]:
+            raise ValueError(f"Empty interval: at_least exceeds at_most in {self}.")
+
+    @property
+    def sides(self) -> int:
+        """2 for an interval, else 1."""
+        return 2 if self.at_most is not None and self.at_least is not None else 1
+
+    def violation(self, values: Tensor) -> Tensor:
+        """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
+
+        Of an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
+        """
+        return self.reported(self.residual(values))
+
+    def residual(self, values: Tensor) -> Tensor:
+        """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""
+        if self.equals is not None:
+            return values - self.equals
+        upper = None if self.at_most is None else values - self.at_most
+        lower = None if self.at_least is None else self.at_least - values
+        if upper is None or lower is None:
+            return upper if lower is None else lower  # type: ignore[return-value]
+        if values.dim() == 1:
+            return torch.stack([upper, lower], dim=1)
+        return torch.cat([upper, lower], dim=1)
+
+    def reported(self, residual: Tensor) -> Tensor:
+        """The violation behind a residual: |ℓ − c| for an equality, else unchanged."""
+        return residual if self.equals is None else residual.abs()
 
 
 @dataclass
 class Notes:
     """What others know of a model: for its card, and for what may be written about it."""
 
-    confidential: bool = False
-    """Nobody is to see yet what this evaluation measures, so a task writes no files about it."""
-    certificate: str | None = None
-    """What ``compare --require`` certified."""
-    checkpoint: str = ""
-    """That the weights are of; "" for those of the last step."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What only the user knows; see model_card.py."""
+    confidential: bool = False  # whether a task writes no files about this evaluation
+    certificate: str | None = None  # what ``compare --require`` certified
+    checkpoint: str = ""  # that the weights are of; "" for those of the last step
+    facts: dict[str, Any] = field(default_factory=dict)  # what only the user knows: model_card.py
 
 
 class Task(LightningModule):
     """The methods that a task writes, and what was declared of it.
 
-    Everything that trains and evaluates a task takes it as this class; users derive from
-    :class:`~pl_pointwise.module.PointwiseModule`.
+    Users derive from :class:`~pl_pointwise.module.PointwiseModule`.
     """
 
     constraints: dict[str, Constraint]
@@ -46,6 +111,7 @@ class Task(LightningModule):
     formulations: dict[str, Formulation]
     training_settings: Training
     trainer: Any
+    _notes: Notes
 
     host_keys: tuple[str, ...] = ("index",)
     """Entries of a batch that stay on the CPU."""
@@ -75,20 +141,13 @@ class Task(LightningModule):
     def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
-        For what has no gradient, such as a test that a generated answer passes or not: given for
-        all constraints or some, in the shapes of ``constraint_values`` and against the same bound.
+        For what has no gradient, such as a test that an answer passes: of all constraints or some,
+        in the shapes of ``constraint_values``. What is left out is its own strict value.
+
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-
-        The relaxation u* that is reported of :class:`~pl_pointwise.formulations.Relaxed` is that at
-        v. With a standard Lagrangian (α None) the weights are pushed by λ alone, so by nothing else
-        than the strict test; with α also towards ṽ ≤ 0. A
-        :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
-
-        What is left out is its own strict value: a constraint, in this batch or always. Where a
-        test costs too much for every visit of a sample, give its last strict value again. Called
-        without gradients, behind ``constraint_values``; what it draws changes nothing, and modes
-        and buffers it must leave as they are.
+        A CVaR is refused: its threshold is a quantile of ṽ. Called without gradients; modes and
+        buffers it must leave as they are.
         """
         return {}
 
@@ -96,13 +155,20 @@ class Task(LightningModule):
         """The given rows (R,) of a batch; override it where a batch is not made of rows."""
         return take_rows(batch, rows)
 
+    def number_of_steps(self) -> int:
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
+        steps = number_of_steps(self.trainer)
+        if steps is None:
+            raise TrainingError(
+                "The run has no end: set max_epochs or max_steps, or take "
+                'schedule="constant" without a warm-up.'
+            )
+        return steps
+
     # Evaluation and export ----------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
-        """Fresh metrics of the task for one evaluated data set, by name; each a scalar.
-
-        One that the data set's batches never update is not reported.
-        """
+        """Fresh metrics for one evaluated data set, by name; one never updated is not reported."""
         return {}
 
     def update_evaluation_metrics(
@@ -120,12 +186,13 @@ class Task(LightningModule):
         """
 
     def export(self, path: str | Path) -> Path:
-        """Writes the model as a folder that other libraries load; a task says which.
-
-        Raises:
-            TypeError: the task has no export.
-        """
+        """Writes the model as a folder that other libraries load; a task says which."""
         raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
+
+
+def notes_of(task: Task) -> Notes:
+    """What others noted of a model, to be read and written."""
+    return task._notes
 
 
 def judges_strictly(task: Task) -> bool:
@@ -139,6 +206,36 @@ def warn(task: Task, message: str) -> None:
         log.warning(message)
 
 
-def when(task: Task) -> str:
-    """Where the fit stands, for messages."""
-    return f"train, epoch {task.current_epoch}, step {task.global_step}"
+def log_of_all_ranks(
+    module: LightningModule, values: Mapping[str, Tensor | float], **options: Any
+) -> None:
+    """Logs values of an epoch that every rank has alike: by their largest, as a mean may round."""
+    ranks = module.trainer.world_size > 1
+    module.log_dict(values, sync_dist=ranks, reduce_fx="max" if ranks else "mean", **options)
+
+
+def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
+    """The given rows (R,), on the CPU, of a batch, a mapping with ``index``, (B,).
+
+    Whatever has length B has a row for each sample; mappings and other lists are followed.
+    """
+    size = len(batch["index"])
+    return {key: _take(value, rows, size) for key, value in batch.items()}
+
+
+def _take(value: Any, rows: Tensor, size: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _take(entry, rows, size) for key, entry in value.items()}
+    if isinstance(value, (Tensor, np.ndarray)):
+        if not value.ndim or len(value) != size:
+            return value
+        return value[rows.to(value.device)] if isinstance(value, Tensor) else value[rows.numpy()]
+    if not isinstance(value, (list, tuple)):
+        return value
+    if len(value) == size:
+        taken = [value[position] for position in rows.tolist()]
+    else:
+        taken = [_take(entry, rows, size) for entry in value]
+    if isinstance(value, list):
+        return taken
+    return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)

@@ -51,7 +51,7 @@ def test_a_documented_command_is_taken(command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command, comments=True)[1:]]
     taken: list[Comparison] = []
-    monkeypatch.setattr(compare, "check_methods", lambda *_: {})
+    monkeypatch.setattr(compare, "check_methods", lambda *_: None)
     monkeypatch.setattr(compare, "check_requirements", lambda *_: None)
     monkeypatch.setattr(compare, "compare", lambda comparison, *_: taken.append(comparison))
     monkeypatch.setattr(compare, "_print_runs", taken.append)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pl_pointwise.compare.styles import BLUE, GREEN, RED
+from pl_pointwise.compare.plots import BLUE, GREEN, RED
 
 if TYPE_CHECKING:
     from .statistics import Estimate

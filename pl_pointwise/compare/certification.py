@@ -1,16 +1,11 @@
 """``pl-pointwise compare … --require``: from finished runs to one model with its certificate.
 
-The output folder then holds, beside the tables of the selection split,
-
-    answer.md, answer.json   the statement, every model's figures; the same for programs
-    certification/           the units the certification split had, and what they were used for
-    predecessor.parquet      what the predecessor measures on them, if a requirement is beside one
-    model/                   the chosen model, exported, with its certificate in the card
+The output folder then holds, beside the tables of the selection split, answer.md and .json, the
+exported model/, certification/ (uses.py) and what a predecessor measures, predecessor.parquet.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import shutil
@@ -22,8 +17,7 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from pandas import DataFrame
+from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.data import units_of
@@ -49,13 +43,12 @@ from pl_pointwise.requirements.samples import (
     certification_units,
     hash_of,
     known_from,
-    read_samples,
     require_same_bounds,
-    write_samples,
 )
+from pl_pointwise.task import notes_of
 
 from .levers import advice
-from .runner import Built, alone_in, datasets_of, on_first_rank
+from .runner import alone_in, datasets_of, on_first_rank
 from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
@@ -71,25 +64,14 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-def check_requirements(
-    comparison: Comparison, built: dict[Path, Built], measure: bool = True
-) -> None:
+def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool = True) -> None:
     """Refuses requirements that cannot come to a certificate, before anything is trained.
 
-    Loads the data of one run. No forward pass is made but the predecessor's.
-
-    built: of :func:`~.checks.check_methods`; emptied where a model is configured for its devices,
-        as here it has been for one process.
-    measure: the predecessor.
+    cli: model and data of a run. measure: the predecessor.
     """
     requirements = _requirements(comparison)
     _replaceable(comparison.output)
-    found = [each.cli for each in built.values()]
-    cli = found[0] if found else PointwiseCLI(comparison.runs[0].arguments, run=False)
-    if is_overridden("configure_model", cli.model):
-        built.clear()
-    data = copy.deepcopy(cli.datamodule)  # The run sets up its own.
-    trainer = Trainer(**TO_SET_UP_DATA)
+    trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
     datasets = datasets_of(data)
@@ -118,8 +100,6 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
     """Returns what the predecessor measures on both splits; None without a requirement beside it.
 
     It is measured once: the output folder keeps the table.
-
-    bounds: that the new models are judged by, and it has to be.
     """
     paired = [each for each in _requirements(comparison) if each.beside]
     if not paired:
@@ -129,17 +109,17 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
     if comparison.against != START:
         weights = model_files(comparison.against) / CHECKPOINT
         of["written"] = weights.stat().st_mtime_ns
-    if path.is_file() and (known := read_samples(path)).attrs["of"] == of:
+    if path.is_file() and (known := read_parquet(path)).attrs["of"] == of:
         return known
     cli = _built_predecessor(comparison, weights)
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
-    cli.model.notes.confidential = True
+    notes_of(cli.model).confidential = True
     samples = samples_by(cli, weights, selection=True)
     for requirement in paired:
         known_from(samples).subject(requirement)
     if on_first_rank():
         samples.attrs["of"] = of
-        write_samples(samples, path)
+        samples.to_parquet(path, index=False)
     del cli
     gc.collect()  # The next model is loaded.
     torch.cuda.empty_cache()
@@ -147,17 +127,14 @@ def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
 
 
 def _built_predecessor(comparison: Comparison, weights: Path | None) -> PointwiseCLI:
-    """Builds the predecessor with the comparison's data.
-
-    A folder's configuration names it, classes of this package or of the comparison alone.
-    """
-    words = [*comparison.runs[0].arguments, "--trainer.logger", "false"]
-    words += ["--trainer.callbacks", "null"]
+    """Builds the predecessor with the comparison's data, of its classes or this package's."""
+    words = comparison.runs[0].arguments
     if weights is not None:
         PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
         model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        words += ["--config", yaml.safe_dump(model)]  # Every argument, in place of the run's.
-    return PointwiseCLI(words, run=False)
+        # Every argument, in place of the run's.
+        words = [*words, "--config", yaml.safe_dump(model)]
+    return PointwiseCLI.of_data([], words)
 
 
 def _name_of_old(comparison: Comparison) -> str | None:
@@ -179,8 +156,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     if open_runs:
         print(
             f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
-            f"({', '.join(open_runs[:3])}). The certification split is opened once, for all runs: "
-            "mend them or take them out of the comparison, and run the same command again."
+            f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
     bounds = {run.title: (run.result() or {})["bounds"] for run in runs}
@@ -218,8 +194,7 @@ def _replaceable(output: Path) -> Path:
     model = output / "model"
     if model.exists() and not is_certified(model):
         raise RequirementError(
-            f"{model} is where the chosen model goes, and no comparison has written what is there. "
-            "Move it, or take another --output."
+            f"{model}: no comparison has written what is there. Move it, or take another --output."
         )
     return model
 
@@ -227,7 +202,7 @@ def _replaceable(output: Path) -> Path:
 def _measured(
     run: Run, before: DataFrame | None, requirements: Sequence[Requirement]
 ) -> MeasuredModel:
-    samples = read_samples(run.folder / SAMPLES)
+    samples = read_parquet(run.folder / SAMPLES)
     objective = samples.attrs["objective"]
     if SELECTION not in objective:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
@@ -237,12 +212,12 @@ def _measured(
 
 
 def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
-    first, *others = measured
-    for other in others:
+    first = measured[0]
+    for other in measured:
         if set(other.samples["unit"]) != set(first.samples["unit"]):
             raise RequirementError(
-                f"{first.name} and {other.name} were judged on different samples. What is held "
-                "out must not depend on the method or the seed."
+                f"{first.name} and {other.name} were judged on different samples: what is held out "
+                "must not depend on method or seed."
             )
 
 
@@ -272,13 +247,13 @@ def _write(found: Answer, output: Path) -> None:
 
 def export(run: Run, found: Answer, folder: Path) -> None:
     """Exports the model of a run with its certificate, from the file that was certified."""
-    cli = PointwiseCLI([*run.arguments, "--trainer.logger", "false"], run=False)
+    cli = PointwiseCLI.of_data([], run.arguments)
     cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
     path = run.folder / CHECKPOINT
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    cli.model.notes.certificate = found.statement()
+    notes_of(cli.model).certificate = found.statement()
     tested = torch.load(run.folder / TESTED, weights_only=True)
     for stage, by_constraint in tested.items():
         cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}

@@ -1,37 +1,33 @@
 """``pl-pointwise compare``: one configuration × methods × settings × seeds, as tables and plots.
 
 A run that is complete and whose configuration has not changed since is not run again; one that was
-interrupted goes on; one that failed is a line that says why. The output folder then holds
-
-    comparison.csv       a line per run, every metric; summary.csv: by method, mean and std
-    comparison.md, .tex  the tables (tables.py)
-    comparison.json      every run with its result
-    cdf.png, pareto.png  the plots (plots.py)
-    runs/                a folder per run (runner.py)
-
-and with ``--require`` the chosen model with its certificate, or why there is none
-(certification.py).
+interrupted goes on; one that failed is a line that says why. docs/compare.md lists the files.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_pointwise.cli_errors import CommandParser
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.cli_errors import CommandParser, debugging, fraction, place_in_own_code, sentence
 from pl_pointwise.configs import overview
 from pl_pointwise.requirements.exported import START
+from pl_pointwise.requirements.samples import bounds_of, require_same_bounds
 
 from .certification import answer_requirements, check_requirements
-from .checks import check_methods
 from .plots import PLOTS
 from .plots import draw as draw_plots
 from .processes import execute_in_processes
-from .runner import Built, alone_in, execute, on_first_rank, quieten
-from .runs import Comparison, Outcome, Run
+from .runner import alone_in, execute, on_first_rank, quieten
+from .runs import Comparison, MethodsError, Outcome, Run
 from .tables import tables, write_csv, write_latex, write_summary
 
 
@@ -39,38 +35,77 @@ def main(args: Sequence[str]) -> None:
     """Runs the command; unknown options, ``--trainer.max_epochs 1`` for one, go to every run."""
     parser = _parser()
     known, overrides = parser.parse_known_args(list(args))
-    comparison = Comparison(
-        known.config,
-        known.output,
-        known.methods,
-        known.seeds,
-        known.set,
-        overrides,
-        known.require,
-        known.confidence,
-        known.against,
-    )
+    what = known.config, known.output, known.methods, known.seeds, known.set, overrides
+    comparison = Comparison(*what, known.require, known.confidence, known.against)
     if known.only is not None:
         if known.only > len(comparison.runs):
             parser.error(f"--only {known.only}: this comparison has {len(comparison.runs)} runs.")
         _run_one(comparison.runs[known.only - 1])
         return
-    options = [word[2:] for each in parser._actions for word in each.option_strings]
-    built = check_methods(comparison, options)
     try:
-        if comparison.requirements:
-            check_requirements(comparison, built, not known.dry_run)
+        check_methods(comparison, not known.dry_run)
         if known.dry_run:
             _print_runs(comparison)
             return
-        if known.jobs:
-            built.clear()  # Other processes build their own.
-        failed = compare(comparison, known.jobs, known.pareto, known.pdf, built)
+        failed = compare(comparison, known.jobs, known.pareto, known.pdf)
     except OSError as error:
         parser.error(f"{error.filename or known.output}: {error.strerror or error}")
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")
+
+
+def check_methods(comparison: Comparison, measure: bool = True) -> None:
+    """Refuses a comparison before it runs, with all that is wrong, method by method.
+
+    Every method that has a run to come is built once; files are looked for, and read with
+    ``--require`` alone.
+
+    measure: the predecessor.
+    """
+    quieten()
+    runs, problems, names = comparison.planned
+    problems, cli = dict(problems), None
+    results = {run.title: run.result() or {} for run in runs}
+    bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
+    for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
+        cli = None
+        gc.collect()  # The next model is loaded.
+        try:
+            cli = PointwiseCLI(run.arguments, run=False)
+            _check_data(cli)
+        except argparse.ArgumentError as error:
+            problems[run.method] = str(error)
+        except Exception as error:
+            if debugging():
+                raise
+            problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
+        else:
+            bounds[run.title] = bounds_of(cli.model)
+    if problems:
+        raise MethodsError(problems, names)
+    if comparison.requirements:
+        require_same_bounds(bounds)
+        built = cli or PointwiseCLI(runs[0].arguments, run=False)
+        check_requirements(comparison, built, measure)
+
+
+def _check_data(cli: PointwiseCLI) -> None:
+    """That files are there, of the data module's options ``…_file``, and test data."""
+    data = cli.config.get("data")
+    arguments = data.get("init_args") if data is not None else None
+    for name, value in (vars(arguments) if arguments is not None else {}).items():
+        if name.endswith(("_file", "_files")):
+            for path in value if isinstance(value, (list, tuple)) else [value]:
+                local = isinstance(path, (str, os.PathLike)) and "://" not in str(path)
+                if local and not os.path.exists(os.path.expanduser(path)):
+                    raise FileNotFoundError(f"data.{name}: there is no file {path}.")
+    source: Any = cli.datamodule or cli.model
+    if not is_overridden("test_dataloader", source):
+        raise ValueError(
+            f"{type(source).__name__} has no test_dataloader(), and every method is measured by "
+            "`test`. Define it."
+        )
 
 
 def _print_runs(comparison: Comparison) -> None:
@@ -91,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--methods",
-        "--rows",
         help="YAML of name: overlay; name or path. Without: the configuration alone",
     )
     parser.add_argument(
@@ -140,8 +174,8 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--jobs",
         type=_at_least_one,
-        help="this many runs at once, each in a process of its own, whose memory is measured too; "
-        "without: one after the other in this process",
+        help="this many runs at once, each in a process of its own; without: one after the other "
+        "in this process",
     )
     how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
     return parser
@@ -152,16 +186,14 @@ def compare(
     jobs: int | None = None,
     axes: Sequence[str] | None = None,
     pdf: bool = False,
-    built: dict[Path, Built] | None = None,
 ) -> list[str]:
     """Runs what has not been run, then writes tables and plots; returns what failed.
 
     jobs: this many runs at once, in processes of their own; None runs them here, one by one.
-    built: by their folder runs that are built already; taken out.
     """
     quieten()
     with alone_in(comparison.output):
-        outcomes = _run(comparison, jobs, built or {})
+        outcomes = _run(comparison, jobs)
         if on_first_rank():
             write_results(outcomes, comparison, axes, pdf)
         if comparison.requirements:
@@ -169,7 +201,7 @@ def compare(
     return [f"{run.method} (seed {run.seed})" for run, result in outcomes if "error" in result]
 
 
-def _run(comparison: Comparison, jobs: int | None, built: dict[Path, Built]) -> list[Outcome]:
+def _run(comparison: Comparison, jobs: int | None) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
     runs, results = comparison.runs, dict[Path, dict[str, Any]]()
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
@@ -182,7 +214,7 @@ def _run(comparison: Comparison, jobs: int | None, built: dict[Path, Built]) -> 
             note = "" if number in waiting else " (finished before)"
             print(f"[{number}/{len(runs)}] {run.title}{note}", flush=True)
             if number in waiting:
-                results[run.folder] = execute(run, built=built.pop(run.folder, None))
+                results[run.folder] = execute(run)
     return [
         (run, run.result() or results.get(run.folder, {"error": "left no result"})) for run in runs
     ]
@@ -198,15 +230,10 @@ def write_results(
     write_latex(found, output / "comparison.tex")
     text = "\n".join(table.markdown() for table in found)
     (output / "comparison.md").write_text(text, encoding="utf-8")
-    runs = [
-        {
-            "method": run.method,
-            "seed": run.seed,
-            "folder": run.folder.relative_to(output).as_posix(),
-            "result": result,
-        }
-        for run, result in outcomes
-    ]
+    runs = []
+    for run, result in outcomes:
+        folder = run.folder.relative_to(output).as_posix()
+        runs.append({"method": run.method, "seed": run.seed, "folder": folder, "result": result})
     record = {"command": comparison.command(), "runs": runs}
     (output / "comparison.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"\n{found[0].markdown()}", flush=True)
@@ -222,19 +249,9 @@ def _run_one(run: Run) -> None:
     if run.finished:
         print(f"{run.title} (finished before)")
         return
-    result = execute(run, own_process=True)
+    result = execute(run)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
-
-
-def fraction(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must lie between 0 and 1, 0.95 for 95 %")
-    return number
 
 
 def _at_least_one(text: str) -> int:

@@ -1,7 +1,7 @@
 """One run in this process: a fit, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, times, memory, certificates, versions; or the error
+    result.json     metrics, time, versions; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
     log.txt         what was printed, of a run in a process of its own (processes.py)
@@ -25,28 +25,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 from filelock import FileLock, Timeout
-from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
-from pl_pointwise.certificates import certify
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
-from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.random_state import restore_random_state
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import (
     SPLITS,
     bounds_of,
     certification_units,
     samples_of,
-    write_samples,
 )
+from pl_pointwise.task import notes_of
 
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
 from .uses import SHOWN, remember_use, write_whole
@@ -58,15 +54,6 @@ OPEN = ("val", "train")
 
 PACKAGES = ("pl-pointwise", "torch", "lightning", "transformers")
 """That the metrics depend on."""
-
-CPU = torch.device("cpu")
-
-
-class Built(NamedTuple):
-    """A run's trainer, model and data module, and the random state that they left behind."""
-
-    cli: PointwiseCLI
-    state: dict[str, Any]
 
 
 class BusyError(DataError):
@@ -96,20 +83,17 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def execute(run: Run, own_process: bool = False, built: Built | None = None) -> dict[str, Any]:
+def execute(run: Run) -> dict[str, Any]:
     """Fits and tests one run; an error becomes the result, which ``result.json`` holds.
 
     A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
-
-    own_process: nothing else ran in this process, so its peak memory is the run's.
-    built: the run, if it has been built already.
     """
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     result: dict[str, Any] = {"digest": run.digest, "versions": versions}
     try:
         with alone_in(run.folder):
             try:
-                _execute(run, result, own_process, built)
+                _execute(run, result)
             except Exception as error:
                 result["error"] = reason(run, error)
                 write_result(run, result)
@@ -123,22 +107,20 @@ def execute(run: Run, own_process: bool = False, built: Built | None = None) -> 
     return result
 
 
-def _execute(run: Run, result: dict[str, Any], own_process: bool, built: Built | None) -> None:
+def _execute(run: Run, result: dict[str, Any]) -> None:
     """Fits, tests, adds to the result and writes it."""
     open_folder(run)
     checkpoint = _checkpoint(run)
-    if built is None:
-        cli = PointwiseCLI(run.arguments, run=False)
-    else:
-        cli = built.cli
-        restore_random_state(built.state, CPU)
+    cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
     # With the module's own, as TensorBoard shows the first set alone.
     of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
     for logger in cli.trainer.loggers if on_first_rank() else ():
         logger.log_hyperparams({**of_module, "method": run.method, "seed": run.seed})
-    result |= _fit(cli, checkpoint, own_process)
+    started = time.perf_counter()
+    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    result["fit_seconds"] = time.perf_counter() - started
     if run.certified:
         cli.trainer.save_checkpoint(run.folder / CHECKPOINT, weights_only=True)
     try:
@@ -160,28 +142,8 @@ def reason(run: Run, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _fit(cli: PointwiseCLI, checkpoint: Path | None, own_process: bool) -> dict[str, Any]:
-    """Fits, and returns times and memory."""
-    timer = EpochTimer()
-    cli.trainer.callbacks.append(timer)  # type: ignore[attr-defined]
-    on_gpu = cli.trainer.strategy.root_device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-    return {
-        "fit_seconds": time.perf_counter() - started,
-        "epoch_seconds": timer.seconds,
-        "host_bytes": peak_memory() if own_process else None,
-        "gpu_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-    }
-
-
 def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
-    """Evaluates, writes what was measured, and returns metrics and certificates.
-
-    Of a run to be certified the certification split's stay in files for the test alone.
-    """
+    """Evaluates, writes what was measured, and returns metrics."""
     trainer: Any = cli.trainer
     module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
     logged: dict[str, Any] = {}
@@ -190,7 +152,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
         trainer.validate(module, data, **read)
         logged |= trainer.callback_metrics
-        trainer.loggers, trainer.callbacks, module.notes.confidential = [], [], True
+        trainer.loggers, trainer.callbacks, notes_of(module).confidential = [], [], True
     trainer.test(module, data, **read)
     logged = {name: float(value) for name, value in (logged | trainer.callback_metrics).items()}
 
@@ -202,10 +164,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         for stage, split in SPLITS.items()
         if (name := f"{stage}/{module.shared_objective}") in logged
     }
-    certificates: dict[str, Any] = {}
-    if not run.certified:  # Else the certificate is of the model that is chosen.
-        held_out = module.evaluated.get("test", {})
-        certificates = {name: _certificate(found) for name, found in held_out.items()}
     if trainer.is_global_zero:
         pooled = {
             f"{stage}/{name}": values.numpy()
@@ -217,7 +175,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         samples = samples_of(module, datasets_of(data))
         if run.certified:
             samples.attrs["objective"] = objective
-            write_samples(samples, run.folder / SAMPLES)
+            samples.to_parquet(run.folder / SAMPLES, index=False)
             tested = {
                 stage: {name: asdict(found) for name, found in by_constraint.items()}
                 for stage, by_constraint in module.evaluated.items()
@@ -239,7 +197,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             for name, metric in module.evaluation_metrics().items()
             if metric.higher_is_better is not None
         },
-        "certificates": certificates,
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
     }
@@ -265,9 +222,8 @@ def _marker(run: Run) -> Path:
 
 
 def _checkpoint(run: Run) -> Path | None:
-    """Returns the newest checkpoint that an unfinished run of this very configuration left behind.
-
-    Its start is marked by a file, so that checkpoints of an earlier configuration are older.
+    """Returns the newest checkpoint that an unfinished run of this configuration left: younger than
+    the file that marks its start.
     """
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
@@ -289,44 +245,6 @@ def _resumable(checkpoint: Path) -> bool:
         log.warning("%s cannot be read, and is left out.", checkpoint, exc_info=True)
         return False
     return "optimizer_states" in state
-
-
-def _certificate(found: SampleViolations) -> dict[str, Any]:
-    """Returns the certificate of a constraint on the held-out data, or why there is none."""
-    try:
-        certificate = certify(found.worst())
-    except ValueError as error:
-        return {"error": str(error)}
-    return {**certificate.as_dict(), "statement": certificate.statement()}
-
-
-class EpochTimer(Callback):
-    """Seconds of every complete training epoch, those of validation left out."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._started = self._validation = 0.0
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self._started = time.perf_counter()
-
-    def on_validation_start(self, *_: Any) -> None:
-        self._validation = time.perf_counter()
-
-    def on_validation_end(self, *_: Any) -> None:
-        self._started += time.perf_counter() - self._validation
-
-    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.is_last_batch:
-            self.seconds.append(time.perf_counter() - self._started)
-
-
-def peak_memory() -> int | None:
-    """Returns the most bytes this process has held so far (resident set); None but on Linux."""
-    status = Path("/proc/self/status")  # getrusage starts from the peak of the parent process.
-    if not status.is_file():
-        return None
-    return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
 
 
 def quieten() -> None:

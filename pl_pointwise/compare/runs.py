@@ -38,7 +38,7 @@ class Run:
     """One method at one seed.
 
     It is finished once its folder holds the violations and a ``result.json`` without an error, of
-    this very configuration: ``digest`` tells one configuration from another.
+    this very configuration, by its ``digest``.
     """
 
     method: str
@@ -137,10 +137,7 @@ class Comparison:
                 names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
                 if taken.setdefault(below, name) != name:
-                    problems[name] = (
-                        f"would share the folder {below} with {taken[below]!r}: name one of them "
-                        "otherwise."
-                    )
+                    problems[name] = f"would share the folder {below} with {taken[below]!r}."
                     continue
                 try:
                     parts, untrained = _parts_of(overlay)
@@ -182,17 +179,12 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
             if isinstance(trainer, Mapping) and "max_epochs" in trainer:
                 untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
         elif part is not None:
-            raise DataError(
-                f"{part!r} is no overlay: write a mapping, or a configuration's name or path."
-            )
+            raise DataError(f"{part!r} is no overlay: write a mapping, a name or a path.")
     return configs, untrained
 
 
 class MethodsError(DataError):
-    """What is wrong with methods, so that nothing was run.
-
-    problems: by method. names: of all methods, in their order.
-    """
+    """What is wrong, by method, so that nothing was run; names: of all methods, in their order."""
 
     def __init__(self, problems: Mapping[str, str], names: Sequence[str]) -> None:
         alike: dict[str, list[str]] = {}
@@ -216,10 +208,7 @@ def product_of(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
         path, equals, values = setting.partition("=")
         path = path.strip().removeprefix("--")
         if not re.fullmatch(r"\w+(\.\w+)+", path) or not equals:
-            raise DataError(
-                f"--set {setting}: expected a dotted path and its values, as in "
-                "model.formulation.init_args.beta=0.1,1,10"
-            )
+            raise DataError(f"--set {setting}: write a dotted path and its values, a.b=0.1,1,10")
         if path in swept:
             raise DataError(f"--set {path} is given twice: write all its values behind one.")
         try:

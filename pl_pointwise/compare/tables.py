@@ -1,11 +1,10 @@
-"""A comparison's results as tables: metrics, the gap to training data, certificates, costs."""
+"""A comparison's results as tables: metrics, the gap to training data, multipliers."""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +27,6 @@ OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
 
 OBJECTIVE = "objective"
-
-COSTS = {
-    "seconds per epoch": ("epoch_seconds", 1),
-    "host memory, GiB": ("host_bytes", 2**30),
-    "GPU memory, GiB": ("gpu_bytes", 2**30),
-}
-"""Costs of one run by title: the column that has it, and the column's value that is one unit."""
-
-CERTIFICATE_COLUMNS = "method,seed,constraint,samples,share violated,bound,CDF ±,CVaR95".split(",")
 
 
 @dataclass(frozen=True)
@@ -64,25 +54,19 @@ def write_latex(tables: Sequence[Table], path: Path) -> None:
         style = table.cells.style.hide(axis="index").format(escape="latex")
         style = style.format_index(escape="latex", axis="columns")
         label = "tab:" + re.sub(r"\W+", "-", table.title.lower())
-        parts.append(
-            style.to_latex(
-                hrules=True, position_float="centering", caption=table.title, label=label
-            )
-        )
+        as_float = {"position_float": "centering", "caption": table.title, "label": label}
+        parts.append(style.to_latex(hrules=True, **as_float))
     commands = {ord(symbol): f"$\\{command}$" for symbol, command in SYMBOLS.items()}
     path.write_text("\n".join(parts).translate(commands), encoding="utf-8")
 
 
 def run_lines(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Returns for every run method, seed, costs, every metric, and the error if it failed."""
+    """Returns for every run method, seed, time, every metric, and the error if it failed."""
     lines = []
     for run, result in outcomes:
-        costs = {name: result.get(name) for name in ("fit_seconds", "host_bytes", "gpu_bytes")}
-        seconds = result.get("epoch_seconds")
-        costs["epoch_seconds"] = statistics.fmean(seconds) if seconds else None
-        metrics = result.get("metrics", {})
+        line = {"method": run.method, "seed": run.seed, "fit_seconds": result.get("fit_seconds")}
         error = str(result.get("error", ""))
-        lines.append({"method": run.method, "seed": run.seed, **costs, **metrics, "error": error})
+        lines.append({**line, **result.get("metrics", {}), "error": error})
     return lines
 
 
@@ -123,8 +107,6 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
         results_table(runs, names, shared_objective(outcomes)),
         gap_table(done, names),
         multiplier_table(done, names),
-        certificate_table(outcomes),
-        cost_table(runs),
         metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
@@ -186,10 +168,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
 
 def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, a column per metric."""
-    note = (
-        f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by: "
-        "between methods with other losses it compares nothing."
-    )
+    note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
     shown = [name for name in names if not name.startswith("dual/")]
     return Table("All metrics", note, _by_method(done[shown], done))
 
@@ -223,37 +202,6 @@ def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
         "share on samples that are satisfied already."
     )
     return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))
-
-
-def certificate_table(outcomes: Sequence[Outcome]) -> Table:
-    """Returns what every trained model's held-out violations certify, one line per model."""
-    lines = []
-    for run, result in outcomes:
-        for constraint, found in result.get("certificates", {}).items():
-            if "error" in found:
-                cells = ["", "", f"none: {found['error']}", "", ""]
-            else:
-                shown = [f"{found[name]:.3g}" for name in ("share", "bound", "dkw", "cvar")]
-                low, high = found["interval"]
-                cells = [str(found["n"]), *shown[:3], f"{shown[3]} ({low:.3g} to {high:.3g})"]
-            lines.append([run.method, str(run.seed), constraint, *cells])
-    note = (
-        "Of each trained model's worst violation of every held-out sample, at 95 % confidence "
-        "(docs/metrics.md). They hold one at a time, for samples that chose neither model nor "
-        "hyper-parameters: picking the best line here breaks that."
-    )
-    return Table("Certificates", note, DataFrame(lines, columns=CERTIFICATE_COLUMNS))
-
-
-def cost_table(runs: DataFrame) -> Table:
-    """Returns seconds per training epoch and peak memory, of what was measured."""
-    note = (
-        f"{_seeds(runs).capitalize()}. Epochs without validation; memory at the peak of the fit, "
-        "the host's with `--jobs` alone."
-    )
-    found = {title: runs[column].astype(float) / unit for title, (column, unit) in COSTS.items()}
-    measured = DataFrame(found).dropna(axis=1, how="all").dropna(how="all")
-    return Table("Time and memory", note, _by_method(measured, runs, True).replace("–", ""))
 
 
 def mean_and_std(values: Series) -> str:

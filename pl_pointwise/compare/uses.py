@@ -1,8 +1,7 @@
 """What certification samples were measured for before: a split certifies one choice.
 
-A use is a JSON file with what it was for, the folder of it and the hashes of the units. It lies in
-``certification/`` of the comparison's output and in a folder of the user's, so that another output
-does not forget it. A comparison without a requirement leaves one too: its tables show "test".
+A use is a JSON file in ``certification/`` of the comparison's output and in a folder of the user's.
+A comparison without a requirement leaves one too: its tables show "test".
 """
 
 from __future__ import annotations
@@ -67,17 +66,13 @@ def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> 
     if any(each["use"] == use and set(each["units"]) == now for each in records.values()):
         return
     for path, record in records.items():
-        both, what = now.intersection(record["units"]), ", ".join(record["use"]["requirements"])
-        if both:
-            how = f"shown before, in the results of {record['by']}"
+        if both := now.intersection(record["units"]):
+            what, how = ", ".join(record["use"]["requirements"]), "shown before"
             if what:
-                how = (
-                    f"used for another choice before: requirements {what} among "
-                    f"{len(record['use']['runs'])} models in {record['by']}"
-                )
+                models = len(record["use"]["runs"])
+                how = f"used for another choice before: requirements {what} among {models} models"
             raise RequirementError(
-                f"{len(both):,} of {len(now):,} certification units were {how}. What they showed "
-                "may have led to this choice, so it would certify nothing. Certify on new samples "
-                "(another test file, and train anew), or repeat an earlier choice as it was. If "
-                f"nothing here was chosen by what they showed, delete {path}."
+                f"{len(both):,} of {len(now):,} certification units were {how} in {record['by']}, "
+                "so they would certify nothing. Certify on new ones (another test file, and train "
+                f"anew). If nothing here was chosen by what they showed, delete {path}."
             )

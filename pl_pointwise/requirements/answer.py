@@ -21,10 +21,6 @@ ASSUMPTIONS = (
 )
 
 
-FIGURES = ("n", "share", "p", "bound")
-"""Of a finding, in the certificate."""
-
-
 @dataclass(frozen=True)
 class MeasuredModel:
     """A trained model: its table of samples.py, and its objective by split, smaller is better."""
@@ -44,8 +40,6 @@ class Finding:
     share: float
     """Mean loss over units: of those that violate, or of the metric."""
     samples: int
-    share_of_samples: float
-    """Mean loss over samples."""
     p: float
     bound: float
     """Upper bound on the mean loss of inputs like these."""
@@ -56,30 +50,25 @@ class Finding:
     ) -> Finding:
         """sure, sure_of_bound: the confidence of the p-value, and of the bound."""
         losses = losses_of(samples, subject, CERTIFICATION)
-        of_samples = values_of(samples, subject, CERTIFICATION)["loss"]
         return cls(
             subject.requirement,
             len(losses),
             float(losses.mean()) if len(losses) else 1.0,
-            len(of_samples),
-            float(of_samples.mean()) if len(of_samples) else 1.0,
+            len(values_of(samples, subject, CERTIFICATION)),
             p_value(losses, subject.requirement.at_most, sure, zero_one),
             upper_bound(losses, sure_of_bound, zero_one),
         )
 
     def text(self) -> str:
         """Returns what was seen."""
-        alone = self.samples == self.n
-        units = "samples" if alone else "units (prompts, queries)"
+        units = "samples" if self.samples == self.n else "units (prompts, queries)"
         if self.requirement.beside == "difference":
             better = f"{_better(self.share)} than the predecessor over {self.n:,} {units}"
             return f"{better}, p = {self.p:.2g}, at worst {_better(self.bound)}"
         if self.requirement.beyond is None:
-            of, what = "over", f"mean loss {self.share:.3g} over {self.n:,} {units}"
+            what = f"mean loss {self.share:.3g} over {self.n:,} {units}"
         else:
-            of, what = "of", f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
-        if not alone:
-            what += f", {self.share_of_samples:.3g} {of} their {self.samples:,} samples"
+            what = f"{round(self.share * self.n):,} of {self.n:,} {units} fail"
         return f"{what}, p = {self.p:.2g}, at most {100 * self.bound:.3g} %"
 
 
@@ -195,7 +184,7 @@ class Answer:
                     "quantity": subject.quantity,
                     "category": subject.category,
                     "at_most": each.requirement.at_most,
-                    **{name: getattr(each, name) for name in FIGURES},
+                    **{name: getattr(each, name) for name in ("n", "share", "p", "bound")},
                 }
                 for each, subject in zip(self.findings[at], self.subjects, strict=True)
             ],

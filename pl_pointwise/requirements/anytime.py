@@ -1,9 +1,8 @@
 """Tests that may be looked at after every new sample, for ever: the error is that of all looks.
 
-A gambler starts with 1 and bets against a hypothesis, at odds that are fair if it is true, before
-each sample is seen. Then the wealth is above 1/δ at any time with a probability of at most δ
-(Ville's inequality), whenever one looks and whatever made one look. The wealth is the state: a new
-look goes on from that of the look before.
+A gambler starts with 1 and bets against a hypothesis, at odds that are fair if it is true: the
+wealth is above 1/δ at any time with a probability of at most δ (Ville's inequality). It is the
+state: a new look goes on from that of the look before.
 """
 
 from __future__ import annotations

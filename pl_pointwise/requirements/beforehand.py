@@ -10,7 +10,7 @@ import torch
 from pandas import DataFrame
 
 from pl_pointwise.evaluation import MeanBySample, stages_of
-from pl_pointwise.step import carries, index_of, micro_batch_of, pieces_of
+from pl_pointwise.step import carries, micro_batches_of
 
 from .p_values import fewest_samples
 from .requirement import Requirement, RequirementError
@@ -33,8 +33,7 @@ def samples_to_come(
     parts = []
     for dataset, loader in loaders.items():
         carried: dict[tuple[str, str], list[torch.Tensor]] = {}
-        for piece in (piece for batch in loader for piece in pieces_of(batch)):
-            micro = micro_batch_of(module, piece, index_of(piece))
+        for micro in (micro for batch in loader for micro in micro_batches_of(module, batch)):
             real = micro.index >= 0
             masks = {("metric", name): real for name in metrics}
             for name in module.evaluation_constraints:
@@ -79,8 +78,8 @@ def check_splits(
     for split in (SELECTION, CERTIFICATION):
         if not units.get(split):
             raise RequirementError(
-                f"There is no {split} split. Hold out two parts of the data: "
-                "validation data to choose by and test data to certify with."
+                f"There is no {split} split. Hold out validation data to choose by and test data "
+                "to certify with."
             )
     units["training"] = set(training_units)
     for one, other in (
@@ -90,10 +89,9 @@ def check_splits(
     ):
         if both := units[one] & units[other]:
             raise RequirementError(
-                f"The {one} and the {other} split share {len(both):,} of "
-                f"{len(units[other]):,} units (prompts or queries), so nothing would be certified."
-                " Hold out a third part (test_fraction, or a test file), and take what stands in "
-                "both out of one."
+                f"The {one} and the {other} split share {len(both):,} of {len(units[other]):,} "
+                "units (prompts or queries). Take what stands in both out of one (test_fraction, "
+                "or a test file)."
             )
     known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
     for subject in map(known.subject, requirements):

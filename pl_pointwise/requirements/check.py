@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.cli_errors import CommandParser, fraction
 
 from .answer import Finding
 from .exported import START, measure_new_records, read_certificate
@@ -46,12 +46,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, metavar="NEW", help="what compare --require exported")
     parser.add_argument("--against", required=True, metavar="OLD", help=f"another, or {START}")
     parser.add_argument("--require", action="append", default=[], help="a condition; several hold")
-    parser.add_argument("--confidence", type=float, default=0.95)
+    parser.add_argument("--confidence", type=fraction, default=0.95)
     parser.add_argument("--summary", type=Path, help="a Markdown file for the answer")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
-    if not 0 < known.confidence < 1:
-        parser.error(f"--confidence {known.confidence:g}: give a number between 0 and 1.")
     found = check_models(
         known.folder, known.against, options, known.require, known.confidence, known.config
     )
@@ -73,11 +71,7 @@ def check_models(
 ) -> list[Verdict]:
     """Returns a verdict per requirement of an exported model beside its predecessor.
 
-    folder, against: exported ones; ``against`` may be a run's, or "start", what ``folder`` was
-        trained from.
     options, configs: see :func:`~.exported.measure_new_records`.
-    require: conditions; none is what ``folder`` is certified for, and "lost(…) <= 0.05" of each
-        constraint.
     """
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
@@ -118,13 +112,11 @@ def _judge(samples: DataFrame, subject: Subject, confidence: float) -> Verdict:
 
 def report(found: Sequence[Verdict], confidence: float) -> str:
     """Returns the answer as Markdown."""
-    lines = [f"**No**: not shown with {100 * confidence:g} % confidence."]
-    if all(each.met for each in found):
-        lines = [
-            f"**Yes**, with {100 * confidence:g} % confidence: every requirement is met on inputs "
-            "like these."
-        ]
-    lines += [
+    sure = f"{100 * confidence:g} % confidence"
+    lines = [
+        f"**Yes**, with {sure}: every requirement is met on inputs like these."
+        if all(each.met for each in found)
+        else f"**No**: not shown with {sure}.",
         "",
         "| required | met | mean loss here | at most, on inputs like these | required at most "
         "| p | samples | against it, first samples |",

@@ -16,16 +16,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
-from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
-from pl_pointwise.cli import PointwiseCLI, SaveConfig
+from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.foreign_names import foreign_names
-from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
-from .samples import Bounds, bounds_of, read_samples, samples_of
+from .samples import Bounds, bounds_of, samples_of
 
 CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
@@ -60,7 +59,7 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
         )
     inside = Path(folder) / CERTIFICATE
     certificate = json.loads((inside / "certificate.json").read_text())
-    return certificate, read_samples(inside / "samples.parquet")
+    return certificate, pd.read_parquet(inside / "samples.parquet")
 
 
 def measure_new_records(
@@ -69,9 +68,8 @@ def measure_new_records(
     """Returns the table of samples.py of new records, by a forward pass of the exported model, and
     the bounds that its violations are measured by.
 
-    folder: see :func:`model_files`.
     options: of LightningCLI, which say where the records are:
-        ``["--data.init_args.test_file", "new.jsonl"]``. Files of the training run are not read.
+        ``["--data.init_args.test_file", "new.jsonl"]``.
     configs: names or paths, in place of the folder's configuration: their classes are imported.
     trained: False for the model that it was trained from.
     """
@@ -83,22 +81,16 @@ def measure_new_records(
         )
     if not configs:
         configs = [yaml.safe_dump(own_classes_only(inside / "config.yaml"))]
-    words = [word for config in configs for word in ("--config", config)]
-    words += ["--trainer.logger", "false", "--trainer.callbacks", "null", *options]
-    cli = PointwiseCLI(words, run=False)
+    cli = PointwiseCLI.of_data(configs, options)
     return samples_by(cli, inside / CHECKPOINT if trained else None), bounds_of(cli.model)
 
 
 def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = False) -> DataFrame:
-    """Returns the table of samples.py of a model's test data, by a forward pass.
-
-    checkpoint: of its weights; None for those that it starts with.
-    selection: whether of its validation data too.
+    """Returns the table of samples.py of a model's test data, with ``selection`` of its validation
+    data too, by a forward pass. Without a checkpoint it has the weights that it starts with.
     """
     read: dict[str, Any] = {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
     trainer: Any = cli.trainer
-    # A run's config.yaml stays.
-    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, SaveConfig)]
     if selection:
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
         trainer.validate(cli.model, cli.datamodule, **read)
@@ -107,9 +99,7 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
 
 
 def model_files(folder: str | Path) -> Path:
-    """Returns where the configuration and the checkpoint of a model lie: in the certificate of an
-    exported folder, or in the folder of a run of ``compare --require``.
-    """
+    """Returns where a model's configuration and checkpoint lie, of an export or of a run."""
     for inside in (Path(folder) / CERTIFICATE, Path(folder)):
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
             return inside
@@ -120,12 +110,10 @@ def model_files(folder: str | Path) -> Path:
 
 
 def own_classes_only(path: Path) -> dict[str, Any]:
-    """Returns model, data and precision of a configuration that nobody has vouched for, unless it
-    names a class or function that this package does not ship.
-    """
+    """Returns model, data and precision; refuses classes that this package does not ship."""
     config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
-        for name in foreign_names(config[part], kind):
+    for part in ("model", "data"):
+        for name in foreign_names(config[part]):
             raise RequirementError(
                 f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
                 f"own word is not imported. Read the file; if you trust it: --config {path}"

@@ -2,20 +2,16 @@
 
     pl-pointwise monitor results/required/model --data.init_args.test_file week-12.jsonl
 
-The folder is one that ``compare --require`` exported; its ``certificate/`` holds the requirements,
-the configuration, the trained module and what the certification samples measured. Of every
-requirement all new records so far say
+Of every requirement of the folder, which ``compare --require`` exported, all new records so far say
 
     broken      they violate more than is required, beyond chance
     in doubt    they are not drawn as the certification samples were: the values differ
     believable  neither
 
-at 1 − confidence for all requirements and all calls together, however often it is called: a call
-goes on where the last one ended (anytime.py), by ``certificate/monitor.json`` or ``--state``.
-Records that an earlier call has seen are left out. Ends with status 1 unless all are believable.
-
-The folder may be a stranger's: of its configuration only classes of this package are built. A task
-of your own is named by --config: its fit's, or certificate/config.yaml once you have read it.
+at 1 − confidence for all requirements and all calls together: a call goes on where the last one
+ended, by ``certificate/monitor.json`` or ``--state``. Ends with status 1 unless all are believable.
+Of the folder's configuration only classes of this package are built; --config names one that you
+trust.
 """
 
 from __future__ import annotations
@@ -30,6 +26,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from pl_pointwise.cli_errors import CommandParser
+from pl_pointwise.compare.uses import write_whole
 
 from .anytime import Drift, MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
@@ -42,24 +39,25 @@ STATE = "monitor.json"
 
 @dataclass(frozen=True)
 class Check:
-    """One requirement on all new records so far."""
+    """One requirement on all new records so far.
+
+    Attributes:
+        n: independent samples among the records of this call, without the ``again`` known already.
+        share: their mean loss; ``certified_share`` when it was certified.
+        so_far, looks: independent samples of all calls, and how many calls.
+        broken: p-value of "the mean loss is at most what is required", over all calls.
+        drift: of "the new values are drawn as the certification samples' were".
+    """
 
     requirement: str
     n: int
-    """Independent samples among the new records of this call, without those known already."""
     share: float
-    """Their mean loss: the share that violates, or of the metric."""
     so_far: int
-    """Independent samples of all calls."""
     looks: int
-    """Calls, this one included."""
     certified_share: float
     broken: float
-    """p-value of "the mean loss is at most what is required", over all calls."""
     drift: float
-    """The same of "the new values are drawn as the certification samples' were"."""
     again: int
-    """Units left out: they were in the data of the certificate, or in an earlier call."""
     verdict: str
 
     def statement(self) -> str:
@@ -97,8 +95,7 @@ def monitor(
 ) -> list[Check]:
     """Returns the checks of an exported model on new records, a forward pass over which it makes.
 
-    folder, options, configs: see :func:`~.exported.measure_new_records`.
-    state: of the calls so far; None is in the folder.
+    options, configs: see :func:`~.exported.measure_new_records`. state: of the calls so far.
     """
     samples, _ = measure_new_records(folder, options, configs)
     return check(folder, samples, state)
@@ -133,9 +130,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     # Each is asked twice: whether it is broken, and whether the samples differ.
     delta = (1 - certificate["confidence"]) / (2 * len(entries))
     checks = [_judge(entry, before, samples, so_far["calls"], delta) for entry in entries]
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(so_far))
-    unfinished.replace(path)
+    write_whole(path, json.dumps(so_far))
     return checks
 
 

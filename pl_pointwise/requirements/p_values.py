@@ -27,10 +27,9 @@ def p_value(
     """Returns the p-value of "the mean loss is above ``at_most``": 1 without any sample.
 
     confidence: at which it will be used; it sets how boldly the gambler bets.
-    zero_one: whether it is the binomial one, with losses in between counted as 1. It must not be
-        chosen by a look at these losses: of two valid tests, the one that the sample suggests is
-        not quite valid (at 5 %, 5.4 % was seen of losses that are sometimes all 0 or 1).
-        None, by that look, is for losses of which it is known in any case.
+    zero_one: whether it is the binomial one, with losses in between counted as 1. None, by a look
+        at the losses, is for those of which it is known in any case: of two valid tests, the one
+        that the sample suggests is not quite valid.
 
     Raises:
         ValueError: losses outside [0, 1], or ``at_most`` outside [0, 1).

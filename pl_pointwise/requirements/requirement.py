@@ -21,25 +21,20 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from pl_pointwise.configs import nearest
 from pl_pointwise.errors import DataError
 
 from .p_values import Losses
 
+NUMBER = r"(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 FORM = re.compile(
-    r"\s*(?P<name>[^:<>=]+?)((?P<colon>\s*:\s*|\s+)(?P<statistic>violated|q\d{1,2}(\.\d+)?))?"
-    r"\s*(?P<sign><=|>=)\s*(?P<bound>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*"
-)
-PAIRED = re.compile(
-    r"\s*(?P<kind>lost|gained)\s*\((?P<name>[^()]+)\)\s*(?P<sign><=|>=)\s*(?P<bound>[\d.]+)\s*"
-)
-RELATIVE = re.compile(
-    r"\s*(?P<name>[^:<>=]+?)\s*(?P<sign><=|>=)\s*predecessor\s*"
-    r"((?P<direction>[-+])\s*(?P<margin>[\d.]+))?\s*"
+    r"\s*((?P<change>lost|gained)\s*\((?P<of>[^()]+)\)"
+    r"|(?P<name>[^:<>=]+?)(\s*:\s*(?P<statistic>violated|q\d{1,2}(\.\d+)?))?)"
+    rf"\s*(?P<sign><=|>=)\s*((?P<bound>[-+]?{NUMBER})"
+    rf"|predecessor\s*(?P<margin>[-+]\s*{NUMBER})?)\s*"
 )
 
 EXAMPLES = (
@@ -77,39 +72,35 @@ class Requirement:
         >>> round(found.at_most, 3), found.beyond
         (0.1, 0.5)
         """
-        match = PAIRED.fullmatch(text) or RELATIVE.fullmatch(text) or FORM.fullmatch(text)
-        found = match.groupdict() if match else {}
-        if not match or ":" not in (found.get("colon") or ":"):
+        match = FORM.fullmatch(text)
+        found: dict[str, Any] = match.groupdict() if match else {}
+        change, statistic, bound = (found.get(key) for key in ("change", "statistic", "bound"))
+        if not match or (bound is None and (change or statistic)):
             raise RequirementError(f"{text!r} is no requirement. Write {EXAMPLES}.")
-        parts = tuple(part.strip() for part in match["name"].split("/"))
-        large, statistic = match["sign"] == ">=", found.get("statistic")
-        share = float(found.get("margin") or found.get("bound") or 0)
-        if "kind" in found:
-            if large != (found["kind"] == "gained"):
-                raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
-            rate = 1 - share if large else share
-            read = cls(text, parts, rate, 0.0, beside="gained" if large else "lost")
-        elif "margin" in found:
-            if share and large != (found["direction"] == "-"):
+        large = found["sign"] == ">="
+        parts = tuple(part.strip() for part in (found["of"] or found["name"]).split("/"))
+        number = float("".join((bound or found["margin"] or "0").split()))
+        if statistic and large:
+            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
+        if change and large != (change == "gained"):
+            raise RequirementError(f'{text!r}: write "lost(…) <= …" or "gained(…) >= …".')
+        if bound is None:
+            if number and large != (number < 0):
                 raise RequirementError(
-                    f"{text!r}: this asks for an improvement of every draw of inputs. Write "
+                    f"{text!r}: an improvement of every draw of inputs. Write "
                     '">= predecessor - 0.02" or "<= predecessor + 0.02".'
                 )
+            share = abs(number)
             read = cls(text, parts, (1 + share) / 2, None, large, "difference")
-        elif statistic is None:
-            read = cls(text, parts, 1 - share if large else share, None, large)
-        elif large:
-            raise RequirementError(f"{text!r}: a violation has to be small. Write <=.")
-        elif statistic == "violated":
-            read = cls(text, parts, share, 0.0)
+        elif statistic and statistic != "violated":
+            share = float(statistic[1:]) / 100
+            read = cls(text, parts, 1 - share, number)
         else:
-            bound, share = share, float(statistic[1:]) / 100
-            read = cls(text, parts, 1 - share, bound)
+            share, of_metric = number, not statistic and not change
+            rate, beyond = 1 - share if large else share, None if of_metric else 0.0
+            read = cls(text, parts, rate, beyond, of_metric and large, change)
         if not 0 < read.at_most < 1:
-            raise RequirementError(
-                f"{text!r}: {share:g} is no share that a finite sample can certify. Give one "
-                "between 0 and 1."
-            )
+            raise RequirementError(f"{text!r}: {share:g} is no share between 0 and 1.")
         return read
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
@@ -136,10 +127,8 @@ class Requirement:
         losses = 1 - values if self.complement else np.asarray(values, float)
         losses = np.where(np.isnan(losses), 1.0, losses)
         if ((losses < 0) | (losses > 1)).any():
-            raise RequirementError(
-                f"{self.text!r}: its values lie between {np.nanmin(values):g} and "
-                f"{np.nanmax(values):g}. Only a mean of values in [0, 1] can be certified."
-            )
+            between = f"between {np.nanmin(values):g} and {np.nanmax(values):g}"
+            raise RequirementError(f"{self.text!r}: its values lie {between}, and not in [0, 1].")
         return losses
 
 
@@ -182,20 +171,13 @@ class Known:
             quantity = names[0]
         elif parts:
             there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
-            near = nearest(parts[0], [*names, *self.datasets])
-            raise RequirementError(
-                f"{text}: there is no {kind} {parts[0]!r}.{near} There are: {there}."
-            )
+            raise RequirementError(f"{text}: there is no {kind} {parts[0]!r}. There are: {there}.")
         else:
             there = ", ".join(f"{dataset}/{name}" for name in names) or "none"
-            raise RequirementError(
-                f"{text} names a data set and no {kind} of it. There are: {there}."
-            )
+            raise RequirementError(f"{text} names a data set and no {kind} of it: {there}.")
         category = "/".join(parts) if parts else None
         known = self.categories.get(dataset or "test", ())
         if category is not None and category not in known:
             which = f"It has {', '.join(known)}." if known else "Its samples have no categories."
-            raise RequirementError(
-                f"{text}: there is no category {category!r}.{nearest(category, known)} {which}"
-            )
+            raise RequirementError(f"{text}: there is no category {category!r}. {which}")
         return Subject(requirement, dataset, quantity, category)

@@ -18,7 +18,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +51,7 @@ FOR_SELECTION = 1 / 3
 def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:
     """Returns the table of what the last ``validate`` and ``test`` of a module measured.
 
-    datasets: by name, to look up units and categories in. One that has neither: every sample is a
-        unit of its own.
+    datasets: by name, to look up units and categories in.
     """
     parts = []
     for dataset in module.evaluated:
@@ -70,10 +68,7 @@ def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFram
 def lines(
     dataset: str, rows: Any, kind: str, quantity: str, index: Tensor, values: Tensor
 ) -> DataFrame:
-    """Returns the lines of one quantity on one data set.
-
-    rows: the data set, None if it is not known. index, values: (n,).
-    """
+    """Returns the lines of one quantity on one data set; index, values: (n,)."""
     positions = index.tolist()
     categories = None if rows is None else categories_of(rows)
     units = None if rows is None else units_of(rows)
@@ -181,8 +176,8 @@ def beside(
             first = alone.iloc[0]
             raise RequirementError(
                 f"{len(alone):,} of {of.sum():,} values of {subject.quantity!r} have none of the "
-                f"predecessor beside them, the first that of sample {first['index']} of "
-                f"{first['dataset']!r}. Both models must be measured on the same records."
+                f"predecessor beside them, first sample {first['index']} of {first['dataset']!r}. "
+                "Measure both models on the same records."
             )
     return found.drop(columns="_merge")
 
@@ -201,13 +196,5 @@ def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
         if first != second:
             raise RequirementError(
                 f"{one} and {other} are judged by different bounds, {first} and {second}. Give "
-                "both the same evaluation tolerance; the one they are trained with may differ."
+                "both the same evaluation tolerance."
             )
-
-
-def write_samples(samples: DataFrame, path: Path) -> None:
-    samples.to_parquet(path, index=False)
-
-
-def read_samples(path: Path) -> DataFrame:
-    return pd.read_parquet(path)

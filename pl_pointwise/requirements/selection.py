@@ -1,16 +1,10 @@
 """Choosing among trained models so that the certificate of the chosen one holds.
 
 Learn, then test (Angelopoulos and others, 2110.01052), with the order of Pareto testing
-(Laufer-Goldshtein and others, 2210.07913). On the selection split every candidate gets a p-value
-for "it fails a requirement" and an objective. Candidates that another beats in both are left out,
-the others are ordered from the smallest p-value to the largest. On the certification split, which
-nothing has seen so far, they are tested in this order, each at the full 1 − confidence, until one
-is not certified: the last before it is chosen. Whatever the models and the data, the probability
-that any certified model fails any requirement is at most 1 − confidence, all of them together.
-
-A candidate's p-value is the largest of its requirements', because it fails if it fails one; so
-several requirements cost no confidence. Whether the losses of one are 0 and 1, and so which p-value
-they take, is seen on the selection split too.
+(Laufer-Goldshtein and others, 2210.07913): docs/requirement.md has the steps. Whatever the models
+and the data, the probability that any certified model fails any requirement is at most
+1 − confidence, all of them together. A candidate's p-value is the largest of its requirements',
+because it fails if it fails one; so several requirements cost no confidence.
 """
 
 from __future__ import annotations

@@ -2,11 +2,7 @@
 
 A model as it is runs once over the data, but for the certification split: an ε that was chosen by a
 model's values on that split could not be certified on it any more. The output folder then holds
-
-    tolerances.md       a table per constraint: how many samples of every data set and category meet
-                        the configured ε, and which ε 50 to 99 % of them meet; and one of how many
-                        certification samples a requirement takes
-    tolerances.csv      the first of them, all digits
+``tolerances.md``, the tables, and ``tolerances.csv``, those of the constraints with all digits.
 """
 
 from __future__ import annotations
@@ -21,14 +17,13 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.cli_errors import CommandParser
-from pl_pointwise.compare.command import fraction
+from pl_pointwise.cli_errors import CommandParser, fraction
 from pl_pointwise.compare.runner import quieten
 from pl_pointwise.compare.tables import Table
 from pl_pointwise.configs import overview
-from pl_pointwise.constraint import Constraint
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError
+from pl_pointwise.task import Constraint
 
 from .p_values import fewest_samples, samples_needed
 from .samples import lines
@@ -45,15 +40,22 @@ DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; options it does not know are LightningCLI's."""
-    parser = _parser()
+    parser = CommandParser(
+        "tolerances",
+        "Which ε which share of the samples meets, and how many samples certify a "
+        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
+        overview(),
+    )
+    which, default = "base, then overlays; name or path", "default: %(default)s"
+    parser.add_argument("-c", "--config", action="append", default=[], help=which)
+    parser.add_argument("--ckpt_path", help="of a model that is trained already")
+    parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
+    parser.add_argument("--confidence", type=fraction, default=0.95, help=default)
     known, options = parser.parse_known_args(list(args))
     quieten()
-    words = [word for config in known.config for word in ("--config", config)]
-    # What belongs to a fit, an export after the test for one, is left out.
-    words += [*options, "--trainer.logger", "false", "--trainer.callbacks", "null"]
-    words += ["--trainer.default_root_dir", str(known.output)]
+    options += ["--trainer.default_root_dir", str(known.output)]
     try:
-        cli = PointwiseCLI(words, run=False)
+        cli = PointwiseCLI.of_data(known.config, options)
     except argparse.ArgumentError as error:
         parser.error(str(error))
     samples, notes = measure(cli, known.ckpt_path)
@@ -69,24 +71,6 @@ def main(args: Sequence[str]) -> None:
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
     shares.to_csv(known.output / "tolerances.csv", index=False)
     print(f"Written to {known.output}: tolerances.md, tolerances.csv")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        "tolerances",
-        "Which ε which share of the samples meets, and how many samples certify a "
-        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
-        overview(),
-    )
-    parser.add_argument(
-        "-c", "--config", action="append", default=[], help="base, then overlays; name or path"
-    )
-    parser.add_argument("--ckpt_path", help="of a model that is trained already")
-    parser.add_argument(
-        "--output", type=Path, default=Path("results/tolerances"), help="default: %(default)s"
-    )
-    parser.add_argument("--confidence", type=fraction, default=0.95, help="default: %(default)s")
-    return parser
 
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 
 from pl_pointwise.data import PADDING
 from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.task import notes_of
 
 if TYPE_CHECKING:
     from .module import LanguageModelModule
@@ -90,7 +91,7 @@ def finish_answers(
         name: module.answers[name] if of_it["cut"].update_called else []
         for name, of_it in answered.items()
     }
-    if not module.notes.confidential:
+    if not notes_of(module).confidential:
         module.report_answers({name: _write(module, name) for name in answered})
 
 

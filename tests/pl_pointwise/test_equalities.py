@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
 from pl_pointwise import (
     Average,
@@ -22,19 +21,14 @@ from pl_pointwise import (
     Relaxed,
     Tilted,
 )
-from pl_pointwise.checkpoints import formulation_from
-
-values_1d = torch.tensor([-1.0, 0.0, 0.5, 2.0])
-values_2d = torch.tensor([[-1.0, 0.0], [0.5, 2.0], [1.0, 1.0]])
-magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
-violations = st.one_of(
-    st.just(0.0), st.builds(lambda m, s: m * s, magnitudes, st.sampled_from([-1, 1]))
+from tests.pl_pointwise.test_formulations import (
+    magnitudes,
+    multipliers,
+    scalar,
+    values_1d,
+    values_2d,
+    violations,
 )
-multipliers = st.one_of(st.just(0.0), magnitudes)
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def test_equality_has_a_signed_residual_and_reports_its_size() -> None:
@@ -115,13 +109,6 @@ def test_relaxed_equality_is_the_minimum_over_relaxations_of_either_sign(
     assert float(direction) == pytest.approx(v - float(u), abs=1e-9)
 
 
-def test_linear_price_clips_the_equalitys_multiplier() -> None:
-    """With η = 2α, λ ← λ + 2αv clipped to [−β, β]: the price of a median."""
-    formulation = Relaxed(alpha=0.5, beta=0.6, cost="linear", dual_lr=1.0).for_equality()
-    v, m = torch.tensor([-3.0, -0.1, 0.2, 3.0]), torch.tensor([0.1, -0.2, 0.3, 0.1])
-    torch.testing.assert_close(formulation.ascend(v, m), (m + v).clamp(-0.6, 0.6))
-
-
 def test_equality_is_not_projected_and_a_bound_is() -> None:
     pointwise = Pointwise(alpha=1.0, dual_lr=1.0)
     v, m = torch.tensor([-0.5, -2.0, 2.0]), torch.zeros(3)
@@ -151,31 +138,3 @@ def test_squared_hinge_is_pointwise_without_a_multiplier(v: float, weight: float
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     (slope,) = torch.autograd.grad(found, at)
     assert float(slope) == pytest.approx(2 * weight * max(v, 0.0), rel=1e-12)
-
-
-@given(violations, magnitudes)
-def test_hinge_pushes_violated_samples_alone(v: float, weight: float) -> None:
-    at = scalar(v).requires_grad_()
-    found = Penalty(weight=weight, shape="hinge").lagrangian(at)
-    assert float(found.detach()) == pytest.approx(weight * max(v, 0.0))
-    assert float(torch.autograd.grad(found, at)[0]) == (weight if v > 0 else 0.0)
-
-
-def test_unknown_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="linear, hinge or squared_hinge"):
-        Penalty(weight=1.0, shape="square")  # type: ignore[arg-type]
-
-
-class Derived(Pointwise):
-    """Keeps what it derives from its argument."""
-
-    def __init__(self, strength: float) -> None:
-        super().__init__(alpha=2 * strength)
-        self.strength, self.twice = strength, 2 * strength
-
-
-def test_derived_attributes_are_no_arguments() -> None:
-    """A checkpoint of it could not be loaded: the constructor was given "twice"."""
-    derived = Derived(1.5)
-    assert derived.config()["init_args"] == {"strength": 1.5}
-    assert formulation_from(derived.config()) == derived

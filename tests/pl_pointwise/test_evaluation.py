@@ -15,15 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning.pytorch.trainer.trainer import Trainer
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, Metric
 
-from pl_pointwise import Constraint, PointwiseModule
-from pl_pointwise.errors import DataError
+from pl_pointwise import Constraint
 from pl_pointwise.evaluation import MeanBySample, SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
     FORMULATIONS,
     Toy,
     ToyData,
@@ -58,12 +55,6 @@ def test_training_with_validation_equals_training_without() -> None:
         module = Toy(FORMULATIONS["by name"], **options)
         runs.append(fit(module, ToyRows(7), held_out=held_out, num_sanity_val_steps=2))
     assert_identical_run(*runs)
-
-
-def test_evaluation_before_any_training_has_no_multipliers() -> None:
-    module = Toy(FORMULATIONS["pointwise"])
-    trainer().test(module, ToyData(ToyRows(7), ToyRows(5), batch_size=4), verbose=False)
-    assert len(module.multipliers) == 0
 
 
 class Judged(Toy):
@@ -187,12 +178,6 @@ def test_batches_may_differ_in_their_number_of_columns() -> None:
     assert found.worst().tolist() == [20, 10]
 
 
-@pytest.mark.parametrize("sides", [1, 2])
-def test_nothing_evaluated_is_no_violation(sides: int) -> None:
-    empty = collected(([4], torch.zeros(1, sides), torch.zeros(1, sides).bool()), sides=sides)
-    assert empty.pooled().shape == empty.worst().shape == (0,)
-
-
 def test_a_sample_that_two_batches_bring_counts_once() -> None:
     """A plain sampler over several ranks repeats samples, which certificates counted twice."""
     values, all_of_it = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1, dtype=torch.bool)
@@ -208,21 +193,6 @@ def test_violations_keep_float64_and_are_never_below_float32(dtype: torch.dtype)
     wanted = torch.float64 if dtype == torch.float64 else torch.float32
     assert found.violation.dtype == wanted
     assert torch.equal(found.violation, value.to(wanted))
-
-
-def test_validation_during_fit_is_logged_under_its_own_name() -> None:
-    rows, held_out = ToyRows(7), ToyRows(5, seed=3)
-    module = fit(Toy(FORMULATIONS["pointwise"], learning_rate=0.0), rows, held_out=held_out)
-    logged = module.trainer.callback_metrics
-    outputs = module({"x": held_out.x}).detach()
-    expected = float((outputs - held_out.y).square().mean())
-    assert float(logged["val/objective"]) == pytest.approx(expected, rel=1e-5)
-    violation = CONSTRAINTS["fit"].violation(outputs)
-    assert float(logged["val/fit/mean"]) == pytest.approx(float(violation.mean()), rel=1e-5)
-    assert module.violations.keys() == {"val"}
-    # The running figures of training are of the last batch, and named as such.
-    assert "running/fit/violated" in logged
-    assert "train/fit/cvar95" not in logged
 
 
 def test_several_validation_loaders_are_told_apart() -> None:
@@ -244,33 +214,6 @@ def test_several_validation_loaders_are_told_apart() -> None:
     assert numbered["val0/objective"] == named["unseen/objective"]
     assert numbered["val1/objective"] == named["seen/objective"]
     assert named["seen/objective"] != named["unseen/objective"]
-
-
-def test_values_of_another_shape_are_refused_in_evaluation_too() -> None:
-    class Reduced(Toy):
-        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-            return super().objective(outputs, batch).mean()
-
-    with pytest.raises(DataError, match="do not reduce over the batch"):
-        trainer().validate(
-            Reduced(None), ToyData(ToyRows(4), ToyRows(5), batch_size=4), verbose=False
-        )
-
-
-def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
-    with pytest.raises(ValueError, match="evaluation_constraints names 'fitt'"):
-        PointwiseModule(
-            formulation=None,
-            constraints=CONSTRAINTS,
-            evaluation_constraints={"fitt": Constraint(at_most=0.0)},
-        )
-
-
-def test_a_barebones_trainer_trains() -> None:
-    module = Toy(FORMULATIONS["pointwise"])
-    data = ToyData(ToyRows(7), ToyRows(5), batch_size=4)
-    Trainer(accelerator="cpu", max_epochs=2, barebones=True).fit(module, data)
-    assert module.multipliers["pair"].any()
 
 
 # Means over samples -------------------------------------------------------------------------------

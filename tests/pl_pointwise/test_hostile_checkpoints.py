@@ -6,6 +6,7 @@ calls them. The pickles in some of them create a file when they are run.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import pickletools
@@ -71,14 +72,12 @@ def called_by(path: Path) -> set[str]:
         return {arg.split()[1] for code, arg, _ in found if code.name == "GLOBAL"}
 
 
-def test_good_checkpoint_resumes(good: Path) -> None:
-    """What the others are refused for is not in this one."""
-    assert resume(good).trainer.global_step == 4
-
-
-def test_truncated_checkpoint_is_refused_by_name(good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [True, False], ids=["cut off", "text"])
+def test_file_that_is_no_checkpoint_is_refused_by_name(
+    cut: bool, good: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "cut.ckpt"
-    path.write_bytes(good.read_bytes()[:-40])
+    path.write_bytes(good.read_bytes()[:-40] if cut else b"not a checkpoint")
     with pytest.raises(TrainingError, match=r"cut\.ckpt cannot be read.*Resume from another"):
         resume(path)
 
@@ -141,26 +140,13 @@ def test_instantiator_named_in_a_checkpoint_is_not_imported(good: Path, tmp_path
     assert not crater.exists()
 
 
-def test_class_named_as_formulation_is_not_built(good: Path, tmp_path: Path) -> None:
-    crater = tmp_path / "crater"
-    stranger = {"class_path": "os.mkdir", "init_args": {"path": str(crater)}}
-    path = changed(
-        good,
-        tmp_path / "class.ckpt",
-        lambda c: place("hyper_parameters/formulation")(c, stranger),
-    )
-    with pytest.raises(ValueError, match=r"os\.mkdir"):
-        Toy.load_from_checkpoint(path)
-    assert not crater.exists()
-
-
 # What belongs to another module -------------------------------------------------------------------
 
 
 def test_checkpoint_of_other_constraints_is_refused(good: Path) -> None:
     """The multipliers of "pair" would be dropped without a word."""
     other = Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
-    with pytest.raises(TrainingError, match=r"constraint 'pair', which has none in this module"):
+    with pytest.raises(TrainingError, match=r"pair, which has none in this module"):
         resume(good, other)
 
 
@@ -184,10 +170,16 @@ def test_damaged_entry_is_refused(where: str, value: Any, good: Path, tmp_path: 
         resume(path)
 
 
+def bytes_of(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
 def test_flipped_bit_is_refused_or_changes_nothing(good: Path, tmp_path: Path) -> None:
     """Anywhere: in names, numbers or the pickle. torch itself loads most of these."""
     content = good.read_bytes()
-    expected = torch.load(good, weights_only=True)
+    expected = bytes_of(torch.load(good, weights_only=True))
     path = tmp_path / "flipped.ckpt"
     refused = 0
     for place in range(0, len(content), len(content) // 400):
@@ -199,20 +191,5 @@ def test_flipped_bit_is_refused_or_changes_nothing(good: Path, tmp_path: Path) -
         except TrainingError:
             refused += 1
         else:
-            assert_same_content(found, expected)
+            assert bytes_of(found) == expected
     assert refused > 100
-
-
-def assert_same_content(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        found, expected = list(found.values()), list(expected.values())
-    if isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for part, wanted in zip(found, expected, strict=True):
-            assert_same_content(part, wanted)
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
-    else:
-        assert found == expected

@@ -19,7 +19,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
@@ -27,23 +26,20 @@ from lightning.pytorch.callbacks import (
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
-    ModelPruning,
     OnExceptionCheckpoint,
     RichProgressBar,
-    Timer,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from pl_pointwise import Average, Constraint, Pointwise, PointwiseModule
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
     At,
-    Seen,
     Toy,
     ToyData,
     ToyRows,
@@ -93,8 +89,6 @@ class ByDefault(Toy):
 # What changes nothing -----------------------------------------------------------------------------
 
 UNCHANGED: dict[str, dict[str, Any]] = {
-    "profiler": {"profiler": "simple"},
-    "deterministic": {"deterministic": "warn"},
     "detect anomaly": {"detect_anomaly": True},
     "no inference mode": {"inference_mode": False},
     "sanity check": {"num_sanity_val_steps": -1},
@@ -102,7 +96,6 @@ UNCHANGED: dict[str, dict[str, Any]] = {
     "validation within epochs": {"val_check_interval": 2},
     "validation across epochs": {"val_check_interval": 4, "check_val_every_n_epoch": None},
     "loaders made anew": {"reload_dataloaders_every_n_epochs": 1},
-    "timer": {"callbacks": [Timer(duration="00:01:00:00")]},
     "progress bar": {"callbacks": [RichProgressBar()], "enable_progress_bar": True},
     "never logged": {"logger": True, "log_every_n_steps": 0},
 }
@@ -161,27 +154,20 @@ def test_hooks_around_a_step_are_called_in_lightnings_order(plain: Toy) -> None:
 # Tuner --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(Toy, "learning_rate"), (ByDefault, "peak_learning_rate")]
-)
-def test_lr_find_suggests_and_leaves_the_module_as_it_was(
-    kind: type[Toy], name: str, tmp_path: Path
-) -> None:
-    """It saw NaN only; and a module with the default optimizer had no rate that it could set."""
-    module = kind(Pointwise(alpha=1.0, dual_lr=1.0))
-    before, chosen = weights_of(module), getattr(module, name)
+def test_lr_find_suggests_and_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    """It saw NaN only."""
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0))
+    before, chosen = weights_of(module), module.learning_rate
     runner = trainer(max_epochs=20, default_root_dir=tmp_path)
-    found = Tuner(runner).lr_find(
-        module, data(), min_lr=1e-4, max_lr=1.0, num_training=30, attr_name=name
-    )
+    found = Tuner(runner).lr_find(module, data(), min_lr=1e-4, max_lr=1.0, num_training=30)
     assert found is not None
     assert all(torch.isfinite(torch.tensor(found.results["loss"])))
-    assert found.suggestion() == getattr(module, name) != chosen
+    assert found.suggestion() == module.learning_rate != chosen
     assert torch.equal(weights_of(module), before)
     assert not any(table.any() for table in module.multipliers.values())
     runner.fit(module, data())
     rates = [group["lr"] for group in runner.optimizers[0].param_groups]
-    assert rates == [getattr(module, name)]
+    assert rates == [module.learning_rate]
 
 
 def test_batch_size_finder_leaves_the_module_as_it_was(tmp_path: Path) -> None:
@@ -204,49 +190,6 @@ def test_weight_averaging_keeps_the_multipliers_of_the_run(plain: Toy) -> None:
         assert torch.equal(module.multipliers[name], table)
 
 
-class Backbone(ByDefault):
-    """A head on a backbone with a BatchNorm."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        del self.first, self.last
-        self.backbone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).double()
-        self.head = torch.nn.Linear(4, 1).double()
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.head(self.backbone(batch["x"]))[:, 0]
-
-
-def test_backbone_finetuning_adds_its_group_under_the_default_schedule() -> None:
-    """It ended in ``zip() argument 2 is shorter than argument 1``, of LambdaLR."""
-    module = Backbone(Pointwise())
-    module.training_settings.optimization.schedule = "linear"
-    before = module.backbone[0].weight.detach().clone()
-    thaw = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.02)
-    run(module, callbacks=[thaw], max_epochs=3)
-    head, backbone = module.trainer.optimizers[0].param_groups
-    assert not torch.equal(module.backbone[0].weight, before)
-    assert head["lr"] == 0
-    assert backbone["lr"] > 0
-
-
-def test_pruning_holds() -> None:
-    module = Backbone(Pointwise())
-    run(module, callbacks=[ModelPruning("l1_unstructured", [(module.head, "weight")], amount=0.5)])
-    assert int((module.head.weight == 0).sum()) >= 2
-
-
-def test_gradients_of_recomputed_activations_are_the_same(plain: Toy) -> None:
-    class Recomputed(Toy):
-        def forward(self, batch: Any) -> Tensor:
-            inner = super().forward
-            found = torch.utils.checkpoint.checkpoint(inner, batch, use_reentrant=False)
-            assert isinstance(found, Tensor)
-            return found
-
-    assert_identical_run(run(Recomputed(Pointwise(alpha=1.0, dual_lr=1.0))), plain)
-
-
 def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
     """The compiler took the whole step, backward pass and all, and failed inside itself."""
     module = toy()
@@ -261,13 +204,6 @@ def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
 # How much of the data, and how it comes -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", [{"limit_train_batches": 2}, {"overfit_batches": 2}])
-def test_limits_count_batches(option: dict[str, Any]) -> None:
-    seen = Seen()
-    run(callbacks=[seen], **option)
-    assert [len(index) for _, index in seen.batches] == [3, 3, 3, 3]
-
-
 def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
     module = ByDefault(Pointwise())
     optimization = module.training_settings.optimization
@@ -275,34 +211,6 @@ def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
     run(module, fast_dev_run=True)
     assert module.trainer.global_step == 1
     assert "val" in module.violations
-
-
-def test_a_sampler_with_replacement_steps_a_multiplier_once_a_step() -> None:
-    """A sample that a batch has twice weighs twice in the means, and takes one dual step."""
-    seen = Seen()
-    sampler = WeightedRandomSampler(
-        [8.0] + [1.0] * 8, 9, generator=torch.Generator().manual_seed(0)
-    )
-    module = run(loaders=loader(sampler=sampler), callbacks=[seen], max_epochs=1)
-    assert any(len(set(index)) < len(index) for _, index in seen.batches)
-    visited = torch.zeros(9, dtype=torch.bool)
-    visited[[i for _, index in seen.batches for i in index]] = True
-    assert not module.multipliers["fit"][~visited].any()
-    step = module.dual_steps["fit"]
-    assert step.index is not None
-    assert sorted(step.index.tolist()) == sorted(set(seen.batches[-1][1]))
-
-
-def test_a_batch_sampler_of_the_users_decides_the_steps() -> None:
-    class ByLength:
-        def __iter__(self) -> Iterator[list[int]]:
-            yield from ([0, 1], [2, 3, 4], [5, 6, 7, 8])
-
-        def __len__(self) -> int:
-            return 3
-
-    batches = DataLoader(IndexedDataset(ROWS), collate_fn=stack, batch_sampler=ByLength())  # type: ignore[arg-type]
-    assert run(loaders=batches).trainer.global_step == 6
 
 
 class Stream(IterableDataset[Any]):
@@ -350,7 +258,7 @@ def test_a_trainer_that_is_used_up_says_so(caplog: pytest.LogCaptureFixture) -> 
         runner.fit(toy(), data())
         assert "No step was taken" not in caplog.text
         runner.fit(toy(), data())
-    assert "No step was taken. The trainer stands at epoch 1 of 1" in caplog.text
+    assert "No step was taken: epoch 1 of 1" in caplog.text
 
 
 def test_copies_train_as_the_original(plain: Toy) -> None:
@@ -389,20 +297,6 @@ def test_checkpoints_by_what_is_logged(plain: Toy, tmp_path: Path) -> None:
     assert twin.multipliers["fit"].any()
 
 
-@pytest.mark.parametrize("stage", ["test", "validate"])
-def test_results_may_be_changed_in_place(stage: str) -> None:
-    """They were inference tensors: "Inplace update to inference tensor outside InferenceMode"."""
-    module = toy()
-    getattr(trainer(), stage)(module, data(), verbose=False)
-    for by_name in module.violations.values():
-        for values in by_name.values():
-            assert values.clamp_(min=0).min() >= 0
-    for found in (f for by_name in module.evaluated.values() for f in by_name.values()):
-        found.violation.clamp_(min=0)
-        found.index.add_(1)
-        found.mask.logical_not_()
-
-
 class Slopes(Toy):
     """A constraint on the gradient of the output by the inputs."""
 
@@ -431,7 +325,7 @@ def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
     getattr(trainer(), stage)(Slopes(Pointwise(alpha=1.0), bound), data(), **options)
     if stage != "predict":
         module = SlopesInTrainingOnly(Pointwise(alpha=1.0), bound)
-        with pytest.raises(TrainingError, match=r"Put `with torch.enable_grad\(\):` around"):
+        with pytest.raises(TrainingError, match="gradient is asked for"):
             getattr(trainer(), stage)(module, data(), **options)
 
 
@@ -518,17 +412,6 @@ def test_a_name_of_ours_is_refused_where_it_is_set() -> None:
         NameOfOurs(Pointwise())
 
 
-def test_names_of_ones_own_do_not_end_the_fit(plain: Toy) -> None:
-    class Names(Toy):
-        def __init__(self, formulation: Any) -> None:
-            super().__init__(formulation)
-            self.checks, self.order, self.primal_steps = [1], "x", "y"  # type: ignore[assignment]
-
-    module = run(Names(Pointwise(alpha=1.0, dual_lr=1.0)))
-    assert_identical_run(module, plain)
-    assert module.checks == [1]
-
-
 def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     class Around(Toy):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -539,15 +422,6 @@ def test_a_training_step_around_the_modules_own_is_welcome(plain: Toy) -> None:
     module = run(Around(Pointwise(alpha=1.0, dual_lr=1.0)))
     assert_identical_run(module, plain)
     assert "mine" in module.trainer.callback_metrics
-
-
-def test_a_list_of_loaders_trains_statistics_of_the_batch() -> None:
-    module = run(Toy(Average()), [loader(), loader()])
-    assert module.trainer.global_step == 6
-    assert module.measured is not None
-    assert len(module.measured.index) == 6
-    with pytest.raises(TrainingError, match="map-style data set"):
-        run(loaders=[loader(), loader()])
 
 
 @pytest.mark.parametrize("schedule", [{0: 2}, {1: 2}])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset, Subset
 
-from pl_pointwise.data import IndexedDataset, categories_of, shared_units, units_of
+from pl_pointwise.data import IndexedDataset, categories_of, units_of
 from pl_pointwise.errors import DataError
 from tests.pl_pointwise.toy import ToyData, ToyRows
 
@@ -45,21 +45,6 @@ def test_a_data_set_that_says_nothing_knows_no_categories() -> None:
 def test_a_category_too_few_is_refused() -> None:
     with pytest.raises(DataError, match=r"Told.categories has 1 entries for 2 samples.*or None"):
         categories_of(Told(["a", "b"], ["x"]))
-
-
-def test_units_that_two_splits_share_are_counted_once_each() -> None:
-    data = ToyData(Told(["a", "a", "b"]), Told(["c", "a", "a"]))
-    data.datasets["test"] = Told(["b", "c", "d"])
-    assert data.shared_units() == {("train", "val"): 1, ("train", "test"): 1, ("val", "test"): 1}
-    assert shared_units({"x": Told(["a"]), "y": Told(["b"])}) == {("x", "y"): 0}
-
-
-def test_what_is_one_data_set_or_without_units_is_not_compared() -> None:
-    data = ToyData(Told(["a"]), Told(["a"]))
-    assert data.datasets["test"] is data.datasets["val"]
-    assert data.shared_units() == {("train", "val"): 1, ("train", "test"): 1}
-    data.datasets["test"] = ToyRows(2)
-    assert data.shared_units() == {("train", "val"): 1}
 
 
 def test_the_certification_split_is_separate_if_it_is_another_data_set() -> None:

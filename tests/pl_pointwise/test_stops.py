@@ -401,24 +401,6 @@ def test_multipliers_changed_after_the_fit_are_what_goes_on(tmp_path: Path) -> N
     assert not resumed.lightning_module.multipliers["pair"].any()
 
 
-def test_other_settings_than_the_checkpoints_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """``ckpt_path: last`` found another run's file and went on with it, without a word."""
-
-    def run(weight: float, path: Any = None) -> Any:
-        runner = trainer(max_epochs=2)
-        module = Toy(Penalty(weight=weight), learning_rate=weight)
-        runner.fit(module, ToyData(ROWS, batch_size=4), ckpt_path=path)
-        return runner
-
-    run(0.5).save_checkpoint(tmp_path / "a.ckpt")
-    run(0.5, tmp_path / "a.ckpt")
-    assert "other settings" not in caplog.text
-    run(0.7, tmp_path / "a.ckpt")
-    assert "learning_rate (0.5, now 0.7)" in caplog.text
-
-
 # Which run a file of SaveOnTermination belongs to ---------------------------------------------
 
 
@@ -437,7 +419,7 @@ def terminated(folder: Path, module: Any = None, **options: Any) -> Any:
 
 
 def test_a_run_continues_its_own_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rows of a comparison both continued from the one file of the working folder."""
     monkeypatch.chdir(tmp_path)
@@ -451,8 +433,6 @@ def test_a_run_continues_its_own_file_and_no_other(
     kept = own.read_bytes()
     for other in others:
         assert len(terminated(folder, **other)) == WITHIN  # From its start.
-        assert "leaves it alone" in caplog.text
-        caplog.clear()
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     assert len(terminated(folder)) == WITHIN
     monkeypatch.delenv("PL_GLOBAL_SEED")

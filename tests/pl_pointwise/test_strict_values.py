@@ -1,7 +1,7 @@
 """Strict values: the multipliers and the reports follow them, the weights follow the surrogate.
 
 Training steps are compared with the loop by hand (by_hand.py), in which only the dual step and the
-statistics it takes read the strict values; optima with closed formulas, for drawn problems.
+statistics it takes read the strict values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from pl_pointwise import Average, Constraint, CVaR, Pointwise, PointwiseModule, Relaxed
+from pl_pointwise import CVaR, Pointwise, Relaxed
 from pl_pointwise.callbacks import DualMonitor, HardestSamples
 from pl_pointwise.errors import DataError
 from tests.pl_pointwise.by_hand import run
@@ -77,23 +75,6 @@ def test_steps_equal_the_algorithm_by_hand(name: str, bounds: Any, options: Any)
     if rules.get("fit") is not None and rules["fit"].eta:  # Else no multiplier moves.
         other = run(rows, seen.batches, rules, bounds, **arguments).multipliers["fit"]
         assert (other - expected.multipliers["fit"]).abs().max() > 0.01
-
-
-def test_only_the_step_of_the_weights_sees_the_surrogate() -> None:
-    """One step: λ moves as the strict value says, the weights as if there were none."""
-    rows = ToyRows(6, seed=4)
-    judged, plain = (
-        kind({"fit": Pointwise(alpha=0.8, dual_lr=0.5), "pair": None}) for kind in (Judged, Toy)
-    )
-    for module in (judged, plain):
-        trainer(max_steps=1).fit(module, ToyData(rows, batch_size=6))
-    assert torch.equal(weights_of(judged), weights_of(plain))
-    outputs = Toy()({"x": rows.x}).detach()
-    violation = passed(outputs) + 0.3
-    assert (violation > 0).any()
-    assert (violation < 0).any()
-    expected = (0.5 * violation).clamp(min=0)[:, None]
-    torch.testing.assert_close(judged.multipliers["fit"].double(), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "dual_first"}], ids=str)
@@ -202,85 +183,3 @@ def test_other_names_and_shapes_are_refused_by_name(given: Any, error: Any, mess
 def test_cvar_with_strict_values_is_refused() -> None:
     with pytest.raises(ValueError, match=r'strict_values\(\)\["fit"\]: the threshold of a CVaR'):
         fit(Judged(CVaR()), ToyRows(4), epochs=1)
-
-
-# Optima known in closed form ----------------------------------------------------------------------
-
-
-class Drawn:
-    """N problems, each with a weight of its own."""
-
-    def __init__(self, numbers: list[tuple[float, float, float]]) -> None:
-        self.slope, self.offset, self.bound = torch.tensor(numbers, dtype=torch.float64).T
-
-    def __len__(self) -> int:
-        return len(self.slope)
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        return {name: values[position] for name, values in vars(self).items()}
-
-
-class Proxies(PointwiseModule):
-    """½w² subject to w ≥ c, told to the weights as b ≤ a·w: the violations are c − w and b − aw."""
-
-    def __init__(self, formulation: Any, count: int) -> None:
-        super().__init__(formulation=formulation, constraints={"reach": Constraint(at_most=0.0)})
-        self.weight = torch.nn.Parameter(torch.zeros(count, dtype=torch.float64))
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.weight[batch["index"]]
-
-    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-        return outputs.square() / 2
-
-    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        return {"reach": batch["offset"] - batch["slope"] * outputs}
-
-    def strict_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        return {"reach": batch["bound"] - outputs}
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.5 * len(self.weight))
-
-
-problems = st.lists(
-    st.tuples(st.floats(0.5, 1.5), st.floats(-1.0, 1.0), st.floats(0.2, 2.0)),
-    min_size=3,
-    max_size=12,
-)
-
-
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problems, st.sampled_from(["standard", "augmented", "relaxed", "average"]))
-def test_optima_of_drawn_problems_are_those_of_the_proxy_lagrangian(
-    numbers: list[tuple[float, float, float]], kind: str
-) -> None:
-    """At rest a weight is w = a(λ + 2αṽ)₊, and v = 0; where the bound relaxes, λ = 2βv."""
-    alpha, beta, rows = 0.2, 0.7, Drawn(numbers)
-    a, b, c = rows.slope, rows.offset, rows.bound
-    formulations = {
-        "standard": Pointwise(alpha=None, dual_lr=0.3),
-        "augmented": Pointwise(alpha=alpha, dual_lr=0.3),
-        "relaxed": Relaxed(alpha=None, beta=beta, dual_lr=0.3),
-        "average": Average(dual_lr=0.3),
-    }
-    module = Proxies(formulations[kind], len(rows))
-    data = ToyData(rows, batch_size=len(rows))
-    trainer(max_epochs=120).fit(module, data)
-    found, multiplier = module.weight.detach(), module.multipliers["reach"].double().reshape(-1)
-    if kind == "standard":
-        expected, price = c, c / a
-    elif kind == "augmented":
-        price = (c / a - 2 * alpha * (b - a * c)).clamp(min=0)
-        # Where the augmentation alone goes past the strict bound, λ rests at 0.
-        alone = 2 * alpha * a * b / (1 + 2 * alpha * a * a)
-        expected = torch.where(price > 0, c, alone)
-    elif kind == "relaxed":
-        expected = 2 * a * beta * c / (1 + 2 * a * beta)
-        price = 2 * beta * (c - expected)
-    else:
-        price = c.mean() / a.mean()
-        expected = a * price
-        price = price[None]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    torch.testing.assert_close(multiplier, price, rtol=0, atol=3e-3)

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ from pl_pointwise import Training
 from pl_pointwise.cli import main
 from pl_pointwise.compare import command, levers
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
+from pl_pointwise.data import units_of
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.roles import collate_rows
+from tests.pl_pointwise.toy import trainer
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -223,7 +226,7 @@ def runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The check beforehand builds every method once more, and plots take a fifth of the time.
     """
-    monkeypatch.setattr(command, "check_methods", lambda *_: {})
+    monkeypatch.setattr(command, "check_methods", lambda *_: None)
     monkeypatch.setattr(command, "draw_plots", lambda *_: None)
 
 
@@ -266,9 +269,7 @@ def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
-    return Trainer(**quiet | options)
+    return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
 
 
 def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
@@ -361,3 +362,17 @@ def language_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def shared_units(data: Any) -> dict[tuple[str, str], int]:
+    """How many units each two splits of a data module have in common."""
+    units = {
+        name: set(found)
+        for name in ("train", "val", "test")
+        if name in data.datasets and (found := units_of(data.datasets[name])) is not None
+    }
+    return {
+        (first, second): len(units[first] & units[second])
+        for first, second in combinations(units, 2)
+        if data.datasets[first] is not data.datasets[second]
+    }

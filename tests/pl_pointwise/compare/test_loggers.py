@@ -71,24 +71,6 @@ def test_a_log_in_the_runs_own_folder_stays_there(tmp_path: Path) -> None:
         assert (folder / "violations/values/epoch_0001.parquet").is_file()
 
 
-def test_mlflow_has_the_parameters_of_every_run(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    uri = f"sqlite:///{tmp_path / 'runs.db'}"
-    experiment = mlflow.MlflowClient(uri).create_experiment("e", (tmp_path / "files").as_uri())
-    init = f"{{tracking_uri: '{uri}', experiment_name: e}}"
-    main(write(tmp_path, f"{{class_path: MLFlowLogger, init_args: {init}}}"))
-    client = mlflow.MlflowClient(uri)
-    runs = client.search_runs([experiment])
-    found = {(run.data.params["method"], int(run.data.params["seed"])): run for run in runs}
-    assert sorted(found) == sorted(EXPECTED)
-    for run in found.values():
-        assert run.data.metrics["test/fit/cvar95"] is not None
-        for key in ("violations/cdf", "dual/fit/multipliers"):
-            names = [file.path for file in client.list_artifacts(run.info.run_id, key)]
-            assert names == [f"{key}/epoch_0000.png", f"{key}/epoch_0001.png"]
-
-
 def test_offline_wandb_has_a_run_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

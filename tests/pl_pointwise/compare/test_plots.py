@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from pl_pointwise.compare import plots, tables
-from pl_pointwise.compare.plots import Axis, frontier
+from pl_pointwise.compare.plots import Axis, frontier, styles_of
 from pl_pointwise.compare.runs import Outcome, Run
-from pl_pointwise.compare.styles import styles_of
 
 FINITE = st.floats(-5, 5, allow_nan=False)
 
@@ -112,6 +111,11 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
     assert panel.get_xlabel() == f"a\n({'higher' if right else 'lower'} is better)"
 
 
+def test_all_methods_are_told_apart() -> None:
+    found = styles_of(["a", "a", *map(str, range(83)), "a"])
+    assert len({style[:2] for style in found.values()}) == len(found) == 84
+
+
 def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None:
     names = ("penalty 0.1", "penalty 1", "pointwise")
     seeds = [outcome(n, seed, {"a": 1 + seed, "b": 3 + 2 * seed}) for n in names for seed in (0, 1)]
@@ -154,22 +158,6 @@ def test_the_gap_is_means_over_seeds() -> None:
         for seed in (0, 1)
     ]
     assert lines(tables.gap_table(frame(*done), names)) == [["a", "3 ± 0"]]
-
-
-def test_costs_are_means_over_the_seeds_that_measured_them() -> None:
-    def costly(method: str, seed: int, seconds: list[float], gib: float | None) -> Outcome:
-        more = {"epoch_seconds": seconds, "host_bytes": gib and gib * 2**30, "gpu_bytes": None}
-        return outcome(method, seed, {}, **more)
-
-    runs = frame(
-        costly("a", 0, [1.0, 3.0], 2.0),
-        costly("a", 1, [4.0], 4.0),
-        costly("a", 2, [3.0], None),
-        costly("b", 0, [], None),
-    )
-    table = tables.cost_table(runs)
-    assert list(table.cells) == ["method", "seconds per epoch", "host memory, GiB"]
-    assert lines(table) == [["a", "3.0 ± 1.0", "3.0 ± 1.4"]]
 
 
 def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:

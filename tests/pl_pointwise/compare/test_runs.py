@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.compare.checks import check_methods
+from pl_pointwise.compare.command import check_methods
 from pl_pointwise.compare.runs import Comparison
 
 BASE = """
@@ -102,24 +102,3 @@ def test_methods_that_would_share_a_folder_are_refused(config) -> None:
     Path(config).with_name("methods.yaml").write_text("a b: null\na/b: null\n")
     with pytest.raises(ValueError, match=r"a/b: would share the folder .*with 'a b'"):
         _ = swept(config).runs
-
-
-def test_arguments_of_a_comparison_give_the_same_runs(config) -> None:
-    """A process of its own, or a job of an array, is handed them with a number."""
-    comparison = swept(config, "model.tolerance=1,3")
-    words = comparison.arguments()
-    values: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            option = word
-            values.setdefault(option, [])
-        else:
-            values[option].append(word)
-    again = Comparison(
-        values["--config"],
-        Path(*values["--output"]),
-        *values["--methods"],
-        [int(seed) for seed in values["--seeds"]],
-        values["--set"],
-    )
-    assert again.runs == comparison.runs

@@ -149,10 +149,6 @@ def test_upper_bound_is_where_rates_begin_to_be_refused(
         assert p_value(values, bound - 1e-9, confidence) > delta - 1e-6
 
 
-def test_upper_bound_of_no_sample_or_only_losses_is_one() -> None:
-    assert upper_bound(np.zeros(0), 0.95) == upper_bound(np.ones(5), 0.95) == 1.0
-
-
 @given(st.floats(1e-4, 0.99), CONFIDENCES)
 def test_fewest_samples_is_the_first_number_that_can_certify(
     rate: float, confidence: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,12 @@ from torchmetrics import Metric
 from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
-from pl_pointwise.compare.levers import command as command_with
-from pl_pointwise.compare.levers import epochs_of, stricter
-from pl_pointwise.compare.runs import Comparison
+from pl_pointwise.compare.levers import epochs_of
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
-from pl_pointwise.requirements.samples import read_samples
 from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
 from tests.programs.launch import run_on_ranks
 
@@ -88,7 +84,6 @@ def test_the_chosen_model_is_certified_by_its_own_violations(certified) -> None:
 
 def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> None:
     assert "test/" not in (certified / "comparison.csv").read_text()
-    assert "## Certificates" not in (certified / "comparison.md").read_text()
     with np.load(certified / "runs/plain/seed-0/violations.npz") as arrays:
         assert set(arrays) == {"val/near", "train/near"}
 
@@ -96,8 +91,7 @@ def test_the_certification_split_stays_out_of_tables_and_arrays(certified) -> No
 def test_the_model_is_exported_with_its_certificate(certified) -> None:
     model = certified / "model"
     card = (model / "README.md").read_text()
-    said = r"of 200 units \(prompts, queries\) fail, \d[\d.]* of their 400 samples"
-    assert re.search(said, card)
+    assert "of 200 units (prompts, queries) fail" in card
     assert "meets the requirement on new inputs, with 95 % confidence" in card
     assert "Clopper" not in card  # A statement that knows nothing of the choice.
     assert (model / "plane.pt").is_file()
@@ -106,9 +100,7 @@ def test_the_model_is_exported_with_its_certificate(certified) -> None:
     assert set(config["trainer"]) == {"precision"}
 
 
-def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_model_is_exported_from_the_file_that_is_certified(tmp_path, monkeypatch) -> None:
     """What is in memory after the file is written has no say."""
     built, init, save = list[PlaneModule](), PlaneModule.__init__, Trainer.save_checkpoint
 
@@ -125,9 +117,8 @@ def test_a_model_is_built_to_run_and_again_from_the_file_that_is_certified(
     monkeypatch.setattr(Trainer, "save_checkpoint", save_and_spoil)
     data = ["--data.seed", "7"]  # Other samples: those of seed 0 are used.
     out = compare(tmp_path, "--require", REQUIREMENT, *data, methods=STRICT)
-    assert len(built) == 2
     stored = torch.load(out / "model/plane.pt", weights_only=True)["weight"]
-    assert torch.equal(stored, built[1].weight.detach())
+    assert torch.equal(stored, built[-1].weight.detach())
     assert stored.abs().max() < 2
     assert json.loads((out / "answer.json").read_text())["certified"] == "strict · seed 0"
 
@@ -278,7 +269,7 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--require", "nearr: violated <= 0.1"], "no constraint 'nearr'. Did you mean 'near'?"),
+        (["--require", "nearr: violated <= 0.1"], "no constraint 'nearr'. There are: near"),
         (["--require", "near/up: violated <= 0.1"], "It has left, right"),
         (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
         (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
@@ -323,7 +314,7 @@ def test_monitor_believes_like_records_and_not_drifted_ones(certified, tmp_path,
 
 
 def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
-    before = read_samples(certified / "model/certificate/samples.parquet")
+    before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     new = before.assign(unit="new " + before["unit"])
     new = new[new["split"] == "certification"].sort_values("unit")
@@ -335,7 +326,7 @@ def test_calls_one_after_another_are_one_stream(certified, tmp_path) -> None:
 
 
 def test_monitor_does_not_judge_by_records_of_the_certificate(certified, tmp_path) -> None:
-    before = read_samples(certified / "model/certificate/samples.parquet")
+    before = pd.read_parquet(certified / "model/certificate/samples.parquet")
     new = before.assign(unit=before["unit"].where(before["index"] < 100, "new " + before["unit"]))
     [found] = check(certified / "model", new, tmp_path / "state.json")
     assert (found.n, found.again) == (150, 50)
@@ -406,15 +397,15 @@ def required(*texts: str) -> list[str]:
 def test_a_model_is_certified_beside_the_one_that_it_started_from(tmp_path) -> None:
     """Weights of 0 answer 0: what they meet and their metric are read off the data."""
     paired = ["lost(near) <= 0.05", "gained(near) >= 0.5", "wrong_sign <= predecessor + 0.2"]
-    noise = ["--data.noise", "0.15"]
+    noise = ["--data.noise", "0.18"]
     out = compare(tmp_path, *required(*paired, REQUIREMENT), *noise, methods=STRICT)
     answer = json.loads((out / "answer.json").read_text())
     assert answer["certified"] == "strict · seed 0"
     assert "The predecessor is the model of strict · seed 0 before training." in answer["statement"]
-    data = PlaneData(noise=0.15)
+    data = PlaneData(noise=0.18)
     data.setup("test")
     started = np.array([row["y"].abs().item() <= 0.5 for row in data.datasets["test"]])
-    samples = read_samples(out / "runs/strict/seed-0/samples.parquet")
+    samples = pd.read_parquet(out / "runs/strict/seed-0/samples.parquet")
     samples = samples[samples["split"] == "certification"].sort_values(["quantity", "index"])
     near = samples[samples["quantity"] == "near"]["value"].to_numpy() <= 0
     lost = (started & ~near).reshape(200, 2).any(1).sum()
@@ -458,52 +449,12 @@ def test_a_predecessor_is_measured_once_and_leaves_the_runs_alone(
     assert measured == [certified / "model/certificate/model.ckpt"]
 
 
-def test_an_advised_command_replaces_what_it_sets_anew(tmp_path) -> None:
-    settings = ["trainer.max_epochs=5,10", "model.tolerance=1,2"]
-    swept = Comparison(["c"], tmp_path, "m", settings=settings, overrides=["--data.held_out", "80"])
-    line = command_with(swept, [], {"trainer.max_epochs": "20"}, {})
-    assert "--set model.tolerance=1,2 --set trainer.max_epochs=20" in line
-    assert "max_epochs=5" not in line
-    assert line.endswith("--data.held_out 80")
-
-
-@pytest.mark.parametrize(
-    ("given", "bounds", "settings"),
-    [
-        ({"tolerance": 0.5}, {"at_most": 0.5}, {}),  # The bound would move with it.
-        ({"tolerance": 0.4}, {"at_most": 0.5}, {"tolerance": "0.3,0.2"}),
-        ({"tolerance": 0.15}, {"at_most": 0.5}, {"tolerance": "0.05"}),  # 0 is not passed.
-        (
-            {"near_tolerance": -1.0, "evaluation_tolerance": None},
-            {"at_least": -1.0},
-            {"near_tolerance": "-0.9,-0.8", "evaluation_tolerance": "-1.0"},
-        ),
-        ({"tolerance": 0.4}, {"at_most": 0.5, "at_least": 0.1}, {}),
-        ({}, {"at_most": 0.5}, {}),
-    ],
-)
-def test_a_stricter_bound_is_judged_by_the_same(given, bounds, settings) -> None:
-    found = stricter({"model": {"init_args": given}}, "near", bounds, by=0.1)
-    assert found == {f"model.init_args.{name}": value for name, value in settings.items()}
-
-
 @pytest.mark.parametrize(
     ("trainer", "epochs"),
     [({"max_epochs": 10}, 10), ({"max_epochs": 10, "max_steps": 3}, None), ({}, None)],
 )
 def test_epochs_are_those_that_end_the_run(trainer, epochs) -> None:
     assert epochs_of({"trainer": trainer}) == epochs
-
-
-def test_a_candidate_that_loses_too_much_is_not_chosen(tmp_path) -> None:
-    """Plain training keeps weights of 0 and loses nothing, but does not meet the rest."""
-    texts = ("lost(near) <= 0.05", REQUIREMENT)
-    out = compare(tmp_path, *required(*texts), "--seeds", "0", "1")
-    answer = json.loads((out / "answer.json").read_text())
-    assert answer["candidates"] == 6
-    assert answer["certified"].startswith("strict")
-    table = (out / "answer.md").read_text()
-    assert re.search(r"\| plain · seed 0 .* \| 0 · 0 ", table)
 
 
 def test_the_predecessor_may_be_an_exported_folder_or_a_run(

@@ -47,7 +47,7 @@ def test_every_form_is_read(
     "text",
     [
         "relevance",
-        "relevance violated <= 0.05",
+        "lost(refuse) <= predecessor",
         "relevance: q100 <= 0.5",
     ],
 )
@@ -139,12 +139,11 @@ def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("relevanse: violated <= 0.05", ["'relevanse'", "mean 'relevance'", "refuse, mcq/…"]),
-        ("mqc/tool_call: violated <= 0.05", ["'mqc'", "mean 'mcq'"]),
-        ("mrr >= 0.3", ["'mrr'", "mean 'mrr@10'"]),
+        ("relevanse: violated <= 0.05", ["'relevanse'", "relevance, refuse, mcq/…"]),
+        ("mrr >= 0.3", ["'mrr'", "mrr@10"]),
         ("over_refusal <= 0.05", ["over_refusal/mrr@10, over_refusal/over_refusal"]),
         ("over_refusal: violated <= 0.05", ["over_refusal/relevance, over_refusal/refuse"]),
-        ("refuse/malwear: violated <= 0.1", ["'malwear'", "mean 'malware'", "malware, fraud"]),
+        ("refuse/malwear: violated <= 0.1", ["'malwear'", "malware, fraud"]),
         ("refuse/malware/again: violated <= 0.1", ["'malware/again'"]),
         # A constraint that it does not carry.
         ("mcq/refuse: violated <= 0.1", ["'refuse'", "tool_call, direct"]),

@@ -16,22 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import certified_selection
 from benchmarks.certified_selection import by_selection, choices, false_share, naively
 from pl_pointwise.requirements.p_values import betting, binomial
-from pl_pointwise.requirements.selection import (
-    Candidate,
-    fixed_sequence,
-    pareto_order,
-    select,
-)
-
-P_VALUES = st.lists(st.sampled_from([0.0, 0.001, 0.009, 0.01, 0.02, 0.03, 0.05, 0.06, 0.5]))
-
-
-@given(P_VALUES, st.sampled_from([0.01, 0.05, 0.1]))
-def test_fixed_sequence_stops_at_the_first_that_is_not_rejected(
-    p_values: list[float], delta: float
-) -> None:
-    expected = [max(p_values[: place + 1]) <= delta for place in range(len(p_values))]
-    assert fixed_sequence(p_values, delta) == expected
+from pl_pointwise.requirements.selection import Candidate, pareto_order, select
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8))

@@ -160,7 +160,7 @@ def test_the_samples_of_a_requirement_follow_the_confidence(confidence) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config", "rerankr"], "Did you mean 'reranker'"),
+        (["--config", "rerankr"], "No configuration 'rerankr'"),
         ([*TASK, "--data.sepparate", "true"], "sepparate"),
         ([*TASK, "--confidence", "95"], "must lie between 0 and 1"),
     ],

@@ -226,16 +226,6 @@ def test_an_attention_that_takes_no_mask_is_refused() -> None:
     assert not model.base_model._forward_hooks
 
 
-def test_the_row_holds_each_token_once_by_rising_length() -> None:
-    layout = Packing.of(torch.tensor([3, 1, 3, 2]), 4)
-    assert layout.source.tolist() == [4, 12, 13, 0, 1, 2, 8, 9, 10]
-    assert layout.positions.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2]
-    padded = torch.arange(16.0).view(4, 4)
-    row = layout.pack(padded)
-    mask = torch.arange(4) < torch.tensor([3, 1, 3, 2])[:, None]
-    assert torch.equal(layout.pad(row[..., None])[..., 0], padded * mask)
-
-
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=40), gradients=st.booleans())
 def test_a_row_taken_apart_and_put_together_is_the_row(lengths: list[int], gradients: bool) -> None:
     layout = Packing.of(torch.tensor(lengths), max(lengths))

@@ -16,7 +16,7 @@ from pl_pointwise.tasks import (
     SafetyDataModule,
     When2CallDataModule,
 )
-from tests.tasks.conftest import make_data
+from tests.tasks.conftest import make_data, shared_units
 
 TWINS = [text for i in range(20) for text in (f"What is  {i} q?", f"what is {i} Q? ")]
 PARTS = {"val_fraction": 0.2, "test_fraction": 0.3}
@@ -60,7 +60,7 @@ def test_twins_stand_in_one_split_and_count_once(task, language_model_folder, tm
 
     data = task(language_model_folder, write)
     data.setup(None)
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
     for name in ("train", "val", "test"):
         units = units_of(data.datasets[name]) or []
         assert len(units) == 2 * len(set(units))

@@ -13,7 +13,7 @@ import pytest
 from pl_pointwise.data import categories_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
-from tests.tasks.conftest import make_data
+from tests.tasks.conftest import make_data, shared_units
 from tests.tasks.conversation.conftest import conversation_rows, write_rows
 
 
@@ -66,7 +66,7 @@ def test_splits_have_each_category_and_strata_each_kind(language_model_folder, t
         expected = dict.fromkeys(("call", "never", "refuse", "rest"), count)
         assert Counter(categories_of(data.datasets[name])) == expected
     assert data.certification_is_separate
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
     dataset = data.datasets["train"]
     assert sorted(Counter(dataset.strata).values()) == [5, 5, 5, 5]
     ranks = [rank for rank, kind in zip(dataset.ranks, dataset.categories, strict=True)

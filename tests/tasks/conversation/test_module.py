@@ -10,6 +10,7 @@ import pytest
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
+from pl_pointwise.task import notes_of
 from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
 from pl_pointwise.tasks.language_model.adapters import Lora
@@ -221,7 +222,7 @@ def test_answers_are_counted_and_written(
     answers = [json.loads(line) for line in lines]
     assert [answer["index"] for answer in answers] == sorted(a["index"] for a in answers)
     assert sum(answer["refused"] for answer in answers) == 2
-    module.notes.confidential = True
+    notes_of(module).confidential = True
     quiet_trainer(tmp_path / "hidden").test(module, data, verbose=False)
     assert not (tmp_path / "hidden/answers").exists()
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks import Policy, When2CallDataModule, When2CallModule
@@ -22,7 +22,6 @@ from pl_pointwise.tasks.language_model.generation import (
     Draws,
     Generation,
     generate_ids,
-    learnt_positions,
 )
 from pl_pointwise.tasks.language_model.reference import base_of
 from tests.tasks.conftest import build_tokenizer, make_data
@@ -261,14 +260,6 @@ def test_settings_that_generate_nothing_are_refused(settings, message) -> None:
 
 
 # Learnt positions
-
-
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [(GPT2, 220), (LlamaConfig(max_position_embeddings=512), None), (BloomConfig(), None)],
-)
-def test_learnt_positions_are_read_from_the_configuration(config, positions) -> None:
-    assert learnt_positions(config) == positions
 
 
 def test_more_than_learnt_positions_is_refused_before_training(tmp_path) -> None:

@@ -517,17 +517,6 @@ def test_logits_are_summed_in_float32_in_a_half_precision_run(
 # The batch
 
 
-def test_collate_pads_and_counts() -> None:
-    batch = collate_responses([[1, 2, 3], [4]], [[[5, 6], [7]], [[8, 9, 10]]])
-    assert batch["prompt_ids"].tolist() == [[1, 2, 3], [4, 0, 0]]
-    assert batch["prompt_lengths"].tolist() == [3, 1]
-    assert batch["response_ids"].tolist() == [
-        [[5, 6, 0], [7, 0, 0]],
-        [[8, 9, 10], [0, 0, 0]],
-    ]
-    assert batch["response_lengths"].tolist() == [[2, 1], [3, 0]]
-
-
 def test_a_batch_without_responses_is_refused(make_model: Make) -> None:
     with pytest.raises(DataError, match="without a single response"):
         ResponseScorer(make_model("llama"))(collate_responses([[1]], [[]]))

@@ -6,7 +6,6 @@ Only the model, the data and the length of the run are replaced; every other key
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -60,12 +59,8 @@ def test_packaged_comparison_makes_a_table(name, tiny, tmp_path, request) -> Non
     assert "| pointwise" in (output / "comparison.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("violated", "said"),
-    [(1.0, "max_epochs=2 "), (0.0, r"tolerance=[\d.,]+ --set \S+evaluation_tolerance=3.0 ")],
-)
 def test_the_advice_of_a_no_is_runnable(
-    violated, said, tiny, make_rows, write_jsonl, tmp_path, monkeypatch
+    tiny, make_rows, write_jsonl, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = make_rows(60)
@@ -75,9 +70,9 @@ def test_the_advice_of_a_no_is_runnable(
     files = words({f"data.init_args.{name}": str(path) for name, path in paths.items()})
     asked = ["--config", "reranker", "--config", "reranker/pointwise", *tiny, *files]
     asked += ["--require", "relevance: violated <= 0.2"]
-    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated))
+    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated=1.0))
     assert "--data.init_args.test_file=NEW_test_file.jsonl" in found
-    assert re.search(said, found)
+    assert "max_epochs=2 " in found
 
 
 def test_the_models_name_is_given_once(tiny_cross_encoder_dir) -> None:

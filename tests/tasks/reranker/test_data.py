@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import records_of, rows_of
 from pl_pointwise.tasks.reranker import data
-from pl_pointwise.tasks.reranker.data import RerankerDataModule, largest
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.encoding import (
     RerankerDataset,
     encode,
@@ -177,21 +177,6 @@ def test_template_that_could_lose_more_than_passage_is_refused(template: str) ->
 
 
 # Selecting and holding out
-
-
-@given(
-    values=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), max_size=30),
-    count=st.integers(0, 40),
-)
-def test_selection_keeps_the_largest_in_their_order(values: list[float], count: int) -> None:
-    chosen = largest(values, count)
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(count, len(values))
-    rest = set(range(len(values))) - {*chosen}
-    # Of equal values the earlier: no one left out beats, or ties with, a later one that was kept.
-    assert all(values[i] < values[j] or (values[i] == values[j] and i > j)
-               for i in rest for j in chosen)  # fmt: skip
-    assert largest(values, None) == list(range(len(values)))
 
 
 def test_training_queries_are_those_whose_negatives_lengths_vary_most(
@@ -452,14 +437,6 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(row)}\n")
     with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{message}"):
         records_of(rows_of(str(path)), str(path), parse)
-
-
-def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    line = json.dumps(GOOD).encode()
-    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
-    records = records_of(rows_of(str(path)), str(path), parse)
-    assert [record.where[-6:] for record in records] == ["line 1", "line 4"]
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])

@@ -17,7 +17,7 @@ from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.metrics import reciprocal_rank
 from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.reranker.records import parse_candidates
-from tests.tasks.conftest import quiet_trainer
+from tests.tasks.conftest import quiet_trainer, shared_units
 
 Rows = list[dict[str, Any]]
 Make = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_three_splits_have_each_type_of_query_in_proportion(module: Make, typed_
     data.setup(None)
     assert sizes(data) == {"train": 20, "val": 8, "test": 12}
     assert data.certification_is_separate
-    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    assert shared_units(data) == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
     for name, count in sizes(data).items():
         assert Counter(categories_of(data.datasets[name])) == dict.fromkeys(
             ("NUMERIC", "ENTITY"), count // 2
@@ -140,7 +140,7 @@ def test_the_embedded_corpus_is_split_in_three_by_module(tiny_tokenizer_dir: Pat
     assert not modules[0] & modules[1]
     assert not modules[0] & modules[2]
     assert not modules[1] & modules[2]
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
 
 
 def test_the_hubs_validation_split_is_divided_by_query_and_type(
@@ -163,7 +163,7 @@ def test_the_hubs_validation_split_is_divided_by_query_and_type(
     data.setup(None)
     assert sizes(data) == {"train": 8, "val": 8, "test": 24}
     assert Counter(categories_of(data.datasets["test"])) == {"NUMERIC": 12, "ENTITY": 12}
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
 
 
 def test_a_query_type_that_is_no_text_is_refused(make_row: Make) -> None:

@@ -23,7 +23,7 @@ from pl_pointwise.tasks.safety.data import (
     Selection,
 )
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, UNSAFE
-from tests.tasks.conftest import build_tokenizer
+from tests.tasks.conftest import build_tokenizer, shared_units
 from tests.tasks.safety.conftest import (
     VIOLENCE,
     benign_rows,
@@ -141,7 +141,7 @@ def test_a_part_of_each_kind_certifies(language_model_folder, tmp_path) -> None:
         "val": {False: 4, True: 4},
         "test": {False: 6, True: 6},
     }
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
     assert Counter(categories_of(data.datasets["test"])) == {"benign": 6, "unsafe": 6}
     assert len(set(units_of(data.datasets["test"]) or [])) == 9  # Unsafe ones stand twice.
     without = data_in(language_model_folder, files, val_fraction=0.2)
@@ -163,7 +163,7 @@ def test_files_of_their_own_certify_and_overlap_is_reported(
         data.setup("test")
     assert sizes(data) == {"train": {False: 10, True: 6}, "test": {False: 4, True: 2}}
     assert data.certification_is_separate
-    assert data.shared_units() == {("train", "test"): 1}
+    assert shared_units(data) == {("train", "test"): 1}
 
 
 def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
@@ -179,7 +179,7 @@ def test_what_the_hub_holds_out_is_divided_by_category(hub) -> None:
     for name, each in (("val", 1), ("test", 3)):
         found = Counter(categories_of(data.datasets[name]))
         assert found == {"benign": 2 * each} | dict.fromkeys(PAPER_CATEGORIES, each)
-    assert set(data.shared_units().values()) == {0}
+    assert set(shared_units(data).values()) == {0}
 
 
 def test_a_file_of_beavertails_certifies(language_model_folder, safety_files, tmp_path) -> None:

@@ -22,7 +22,7 @@ from pl_pointwise.tasks.when2call.records import (
     parse_pair,
     parse_preference,
 )
-from tests.tasks.conftest import build_tokenizer, make_data
+from tests.tasks.conftest import build_tokenizer, make_data, shared_units
 from tests.tasks.when2call.conftest import (
     TOOL,
     choice_row,
@@ -168,7 +168,7 @@ def test_three_splits_have_each_behaviour_in_proportion(
     data = module(language_model_folder, {"train_file": str(path)}, **fractions)
     data.setup(None)
     assert data.certification_is_separate
-    assert data.shared_units() == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
+    assert shared_units(data) == {("train", "val"): 0, ("train", "test"): 0, ("val", "test"): 0}
     each = 1 if grouped else 2
     for name, prompts in (("train", 10), ("val", 4), ("test", 6)):
         found = Counter(categories_of(data.datasets[name]))
