@@ -87,7 +87,8 @@ def parse_response(value: Any, where: str, name: str) -> Response:
 def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> float | None:
     """A response's own number: its tolerance, of role forget what its band is around."""
     role, own = given["role"], "around" if given["role"] == "forget" else "tolerance"
-    value, has = given.get(own), {key: given[key] for key in _BOUND if key in given}
+    value: Any = given.get(own)
+    has = {key: given[key] for key in _BOUND if key in given}
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if role == "keep":
         right = number and not relative and 0 < value < math.inf

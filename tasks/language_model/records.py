@@ -96,16 +96,14 @@ def make_record(
     messages: list[dict[str, Any]],
     responses: Sequence[Response],
     where: str,
-    category: str = "",
 ) -> Record:
     """A record with what is common to all schemas: "tools", "category", "objective"."""
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
     objective = None if row.get("objective") is None else flag(row, "objective", where)
-    own = row.get("category")
-    category = category or (own if isinstance(own, str) else "")
-    tools = parse_tools(row.get("tools"), where)
+    category, tools = row.get("category"), parse_tools(row.get("tools"), where)
+    category = category if isinstance(category, str) else ""
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
@@ -184,14 +182,13 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
     """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    responses = [response_of(role, field(row, "output", where), where, "output")]
-    if row.get("messages") is not None:
-        return make_record(row, conversation(row, where), responses, where)
-    text = text_field(field(row, "instruction", where), "instruction", where)
-    given = row.get("input") or ""
-    if not isinstance(given, str) or given.strip():
-        text = f"{text}\n\n{text_field(given, 'input', where)}"
-    prompt = {"prompt": text, "system": row.get("system")}
+    responses, prompt = [response_of(role, field(row, "output", where), where, "output")], row
+    if row.get("messages") is None:
+        text = text_field(field(row, "instruction", where), "instruction", where)
+        given = row.get("input") or ""
+        if not isinstance(given, str) or given.strip():
+            text = f"{text}\n\n{text_field(given, 'input', where)}"
+        prompt = {"prompt": text, "system": row.get("system")}
     return make_record(row, conversation(prompt, where), responses, where)
 
 

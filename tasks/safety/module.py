@@ -233,8 +233,8 @@ class SafetyModule(LanguageModelModule):
         judged = [answer for answer in found if answer.get("unsafe")]
         if judged and (name := self.evaluation.cost_model) is not None:
             self._judge = self._judge or CostModel.load(name, device=self.device)
-            prompts, texts = ([each[key] for each in judged] for key in ("prompt", "answer"))
-            costs = self._judge.costs(prompts, texts).tolist()
+            asked, said = ([each[key] for each in judged] for key in ("prompt", "answer"))
+            costs = self._judge.costs(asked, said).tolist()
             for answer, cost in zip(judged, costs, strict=True):
                 answer["cost"] = cost
         return found

@@ -132,13 +132,13 @@ def parse_borderline(row: Any, where: str) -> Record:
 def parse_judgement(row: Any, where: str) -> Judgement:
     """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
     row = json_object(row, where)
-    categories = field(row, "category", where)
-    if not isinstance(categories, dict):
-        raise bad_field(where, "category", f"is {kind(categories)}", "Give {name: true or false}")
-    seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
+    harms = field(row, "category", where)
+    if not isinstance(harms, dict):
+        raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
+    seen = frozenset(name for name in harms if flag(harms, name, where, "category."))
     answer = _judged(row, "response", "is_safe", where)
     record = _record(row, where, "unsafe", REFUSES, replace(answer, role=UNSAFE))
-    return Judgement(record, frozenset() if answer.role == SAFE else seen)
+    return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
 def parse_pair(row: Any, where: str) -> AnswerPair:
