@@ -181,7 +181,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def chosen(rows: pd.DataFrame) -> dict[str, Any]:
     """Returns the setting of each rival that is judged, by the runs of the tuning seed."""
-    tuning = rows[rows["seed"] == TUNING_SEED].set_index("method")
+    tuning = rows[(rows["seed"] == TUNING_SEED) & (rows["part"] == "tuning")].set_index("method")
     beyond = tuning["beyond, kept"] + tuning["beyond, others"]
     enough = tuning["learnt"] <= 1.05 * tuning.loc["Pointwise()", "learnt"]
     found = {}
