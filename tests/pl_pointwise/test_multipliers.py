@@ -166,8 +166,8 @@ def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
 @pytest.mark.parametrize(
     ("formulation", "values", "message"),
     [
-        (Pointwise(), torch.ones(8), r"needs one number, or \(9,\) or \(9, K\)"),
-        (Average(), torch.ones(9, 1), r"needs one number, or \(\) or \(2,\)"),
+        (Pointwise(), torch.ones(8), r"of shape \(8,\) for a table of shape \(9, 1\)"),
+        (Average(), torch.ones(9, 1), r"of shape \(9, 1\) for a table of shape \(\)"),
         (Pointwise(), -1.0, "below 0, which only an equality has"),
     ],
 )
