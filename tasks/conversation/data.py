@@ -197,9 +197,9 @@ class ConversationDataModule(ResponseDataModule):
         check_kept_and_forgotten(records)
         return with_refusals(grouped(records) if self.group else records, self.refusals)
 
-    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+    def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Besides, of every answer to forget how likely it is to be."""
-        encoded = super()._within_positions(name, records)
+        encoded = super()._encoded(name, records)
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded

@@ -152,16 +152,15 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
     if isinstance(given[0], list) and len(given[0]) > 1:
         messages = parse_messages(given[0], where, "chosen.")[:-1]
-        if isinstance(given[1], list) and parse_messages(given[1], where, "rejected.")[:-1] != (
-            messages
-        ):
+        other = given[1]
+        if isinstance(other, list) and parse_messages(other, where, "rejected.")[:-1] != messages:
             problem = "follows another conversation than the chosen one"
             raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
     else:
         messages = conversation(row, where)
     prefer = response_of("prefer", given[0], where, "chosen")
     avoid = response_of("avoid", given[1], where, "rejected")
-    return make_record(row, messages, _opposed(prefer, avoid, where), where)
+    return _pair(row, messages, prefer, avoid, where)
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -173,14 +172,15 @@ def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
 
     prefer = read("prefer", "chosen_response", "category")
     avoid = read("avoid", "rejected_response", "rejected_category")
-    return make_record(row, conversation(row, where), _opposed(prefer, avoid, where), where)
+    return _pair(row, conversation(row, where), prefer, avoid, where)
 
 
-def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
+def _pair(
+    row: dict[str, Any], messages: Any, prefer: Response, avoid: Response, where: str
+) -> Record:
     if prefer.answer == avoid.answer:
-        problem = "equals the chosen one, so it cannot be both right and wrong"
-        raise bad_field(where, "rejected", problem, "Change one of the two")
-    return [prefer, avoid]
+        raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
+    return make_record(row, messages, [prefer, avoid], where)
 
 
 def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -204,13 +204,10 @@ def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
 
 def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
     """Whether a row of XSTest is of its unsafe half, by "label" or else its type, and the type."""
-    label, own = row.get("label"), row.get("type")
-    category = own if isinstance(own, str) else ""
-    if not label:
-        return category.startswith("contrast_"), category
-    if label not in ("safe", "unsafe"):
+    label, category = row.get("label"), str(row.get("type") or "")
+    if label and label not in ("safe", "unsafe"):
         raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    return label == "unsafe", category
+    return label == "unsafe" if label else category.startswith("contrast_"), category
 
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:

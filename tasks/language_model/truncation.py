@@ -19,7 +19,9 @@ from .records import Record
 _KEPT = ("system", "developer")
 
 
-def fit_prompt(encoder: ConversationEncoder, record: Record, limit: int) -> list[Message] | None:
+def fit_prompt(
+    encoder: ConversationEncoder, record: Record, limit: int
+) -> Sequence[Message] | None:
     """A record's conversation, shortened to a prompt of ``limit`` tokens; None if it cannot."""
 
     def fits(turns: Sequence[Message]) -> bool:

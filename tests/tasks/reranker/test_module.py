@@ -33,7 +33,7 @@ from pl_pointwise.errors import DataError, UnsupportedError
 from pl_pointwise.tasks.reranker import scoring
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.lambda_loss import length_biased_lambda_loss
-from pl_pointwise.tasks.reranker.module import RerankerModule, binary_cross_entropy
+from pl_pointwise.tasks.reranker.module import RerankerModule
 from pl_pointwise.tasks.reranker.scoring import ScoringMethod, like_length_groups
 from tests.tasks.conftest import quiet_trainer
 
@@ -365,15 +365,6 @@ def test_monobert_is_the_binary_log_loss_of_each_querys_pairs(tmp_path: Path) ->
         labels = np.eye(1, len(probabilities))[0]
         expected = log_loss(labels, probabilities, labels=[0, 1])
         assert found[row].item() == pytest.approx(expected, rel=1e-9)
-
-
-def test_monobert_of_two_labels_is_the_cross_entropy_of_their_logits() -> None:
-    logits = torch.randn(4, 2)
-    scores = (logits[:, 1] - logits[:, 0])[None]
-    labels = torch.tensor([1, 0, 0, 0])
-    expected = torch.nn.functional.cross_entropy(logits, labels)
-    found = binary_cross_entropy(scores, torch.ones(1, 4, dtype=torch.bool))
-    torch.testing.assert_close(found[0], expected)
 
 
 # Through the trainer --------------------------------------------------------------------------
