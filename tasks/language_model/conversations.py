@@ -293,9 +293,10 @@ class ConversationEncoder:
             text = self.tokenizer.apply_chat_template(
                 turns,
                 tools=listed or None,
+                chat_template=_with_date(self.tokenizer.get_chat_template(tools=listed or None)),
                 add_generation_prompt=not answered,
                 tokenize=False,
-                **{"strftime_now": DATE.strftime, **self.template_arguments},
+                **self.template_arguments,
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise DataError(
@@ -335,6 +336,19 @@ class ConversationEncoder:
         if texts:
             ids = self.tokenizer(list(texts), add_special_tokens=False).input_ids
         return ids
+
+
+def _with_date(template: str) -> str:
+    """The template with :data:`DATE` for the day's date, if it asks for that."""
+    if "strftime_now" not in template:
+        return template
+    values = {f"%{letter}": DATE.strftime(f"%{letter}") for letter in "aAbBdmyYjHIMSp"}
+    values = {f"%-{name[1]}": value.lstrip("0") for name, value in values.items()} | values
+    filters = "".join(f"|replace('{name}','{value}')" for name, value in values.items())
+    # The line's end belongs to the macro: chat templates are compiled with trim_blocks.
+    return (
+        f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}\n{template}"
+    )
 
 
 def _common_prefix(first: str, second: str) -> str:
