@@ -150,9 +150,8 @@ def clone_problem(
             for each in values.values():
                 scale = torch.linspace(0.5, 1.5, each.numel()).to(each)
                 loss = loss + (each.flatten() * scale).sum()
-            return values, torch.autograd.grad(
-                loss, weights, allow_unused=True, materialize_grads=True
-            )
+            slopes = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            return values, slopes
 
         (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
         bound = rounding(clone)

@@ -105,7 +105,7 @@ class ConversationEncoder:
                 "generation prompt with an answer. Take another in chat_template."
             )
         # A blank at its end stays in the response: tokenizers join it to the word behind it.
-        self.scaffold: str = _common_prefix(first, second).rstrip(" \t")
+        self.scaffold = _common_prefix(first, second).rstrip(" \t")
         tail = first.partition(_PROBES[0])[2]
         found = re.search("|".join(map(re.escape, self._special)), tail)
         near = found is not None and not tail[: found.start()].strip()
@@ -146,11 +146,7 @@ class ConversationEncoder:
         where: str,
         answers: Sequence[Answer] = (),
     ) -> str:
-        """The text up to where the answer begins, the scaffold of its ``answers`` included.
-
-        Raises:
-            DataError: the template refuses the conversation.
-        """
+        """The text up to where the answer begins, the scaffold of its ``answers`` included."""
         base = self._render(messages, tools, where)
         parts = [self._parts(answer) for answer in answers]
         if any(part.reasoning for part in parts):
@@ -204,10 +200,7 @@ class ConversationEncoder:
         return len(response) - len(ending)
 
     def _behind(self, prompt: str, whole: str, reasoning: str = "") -> str | None:
-        """What the whole has behind the prompt, None if it does not begin with it.
-
-        A thought that the prompt begins may be left out of the whole; it is put back.
-        """
+        """What the whole has behind the prompt, a thought it leaves out put back, or None."""
         if whole.startswith(prompt):
             return whole[len(prompt) :]
         for tail in (self._opening + self._ending, self._opening):
@@ -339,9 +332,9 @@ class ConversationEncoder:
         return whole[len(line) :] if whole[: len(line)] == line else alone
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False).input_ids
+        ids: list[list[int]] = []
+        if texts:
+            ids = self.tokenizer(list(texts), add_special_tokens=False).input_ids
         return ids
 
 

@@ -234,19 +234,20 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            encoded = self._encode(name, records)
+            encoded = self._encoded(name, records)
             self.datasets[name], self.truncation[name] = encoded, encoded.truncation
 
-    def _encode(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """The data set of records, tokenised."""
+    def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+        """The data set of records."""
         own, skips = self.preparation, self._skips(name)
+        long = own.too_long or ("skip" if skips else "error")
         return self.dataset_class(
             records,
             self._encoder,
             name=name,
             max_prompt_length=own.max_prompt_length,
             max_length=own.max_length,
-            skip_long=name != "predict" and (own.too_long or ("skip" if skips else "")) == "skip",
+            skip_long=long == "skip" and name != "predict",
             skip_invalid=skips,
         )
 

@@ -133,8 +133,7 @@ class EncodedResponses:
         return len(self.records)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        if not 0 <= position < len(self):
-            raise IndexError(f"{position} of {len(self)} records")
+        record = self.records[position]
         first, last = self._owners[position : position + 2].tolist()
         start, end = self._prompt_ends[position : position + 2]
         return {
@@ -143,7 +142,7 @@ class EncodedResponses:
                 self._responses[a:b] for a, b in pairwise(self._response_ends[first : last + 1])
             ],
             "columns": self.columns,
-            "record": self.records[position],
+            "record": record,
             "characters": self.characters[first:last],
             "widths": self.widths,
             "rank": self.ranks[position],

@@ -40,9 +40,6 @@ class Generation:
         temperature: of the draws.
         top_k: tokens a draw may take; 0 for all.
         seed: of the draws; another one for another answer to the same prompt.
-
-    Raises:
-        ValueError: a setting that no answer can be generated under.
     """
 
     max_new_tokens: int = 256
@@ -116,12 +113,7 @@ def generate_ids(
 
     Runs in evaluation mode and without gradients; the model is left as it was found.
 
-    Args:
-        model: a transformers model, or a PEFT model around one.
-        prompts: token ids of each, at least one.
-        settings: how to generate.
-        ends: tokens that end an answer.
-        reference: generate with the adapters off.
+    ends: tokens that end an answer. reference: generate with the adapters off.
     """
     base, width = base_of(model), max(map(len, prompts))
     # Padding is masked out, so any token will do for it. It is on the left: the next token is then

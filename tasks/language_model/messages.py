@@ -51,8 +51,8 @@ def parts_of(answer: Answer) -> Parts:
         return Parts(answer)
     if isinstance(answer, list):
         return Parts(calls=answer)
-    keys = {"content": "", "tool_calls": (), "reasoning_content": ""}
-    return Parts(*(answer.get(key, absent) for key, absent in keys.items()))
+    thought = answer.get("reasoning_content", "")
+    return Parts(answer.get("content", ""), answer.get("tool_calls", ()), thought)
 
 
 def answer_text(answer: Answer) -> str:
@@ -154,21 +154,17 @@ def _filled_list(value: Any, where: str, name: str, remedy: str) -> list[Any]:
 
 def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
     """Descriptions of tools as objects; each, or the list, may be JSON. null is none."""
-    found = []
     value = [] if value is None else value
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _from_json(value, where, "tools")
     if not isinstance(value, list):
         raise bad_field(where, "tools", f"is {kind(value)}", "Give a list of tools, or []")
-    for place, tool in enumerate(value):
-        each = f"tools[{place}]"
-        tool = _from_json(tool, where, each)
-        if not isinstance(tool, dict):
-            raise bad_field(where, each, f"is {kind(tool)}", "Give one JSON object a tool")
-        described = tool.get("function", tool)
+    found = [_from_json(tool, where, f"tools[{place}]") for place, tool in enumerate(value)]
+    for place, tool in enumerate(found):
+        described = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
-            raise bad_field(where, each, "has no name", "Give {name, description, parameters}")
-        found.append(tool)
+            remedy = "Give {name, description, parameters}"
+            raise bad_field(where, f"tools[{place}]", "has no name", remedy)
     return found
 
 
@@ -203,11 +199,9 @@ def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False)
         return [call["function"] for call in _listed_calls(_as_list(value), where, name)]
     text = text_field(value, name, where)
     try:
-        calls = tool_calls(text, bare=bare_calls)
+        return tool_calls(text, bare=bare_calls) or text
     except ValueError as error:
-        remedy = f'Give {_OPEN}[{{"name": …, "arguments": {{…}}}}]{_CLOSE}'
-        raise bad_field(where, name, str(error), remedy) from None
-    return text if calls is None else calls
+        raise bad_field(where, name, str(error), f"{_CALLS_REMEDY} in {_OPEN}") from None
 
 
 def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: bool) -> Answer:
@@ -218,17 +212,16 @@ def _answering_turn(turn: dict[str, Any], where: str, name: str, bare_calls: boo
     if isinstance(content, (dict, list)) and not turn.get("tool_calls") and not _is_texts(content):
         turn = {**turn, "content": None, "tool_calls": _as_list(content)}
     read = _turn({**turn, "role": "assistant"}, where, name)
-    parts: dict[str, Any] = {
-        "content": read["content"],
-        "tool_calls": [call["function"] for call in read.get("tool_calls", ())],
-        "reasoning_content": read.get("reasoning_content", ""),
-    }
-    if not parts["tool_calls"]:
-        found = parse_answer(parts["content"], where, f"{name}.content", bare_calls=bare_calls)
-        if isinstance(found, list):
-            parts |= {"content": "", "tool_calls": found}
+    text: Answer = read["content"]
+    calls: Any = [call["function"] for call in read.get("tool_calls", ())]
+    if not calls:
+        found = parse_answer(text, where, f"{name}.content", bare_calls=bare_calls)
+        text, calls = ("", found) if isinstance(found, list) else (text, [])
+    thought = read.get("reasoning_content")
+    parts: dict[str, Any] = {"content": text, "tool_calls": calls}
+    parts["reasoning_content"] = thought
     given = {key: part for key, part in parts.items() if part}
-    return given if len(given) > 1 else parts["tool_calls"] or parts["content"]
+    return given if len(given) > 1 else calls or text
 
 
 def _as_list(value: Any) -> list[Any]:

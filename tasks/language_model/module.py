@@ -121,10 +121,9 @@ class LanguageModelModule(PointwiseModule):
         self._load_policy(from_plain(Policy, policy))
 
     def _load_policy(self, policy: Policy) -> None:
-        self.policy = policy
+        self.policy, own = policy, policy.generation
         lora = self.default_lora if policy.lora == "default" else policy.lora
         self.lora = lora if isinstance(lora, Lora) else None
-        own = policy.generation
         self.generation = own if isinstance(own, Generation) else self.default_generation
         # The data module takes these over.
         self.model_name, self.revision = policy.model_name, policy.revision

@@ -149,16 +149,15 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
     if isinstance(given[0], list) and len(given[0]) > 1:
         messages = parse_messages(given[0], where, "chosen.")[:-1]
-        if isinstance(given[1], list) and parse_messages(given[1], where, "rejected.")[:-1] != (
-            messages
-        ):
+        other = given[1]
+        if isinstance(other, list) and parse_messages(other, where, "rejected.")[:-1] != messages:
             problem = "follows another conversation than the chosen one"
             raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
     else:
         messages = conversation(row, where)
     prefer = response_of("prefer", given[0], where, "chosen")
     avoid = response_of("avoid", given[1], where, "rejected")
-    return make_record(row, messages, _opposed(prefer, avoid, where), where)
+    return _pair(row, messages, prefer, avoid, where)
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -170,14 +169,15 @@ def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
 
     prefer = read("prefer", "chosen_response", "category")
     avoid = read("avoid", "rejected_response", "rejected_category")
-    return make_record(row, conversation(row, where), _opposed(prefer, avoid, where), where)
+    return _pair(row, conversation(row, where), prefer, avoid, where)
 
 
-def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
+def _pair(
+    row: dict[str, Any], messages: Any, prefer: Response, avoid: Response, where: str
+) -> Record:
     if prefer.answer == avoid.answer:
-        problem = "equals the chosen one, so it cannot be both right and wrong"
-        raise bad_field(where, "rejected", problem, "Change one of the two")
-    return [prefer, avoid]
+        raise bad_field(where, "rejected", "equals the chosen one", "Change one of the two")
+    return make_record(row, messages, [prefer, avoid], where)
 
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:

@@ -78,7 +78,7 @@ class ResponseScorer:
 
     Args:
         model: with adapters if a reference is wanted.
-        method: "auto" compares on the first batch (see :meth:`choose_method`).
+        method: "auto" compares on the first batch.
         cache: the reference's hidden states for later epochs; not used by the plain method.
         chunk_elements: the most logits to hold at a time.
     """
@@ -184,10 +184,8 @@ class ResponseScorer:
         options: dict[str, Any] = {"chunk_elements": self.chunk_elements}
         if head_is_adapted(self.model):
             options["reference_mode"] = partial(adapters_off, self.model)
-        if wanted is None or reference is None:
-            return chunked_token_statistics(head, hidden, pairs.targets, None, **options)
-        reference = reference.to(hidden.dtype)
-        if len(wanted.targets) == len(pairs.targets):
+        reference = None if reference is None else reference.to(hidden.dtype)
+        if wanted is None or len(wanted.targets) == len(pairs.targets):
             return chunked_token_statistics(head, hidden, pairs.targets, reference, **options)
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.

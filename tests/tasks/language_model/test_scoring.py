@@ -16,7 +16,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pl_pointwise.errors import DataError, UnsupportedError
+from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.language_model import scoring as responses_module
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.loading import checkpoint_gradients
@@ -405,15 +405,6 @@ def test_models_that_cannot_share_a_prompt_fall_back_and_say_why(
     assert 'computed by the scoring method "chunked"' in logged(caplog)
     assert model.config._attn_implementation == attention
     assert_same_values(actual, ResponseScorer(model, method="plain")(make_batch()))
-
-
-def test_attention_that_takes_no_mask_is_refused_by_name(
-    make_model: Make, make_adapted: Adapt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_adapted(make_model("llama"))
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with pytest.raises(UnsupportedError, match='"flash_attention_2" is not "sdpa"'):
-        ResponseScorer(model, method="shared_prompt")
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1]])

@@ -411,14 +411,6 @@ def test_bad_record_is_an_error_naming_file_line_field_and_remedy(
         records_of(rows_of(str(path)), str(path), parse)
 
 
-def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    line = json.dumps(GOOD).encode()
-    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n  \n" + line)
-    records = records_of(rows_of(str(path)), str(path), parse)
-    assert [record.where[-6:] for record in records] == ["line 1", "line 4"]
-
-
 def test_passage_that_tokenises_to_nothing_is_an_error(
     module: Make, make_row: Make, make_rows: Make
 ) -> None:
