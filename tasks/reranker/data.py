@@ -35,7 +35,7 @@ from pl_pointwise.tasks.common.splits import (
 )
 
 from .corpus import docstring_records
-from .encoding import RerankerDataset, token_lengths
+from .encoding import RerankerDataset, split_template, token_lengths
 from .records import Record, parse_candidates, parse_labelled
 
 _NEEDS = {
@@ -76,9 +76,10 @@ class RerankerDataModule(PointwiseDataModule):
     new queries, and queries chosen by length are not like them.
 
     Args:
-        model_name: the model whose tokenizer to use. This and max_length are the module's: give
-            them here only to use the data without one.
+        model_name: the model whose tokenizer to use. This, max_length and template are the
+            module's: give them here only to use the data without one.
         max_length: as the module's.
+        template: as the module's.
         source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
             module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
             queries of "files" a part is held out, of each query_type the same, by query text.
@@ -112,6 +113,7 @@ class RerankerDataModule(PointwiseDataModule):
         model_name: str | None = None,
         *,
         max_length: int | None = None,
+        template: str | None = None,
         source: Literal["embedded", "hub", "files"] = "embedded",
         hub_path: str = "microsoft/ms_marco",
         hub_config: str | None = "v2.1",
@@ -151,7 +153,9 @@ class RerankerDataModule(PointwiseDataModule):
         for option, count in (counts | {"test_queries": test_queries}).items():
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
-        self._given = {"model_name": model_name, "max_length": max_length}
+        if template is not None:
+            split_template(template)
+        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
         self._format: dict[str, Any] | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
@@ -231,6 +235,9 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
+        template, module = agreed["template"], getattr(self.trainer, "lightning_module", None)
+        if template is not None and getattr(module, "template", template) is None:
+            raise DataError(f"template: the data have {template!r}. Give it to the module alone.")
         if agreed != self._format:
             self._tokenizer = _load_tokenizer(**agreed)
             self._format = agreed
@@ -247,6 +254,7 @@ class RerankerDataModule(PointwiseDataModule):
                 records,
                 self._tokenizer,
                 max_length=self._format["max_length"],
+                template=self._format["template"],
                 name=name,
                 predict=name == "predict",
                 skip_invalid=self.skip_invalid and name != "predict",
@@ -385,7 +393,9 @@ def _fractions(
     return val, test
 
 
-def _load_tokenizer(model_name: str, max_length: int) -> PreTrainedTokenizerBase:
+def _load_tokenizer(
+    model_name: str, max_length: int, template: str | None
+) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, if it can make such inputs."""
     with loading(model_name):
         source = model_source(model_name)
@@ -394,7 +404,7 @@ def _load_tokenizer(model_name: str, max_length: int) -> PreTrainedTokenizerBase
         raise DataError(
             f"{model_name}: take an encoder with a fast tokenizer that has a pad token."
         )
-    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
     if not least <= max_length <= tokenizer.model_max_length:
         raise DataError(
             f"max_length={max_length}: {model_name} takes from {least} to "

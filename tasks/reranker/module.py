@@ -31,6 +31,7 @@ from pl_pointwise.errors import one_of
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
+from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
@@ -67,7 +68,8 @@ class RerankerModule(PointwiseModule):
         dropout: probability for every dropout of the model; None leaves the model's own.
         attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
-            text is cut first. The data module takes it and model_name from here.
+            text is cut first. The data module takes it, model_name and template from here.
+        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
         training: how it is trained; by default as in the paper.
     """
 
@@ -87,6 +89,7 @@ class RerankerModule(PointwiseModule):
         dropout: float | None = None,
         attention: Attention | None = None,
         max_length: int = 512,
+        template: str | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         if evaluation_tolerance is None:
@@ -109,10 +112,12 @@ class RerankerModule(PointwiseModule):
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if top_k < 1:
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
+        if template is not None:
+            split_template(template)
         self.constrain: Unit = constrain
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
-        self.model_name, self.max_length = model_name, max_length
+        self.model_name, self.max_length, self.template = model_name, max_length, template
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 

@@ -14,6 +14,7 @@ from lightning.pytorch import seed_everything
 from sklearn.metrics import log_loss
 from torch import Tensor
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -415,11 +416,16 @@ def test_the_data_take_the_input_format_from_the_module(
     kept = data.datasets["train"]
     quiet_trainer(tmp_path, max_steps=1).fit(module, data)
     assert data.datasets["train"] is kept
+    module = module_of(tiny_cross_encoder_dir, max_length=9, template="snow {query} {passage}")
+    quiet_trainer(tmp_path).validate(module, data, verbose=False)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_cross_encoder_dir)
+    text = tokenizer.decode(data.datasets["val"][0]["input_ids"][0])
+    assert text.startswith("[CLS] snow what is")
 
 
 @pytest.mark.parametrize(
     ("option", "own"),
-    [("model_name", "another"), ("max_length", 31)],
+    [("model_name", "another"), ("max_length", 31), ("template", "{query} {passage}")],
 )
 def test_data_of_another_input_format_are_refused(
     option: str, own: Any, data: RerankerDataModule, tiny_cross_encoder_dir: Path, tmp_path: Path
