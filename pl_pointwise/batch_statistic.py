@@ -1,14 +1,11 @@
 """What Average, Tilted and CVaR act on: one statistic of the batch, and its slope.
 
 The statistic of a constraint in one step is g = a + outer(mean of inner(v − a)), with inner and
-outer of the formulation, and a its anchor: 0, the largest violation of the batch, or a learned
-threshold. g is not linear in the violations, but its derivative in each of them is
+outer of the formulation, and a its anchor. Its derivative in each violation is
 outer′(mean)·inner′(v − a), so that a backward pass through slope · inner(v − a), with the slope
-∂ψ/∂mean known, gives the gradient of ψ(g, λ). The slope has to be known before the first backward
-pass of a step.
+∂ψ/∂mean known before a step's first one, gives the gradient of ψ(g, λ).
 
-All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks where the other
-ranks hold samples too.
+All shapes (sides,) unless said otherwise. ``reduce`` sums or maximises over ranks.
 """
 
 from __future__ import annotations
@@ -58,14 +55,10 @@ def batch_statistic(
     device: torch.device,
     reduce: Reduce | None = None,
 ) -> BatchStatistic:
-    """The statistic of a step, differentiable in ``threshold``.
-
-    A sample that was left out of the step counts as one at v = 0.
+    """The statistic of a step, differentiable in ``threshold``; what was left out counts as v = 0.
 
     parts: violations and their mask, (b, sides·K) both, of every micro-batch.
     count: samples that carry the constraint, over all ranks, those left out included.
-    device: of the parts, of which there may be none.
-    reduce: None where the parts hold the samples of all ranks.
     """
     reduce = reduce or (lambda value, operation: value)
     present = torch.zeros((), dtype=WIDEST.get(device.type, torch.float64), device=device)
@@ -76,7 +69,8 @@ def batch_statistic(
     if formulation.anchor == "largest":
         anchor = left_out.new_full((sides,), -math.inf)
         for violation, mask in parts:
-            anchor = torch.maximum(anchor, _largest(violation, mask, sides).to(anchor))
+            alone = violation.masked_fill(~mask, -math.inf).unflatten(1, (sides, -1))
+            anchor = torch.maximum(anchor, alone.transpose(0, 1).flatten(1).amax(1).to(anchor))
         anchor = reduce(anchor, "max")
         anchor = torch.where(left_out > 0, anchor.clamp(min=0), anchor)
     mean = torch.zeros_like(anchor)
@@ -122,12 +116,6 @@ def stepped_threshold(
     statistic = batch_statistic(formulation, parts, sides, count, threshold, cpu)
     (slope,) = torch.autograd.grad(statistic.value.sum(), threshold)
     return (threshold - formulation.threshold_lr * slope).detach().float()
-
-
-def _largest(violation: Tensor, mask: Tensor, sides: int) -> Tensor:
-    """The largest violation of each side where the mask is True, −inf where none is."""
-    alone = violation.masked_fill(~mask, -math.inf).unflatten(1, (sides, -1))
-    return alone.transpose(0, 1).flatten(1).amax(1)
 
 
 def _anchored(violation: Tensor, mask: Tensor, anchor: Tensor) -> Tensor:

@@ -36,13 +36,10 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """``value`` out of dicts, lists, strings, numbers and None, so that it loads weights-only.
+    """``value`` out of dicts, lists, strings, numbers, tensors and None, to load weights-only.
 
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths and devices strings,
-    arrays lists, an Enum that is also a string or number its value.
-
-    Raises:
-        NotPlainError: anything else, such as a network or a function.
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists;
+    else NotPlainError.
     """
     if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value
@@ -81,10 +78,7 @@ def plain_arguments(arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def constructor_frame(module: Any) -> FrameType | None:
-    """The frame of the outermost ``__init__`` that is making ``module``: its class's own.
-
-    Its arguments, and no others, are what ``load_from_checkpoint`` needs. Called within it.
-    """
+    """The frame of the outermost ``__init__`` that is making ``module``: its class's own."""
     found, frame = None, inspect.currentframe()
     while frame is not None:
         names = frame.f_code.co_varnames
@@ -98,10 +92,7 @@ Settings = TypeVar("Settings")
 
 
 def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Settings:
-    """The dataclass behind its plain form, those among its fields included; objects pass through.
-
-    So a constructor takes what a checkpoint's hyperparameters hold.
-    """
+    """The dataclass behind its plain form, nested ones included; objects pass through."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -112,17 +103,14 @@ def from_plain(kind: type[Settings], value: Settings | Mapping[str, Any]) -> Set
 
 
 def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulation | None:
-    """The formulation behind ``{class_path, init_args}``; formulations and None pass through.
-
-    Only subclasses of :class:`Formulation` are built, whatever the mapping names.
-    """
+    """The formulation behind ``{class_path, init_args}``; no other class is built."""
     if config is None or isinstance(config, Formulation):
         return config
     path = config.get("class_path") if isinstance(config, Mapping) else None
     if not isinstance(path, str):
         raise ValueError(
             f"Not a formulation: {config!r}. Give an object such as Pointwise(alpha=1.0), a dict "
-            "of them by constraint, or None for plain training; in YAML {class_path, init_args}."
+            "of them by constraint, or None; in YAML {class_path, init_args}."
         )
     package = __name__.partition(".")[0]
     known = {}
@@ -140,18 +128,14 @@ def formulation_from(config: Formulation | Mapping[str, Any] | None) -> Formulat
 
 
 def _subclasses(kind: Any) -> list[type[Formulation]]:
-    children = kind.__subclasses__()
-    leaves = [leaf for child in children for leaf in _subclasses(child)]
-    return [child for child in children if not isabstract(child)] + leaves
+    found = [each for child in kind.__subclasses__() for each in [child, *_subclasses(child)]]
+    return [each for each in found if not isabstract(each)]
 
 
 def formulations_from(
     formulation: Formulation | Mapping[str, Any] | None, constraints: Mapping[str, Constraint]
 ) -> dict[str, Formulation]:
-    """The formulation of every constraint by name; empty for plain training.
-
-    That of an equality is the one that enforces it, see ``Formulation.for_equality``.
-    """
+    """The formulation of every constraint by name; empty for plain training."""
     if formulation is None:
         return {}
     if not isinstance(formulation, Mapping) or "class_path" in formulation:
@@ -259,17 +243,13 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes beside the checkpoint and renames, so that a file of its name is always whole.
 
-    Lightning's own moves from the system's temporary folder: from another file system that is a
-    copy over the last checkpoint, and a kill in it leaves neither. Remote paths are Lightning's.
+    Lightning's own may copy over the last one, and a kill leaves neither. Remote paths are its.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """
-        Raises:
-            TrainingError: it cannot be written, for lack of space say; what was there stays.
-        """
+        """Writes whole, or raises TrainingError and leaves what was there."""
         system, local = url_to_fs(str(path))
         if not isinstance(system, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -287,8 +267,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
             with suppress(OSError):
                 part.unlink()
             raise TrainingError(
-                f"The checkpoint {target} could not be written: {error}. Earlier ones are as they "
-                "were: make room, and resume from the last."
+                f"The checkpoint {target} could not be written: {error}. Earlier ones are whole."
             ) from error
 
     def load_checkpoint(
@@ -297,13 +276,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads tensors and plain values only, from remote paths too, unless told otherwise.
-
-        A local file's check sums are compared first: a flipped bit would be a weight like others.
-
-        Raises:
-            TrainingError: it is not whole, or holds anything else; none of that was run.
-        """
+        """Loads tensors and plain values only, check sums compared, unless told otherwise."""
         try:
             _verify(str(path))
             found = super().load_checkpoint(
@@ -314,8 +287,8 @@ class WholeCheckpointIO(TorchCheckpointIO):
         except Exception as error:  # What reading a damaged archive or pickle raises has no base.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise TrainingError(
-                f"The checkpoint {path} cannot be read: it is damaged, or holds more than tensors "
-                f"and plain values, of which nothing was run ({reason}). Resume from another one."
+                f"The checkpoint {path} cannot be read: it is damaged, or holds more than plain "
+                f"values, of which nothing was run ({reason}). Resume from another one."
             ) from error
         if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
             raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,8 +28,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 from .data import PointwiseSampler, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
-from .random_state import preserve_random_state
-from .step import OBJECTIVE, Measured, Terms
+from .step import OBJECTIVE, Terms
 from .task import Task, warn
 
 # Settings ----------------------------------------------------------------------------------------
@@ -50,15 +50,14 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
             or _has_callback(task, GradientAccumulationScheduler)
         ),
         "Trainer(accumulate_grad_batches=…) or GradientAccumulationScheduler: a batch is one step. "
-        "Make the DataLoader's batch_size as many times as large, and give "
-        "training=Training(micro_batch_size=…) the size that fits in memory.",
+        "Take a larger batch_size, and training=Training(micro_batch_size=…).",
     ),
     (
         lambda task: any(
             getattr(c, "_train_time_interval", None) is not None for c in task.trainer.callbacks
         ),
         "ModelCheckpoint(train_time_interval=…) never saves under manual optimization. Use "
-        "every_n_train_steps, or SaveOnTermination for the end of a job's time.",
+        "every_n_train_steps, or SaveOnTermination.",
     ),
     (
         lambda task: (
@@ -66,8 +65,7 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
             and any(isinstance(part, _BatchNorm) for part in task.modules())
         ),
         "StochasticWeightAveraging would step weights and multipliers on while it renews the "
-        "statistics of BatchNorm. Use lightning.pytorch.callbacks.EMAWeightAveraging, or another "
-        "norm.",
+        "statistics of BatchNorm. Use EMAWeightAveraging, or another norm.",
     ),
     (
         lambda task: isinstance(task.trainer.strategy, (FSDPStrategy, DeepSpeedStrategy)),
@@ -77,12 +75,8 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
 
-NEVER_CALLED = {
-    "optimizer_step": "Change learning rates in a scheduler of configure_optimizers.",
-    "configure_gradient_clipping": "Set Training(gradient_clip_val=…).",
-    "optimizer_zero_grad": "The gradients of a step begin at zero.",
-}
-"""Hooks that Lightning calls under automatic optimization only, with what to do instead."""
+NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
+"""Hooks that Lightning calls under automatic optimization only."""
 
 
 def check_settings(task: Task) -> None:
@@ -90,11 +84,11 @@ def check_settings(task: Task) -> None:
     for is_set, sentence in REFUSED:
         if is_set(task):
             raise TrainingError(sentence)
-    for hook, remedy in NEVER_CALLED.items():
+    for hook in NEVER_CALLED:
         if getattr(type(task), hook) is not getattr(LightningModule, hook):
             raise TrainingError(
                 f"{type(task).__name__} overrides {hook}, which is never called under manual "
-                f"optimization. {remedy} on_before_optimizer_step is called, with the gradients."
+                "optimization: override on_before_optimizer_step, or set Training(…)."
             )
 
 
@@ -115,7 +109,7 @@ def check_module(task: Task) -> None:
         found = "None" if len(optimizers) == 1 else f"{len(optimizers)} optimizers"
         raise TrainingError(
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
-            "weights. Use parameter groups for several; leave the method out for AdamW."
+            "weights, perhaps of several groups; leave the method out for AdamW."
         )
     strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
@@ -129,9 +123,8 @@ def check_module(task: Task) -> None:
     alone = [name for name, p in trained if not isinstance(p, DTensor)]
     if alone:
         raise TrainingError(
-            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}), so "
-            "nothing adds up their gradients over the ranks. Shard the module that holds them "
-            "too, with fully_shard in configure_model."
+            f"{len(alone)} of {len(trained)} trained weights are not sharded ({alone[0]}): nothing "
+            "adds up their gradients over the ranks. fully_shard what holds them, too."
         )
 
 
@@ -139,22 +132,18 @@ def check_trained(task: Task) -> None:
     """Refuses a module of which no weight is trained."""
     if not any(p.requires_grad for p in task.parameters()):
         raise TrainingError(
-            "No weight requires a gradient, so that multipliers would grow and nothing would be "
-            "trained. Unfreeze some: module.unfreeze(), or requires_grad_() of a part."
+            "No weight requires a gradient. Unfreeze some: module.unfreeze(), or requires_grad_() "
+            "of a part."
         )
 
 
 def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
-    """Says what they will lack, now and not when a run is to be resumed from them.
-
-    left_out: arguments of the module without a plain form, with their types.
-    """
+    """Says what checkpoints will lack, such as arguments of the module, now and not at a resume."""
     if left_out:
         names = ", ".join(f"{n} ({kind})" for n, kind in left_out.items())
         warn(
             task,
-            f"Checkpoints will not hold the arguments {names}, which have no plain form: give them "
-            "to load_from_checkpoint again.",
+            f"Checkpoints will not hold the arguments {names}: give them to load_from_checkpoint.",
         )
     batches, loader = task.trainer.num_training_batches, task.trainer.train_dataloader
     savers = [c for c in task.trainer.callbacks if isinstance(c, ModelCheckpoint)]
@@ -163,8 +152,7 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
         warn(
             task,
             "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
-            f"a {type(loader).__name__}. Use PointwiseDataModule or another loader with "
-            "state_dict and load_state_dict, or save at the end of epochs.",
+            f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
 
 
@@ -172,19 +160,12 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
 
 SHARED_ROWS = (
     'batch["index"] must be the position of each sample in the training set, or samples share '
-    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…])) or "
-    "IndexedDataset(Subset(…)), and not its parts."
+    "multipliers: wrap the whole data set, once, as in IndexedDataset(ConcatDataset([…]))."
 )
 
 
 def training_set(task: Task) -> Any:
-    """The data set behind the training loader; None where there is none with positions.
-
-    Raises:
-        TrainingError: multipliers per sample, and no map-style data set, or one whose rows carry
-            another index than their position, or a sampler that repeats some samples to fill the
-            ranks.
-    """
+    """The data set behind the training loader; None where there is none with positions."""
     loader: Any = task.trainer.train_dataloader
     dataset: Any = getattr(loader, "dataset", None)
     rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -224,8 +205,7 @@ def check_sampler(loader: Any, ranks: int) -> None:
     if times > 1:
         raise TrainingError(
             f"A {type(sampler).__name__} over {ranks} ranks gives some samples {times} times an "
-            "epoch, and their multipliers would be stepped as often. Use PointwiseDataModule, or a "
-            "ResumableDataLoader with a PointwiseSampler."
+            "epoch. Use PointwiseDataModule, or a ResumableDataLoader with a PointwiseSampler."
         )
 
 
@@ -240,11 +220,8 @@ def repeats_samples(loader: Any) -> bool:
 
 
 def check_index(dataset: Any) -> None:
-    """Refuses rows with another index than their position, of those that a fingerprint reads.
-
-    Rows without "index" are left to the collate function.
-    """
-    with preserve_random_state():
+    """Refuses probed rows with another index than their position; without one, collate adds it."""
+    with isolate_rng(include_cuda=False):
         for position in probes_of(len(dataset)):
             row = dataset[position]
             if not isinstance(row, Mapping) or "index" not in row:
@@ -264,22 +241,16 @@ class FirstSteps:
 
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
-        self.watched = False  # Whether :meth:`check` has anything to check.
         self._loader: Any = None  # The training loader that was checked.
         self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
-        self._first = False
         # bool (N,): samples that this epoch has visited, in the first one of a loader.
         self._visited: np.ndarray[Any, Any] | None = None
         self._begun = False  # Whether the loader has begun an epoch.
 
     def start(self, task: Task, dataset: Any, own_fingerprint: str | None) -> None:
-        """A fit starts.
-
-        dataset: the training set, None where there is none to index.
-        """
+        """A fit starts; ``dataset``: None where there is none to index."""
         trained = {name for name, f in task.formulations.items() if f.needs_gradient}
         self.unproven = {OBJECTIVE, *trained}
-        self._first = task.global_step == 0
         self._fingerprint = own_fingerprint
         self._watch(task, dataset)
 
@@ -288,7 +259,6 @@ class FirstSteps:
         watched = dataset is not None and has_multipliers_per_sample(task)
         self._loader, self._begun = task.trainer.train_dataloader, False
         self._visited = np.zeros(len(dataset), dtype=bool) if watched else None
-        self.watched = watched or self._first
 
     def epoch(self, task: Task) -> None:
         """At the start of an epoch, in which Lightning may have reloaded other training data."""
@@ -297,12 +267,11 @@ class FirstSteps:
             if has_multipliers_per_sample(task) and fingerprint(dataset) != self._fingerprint:
                 raise TrainingError(
                     f"Epoch {task.current_epoch}: the training DataLoader was reloaded over "
-                    "another training set or order, and multipliers belong to samples. Keep the "
-                    "data, or leave reload_dataloaders_every_n_epochs out."
+                    "another training set or order. Leave reload_dataloaders_every_n_epochs out."
                 )
             self._watch(task, dataset)
         elif self._begun or self._visited is None:
-            self._visited, self.watched = None, self._first
+            self._visited = None
         else:
             self._visited.fill(False)  # It may hold the rest of an epoch that was resumed.
         self._begun = True
@@ -321,25 +290,16 @@ class FirstSteps:
             term = "The objective" if is_objective else f'Constraint "{name}"'
             method = "objective()" if is_objective else "constraint_values()"
             raise TrainingError(
-                f"{term}: its values carry no gradient, so it would not be trained. In {method} "
-                "and forward(), look for torch.no_grad(), .detach(), an argmax, a comparison, or a "
-                "frozen part. What is only to be measured belongs in evaluation_metrics()."
+                f"{term}: its values carry no gradient. In {method} and forward(), look for "
+                "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
+                "only to be measured belongs in evaluation_metrics()."
             )
 
-    def check(self, task: Task, measured: Measured) -> None:
-        """Before a step; refuses a sample that comes twice where the sampler gives each once."""
-        if self._visited is not None:
-            self._require_distinct(task.current_epoch, self._visited, measured.index)
-        if self._first and measured.gradient_norm == 0:
-            warn(
-                task,
-                "First step: the gradient is 0 for every trained weight. Unless all constraints "
-                "are satisfied and the objective is at its minimum, check that forward() uses the "
-                "trained weights; 4-bit weights on a CPU lose their gradient in evaluation.",
-            )
-        self._first, self.watched = False, self._visited is not None
-
-    def _require_distinct(self, epoch: int, visited: Any, index: Tensor) -> None:
+    def require_distinct(self, epoch: int, index: Tensor) -> None:
+        """Refuses a sample that comes twice where the sampler gives each once an epoch."""
+        visited = self._visited
+        if visited is None:
+            return
         distinct, counts = np.unique(index[index >= 0].numpy(), return_counts=True)
         if len(distinct) and distinct[-1] >= len(visited):
             return  # The store says which.
@@ -350,6 +310,6 @@ class FirstSteps:
         self._visited = None
         if not repeats_samples(self._loader):
             raise TrainingError(
-                f"Sample index {again[0]} came twice in epoch {epoch}, and the "
-                f"sampler hands out each position once. {SHARED_ROWS}"
+                f"Sample index {again[0]} came twice in epoch {epoch}, and the sampler hands out "
+                f"each position once. {SHARED_ROWS}"
             )

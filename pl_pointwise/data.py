@@ -47,11 +47,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
     Args:
         rows: a map-style data set. Wrap a Subset or ConcatDataset as a whole.
-        fields: names of the entries of rows that are tuples, ``("x", "y")`` for a TensorDataset of
-            two tensors, or of the one entry of rows that are tensors.
-
-    Raises:
-        DataError: a row without names, or of another number of entries than ``fields``.
+        fields: names of the entries of rows that are tuples or tensors, such as ``("x", "y")``.
     """
 
     def __init__(self, rows: Rows, fields: Sequence[str] | None = None) -> None:
@@ -78,8 +74,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             names = ", ".join(f'"{name}"' for name in ("x", "y", "z", "…")[: len(entries)])
             raise DataError(
                 f"Rows of {type(self.rows).__name__} are {type(row).__name__}s of {len(entries)} "
-                f"without names, and fields={self.fields!r}. A batch is a mapping: name the "
-                f"entries, IndexedDataset(rows, fields=[{names}])."
+                f"without names: IndexedDataset(rows, fields=[{names}])."
             )
         return dict(zip(self.fields, entries, strict=True))
 
@@ -87,10 +82,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 class ResumableDataLoader(DataLoader[Any]):
     """A DataLoader over a :class:`PointwiseSampler` that continues in mid-epoch, with workers too.
 
-    Its state is the sampler's seed and epoch, from which the order follows, the number of batches
-    handed out, and how many samples a batch has over all ranks. Rows and collate functions draw the
-    same random numbers after a resume: without workers because the module restores the random
-    state, in workers by sample and epoch.
+    Its state: the sampler's seed and epoch, batches handed out, and samples a batch over all ranks.
     """
 
     sampler: PointwiseSampler
@@ -135,7 +127,7 @@ class ResumableDataLoader(DataLoader[Any]):
                 raise DataError(
                     f"This checkpoint stopped after {self.position} batches of an epoch, of "
                     f"{resumed['global_batch_size']} samples over all ranks; now a batch has "
-                    f"{self._global_batch_size}. Set the same, or resume from an epoch's end."
+                    f"{self._global_batch_size}. Set the same."
                 )
             self.sampler.set_epoch(resumed["epoch"])
         self.sampler.skip = self.position * (self.batch_size or 1)
@@ -179,16 +171,16 @@ class PointwiseDataModule(LightningDataModule):
     """Indexed, resumable, rank-aware loaders around a task's data sets.
 
     A subclass fills ``self.datasets`` in ``setup`` with map-style data sets of dict rows under
-    "train", "val", "test" and, where it has one, "predict", and :meth:`collate` where batches are
-    more than stacked rows. ``test`` is run on the held-out data and on the training data. Where
-    "val" and "test" are one object, there is no certification split of its own.
+    "train", "val", "test" and "predict", and :meth:`collate` where batches are more than stacked
+    rows. ``test`` is run on "test" and "train"; where "val" and "test" are one object, there is no
+    certification split of its own.
 
     What a data set may say of its N samples, by attributes; none is required:
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
-    - ``units``, texts: what samples share that makes them depend on each other, as their prompt.
-      Samples of one unit count once in a certificate, and no unit may stand in two splits.
+    - ``units``, texts: what samples share, as their prompt. Samples of one unit count once in a
+      certificate, and no unit may stand in two splits.
 
     Args:
         batch_size: samples per rank in one optimisation step; less than 1 is a ValueError.
@@ -232,12 +224,7 @@ class PointwiseDataModule(LightningDataModule):
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
-        """An option that module and data must agree on, such as the model whose tokenizer it is.
-
-        It is the attribute ``name`` of the module that the data module is used with.
-
-        own: what this data module was given; None takes the module's.
-        default: where neither has it.
+        """An option that module and data must agree on; None of its ``own`` takes the module's.
 
         Raises:
             DataError: both have one, and they differ.
@@ -246,8 +233,8 @@ class PointwiseDataModule(LightningDataModule):
         theirs = getattr(module, name, None)
         if own is not None and theirs is not None and own != theirs:
             raise DataError(
-                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} has "
-                f"{own!r}, and they must be the same. Give it to the module alone."
+                f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
+                "Give it to the module alone."
             )
         return next((value for value in (own, theirs) if value is not None), default)
 
@@ -294,13 +281,10 @@ class PointwiseDataModule(LightningDataModule):
 
 
 def fingerprint(rows: Rows) -> str:
-    """A digest that tells data sets, and orders of one data set, apart.
+    """A digest that tells data sets, and orders of one data set, apart; draws nothing.
 
-    The data set's own attribute ``fingerprint``, a text, where it has one. Else its length and the
-    content of its rows: of all up to 1,024 rows, of 64 evenly spread ones above. Where reading a
-    row again gives another content (random augmentation) only the length is left.
-
-    Draws nothing from the random state.
+    The data set's own text ``fingerprint``, else of its length and the content of its rows: of all
+    up to 1,024, of 64 spread ones above. Of rows that differ when they are read again, the length.
     """
     while isinstance(rows, IndexedDataset):
         rows = rows.rows
@@ -309,19 +293,12 @@ def fingerprint(rows: Rows) -> str:
 
 
 def categories_of(rows: Rows) -> list[str] | None:
-    """The category of each sample, "" where it has none, (N,); None if the data set knows none.
-
-    Its attribute ``categories``; of an IndexedDataset, a Subset or a ConcatDataset that of what it
-    is made of.
-
-    Raises:
-        DataError: another number of them than of samples.
-    """
+    """The attribute ``categories`` of each sample, (N,), also through what wraps a data set."""
     return _texts_of(rows, "categories")
 
 
 def units_of(rows: Rows) -> list[str] | None:
-    """The unit of each sample, (N,), likewise of the attribute ``units``."""
+    """The attribute ``units``, likewise."""
     return _texts_of(rows, "units")
 
 
@@ -330,8 +307,8 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
     if own is not None:
         if len(own) != len(rows):
             raise DataError(
-                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples. "
-                "Give one text for each sample, in their order, or None."
+                f"{type(rows).__name__}.{name} has {len(own):,} entries for {len(rows):,} samples: "
+                "give a text or None for each."
             )
         return ["" if text is None else str(text) for text in own]
     if isinstance(rows, IndexedDataset):
@@ -347,10 +324,7 @@ def _texts_of(rows: Any, name: str) -> list[str] | None:
 
 
 def plain_fields(row: Any) -> dict[str, str]:
-    """The fields of a row that :func:`text_of` has words for.
-
-    Those of a row without names are called "0", "1", ….
-    """
+    """The fields of a row that :func:`text_of` has words for; "0", "1", … without names."""
     if hasattr(row, "_asdict"):
         row = row._asdict()
     if not isinstance(row, Mapping):

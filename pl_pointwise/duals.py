@@ -73,9 +73,8 @@ class Duals:
     def note(self, measured: Measured, epoch: int, steps_an_epoch: float) -> None:
         """Keeps what the dual step needs of a step, by constraint, until it is due.
 
-        Per sample: index (n,), violation, mask and λ, (n, sides·K), of the samples that carry the
-        constraint. Else the batch's statistic (sides,). Nothing where no sample carries it. Behind
-        the judged violation, or its statistic, stands the followed one where it is another.
+        Per sample: index (n,), violation, mask and λ, (n, sides·K). Else the statistic (sides,).
+        Behind the judged violation, or its statistic, stands the followed one where it is another.
         """
         visits: dict[str, list[Tensor]] = {}
         for name, formulation in self.in_force.items():
@@ -95,9 +94,7 @@ class Duals:
     def step(self, epoch: int) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others.
 
-        Each at its last visit's violation; a statistic of the batch at its mean over the steps.
-
-        Returns: what was done by constraint; nothing while the window of steps is open.
+        Each at its last visit; a statistic at its mean. Nothing while the window of steps is open.
         """
         steps, settings = dict[str, DualStep](), self.task.training_settings
         if len(self._window) < settings.primal_steps:
@@ -157,10 +154,7 @@ class Duals:
         device: torch.device,
         reduce: Reduce | None = None,
     ) -> dict[str, Slope]:
-        """∂ψ/∂mean by constraint, at the violations of all micro-batches.
-
-        reduce: where the other ranks hold samples of the step too.
-        """
+        """∂ψ/∂mean by constraint of all micro-batches; ``reduce`` where others hold samples."""
         found = {}
         for name, formulation in self.on_batch.items():
             shared = counts[name], device, reduce
@@ -187,10 +181,9 @@ class Duals:
         return total
 
     def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
-        """The statistic of a step (sides,), on the CPU; adds ψ of it, steps the threshold.
+        """The judged statistic (sides,), then the followed one if another, on the CPU.
 
-        That of the judged violations, then, where it is another, that of those that the weights
-        followed; ψ is of the latter.
+        Adds ψ of the latter to the Lagrangian, and steps the threshold.
         """
         formulation, count = self.on_batch[name], measured.counts[name]
         parts = [(measured.followed[name], measured.masks[name])]
@@ -233,14 +226,7 @@ class Duals:
     # At the start of a fit ----------------------------------------------------------------------
 
     def start(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
-        """Keeps the multipliers if they belong to this training set; refuses or resets them if not.
-
-        dataset: None where there is none with positions.
-        restored: what a checkpoint says of the run that goes on; None for a new one.
-
-        Raises:
-            TrainingError: a checkpoint's are of another training set; or see :meth:`_fit_tables`.
-        """
+        """Keeps the multipliers if they belong to this training set, or resets them."""
         if dataset is not None:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
@@ -252,16 +238,15 @@ class Duals:
         if found.startswith(RANDOM_ROWS):
             warn(
                 self.task,
-                "Rows of the training set differ each time they are read, so only their number "
-                "tells a resumed run whether they are the same. Give the data set an attribute "
-                "`fingerprint`, a text of your own, to have that checked.",
+                "Rows of the training set differ each time they are read, so a resume checks only "
+                "their number. Give the data set an attribute `fingerprint`, a text of your own.",
             )
         before = (restored or {}).get("fingerprint")
         if before is not None and before != found:
             raise TrainingError(
-                "These multipliers belong to another training set, or to another order of it "
-                f"(checkpoint: {self.multipliers.samples:,} samples; now: {len(dataset):,}). "
-                "Restore the data, or start without `ckpt_path`."
+                "These multipliers belong to another training set or order (checkpoint: "
+                f"{self.multipliers.samples:,} samples; now: {len(dataset):,}). Restore the data, "
+                "or start without `ckpt_path`."
             )
         if before is None and found != self.fingerprint:
             if self.fingerprint is not None:
@@ -276,13 +261,7 @@ class Duals:
     def _fit_tables(self) -> None:
         """Fits multipliers and thresholds to the formulations of now, or refuses them.
 
-        Kept, whatever else changes: those per sample under another formulation per sample, those of
-        a statistic of the batch under another statistic. Dropped, with a warning: those of a
-        constraint that is gone or whose formulation has none.
-
-        Raises:
-            TrainingError: one per sample where the formulation has one per constraint, or the other
-                way round; negative ones of an inequality; initial values of another shape.
+        Kept under another formulation of the same scope; dropped, with a warning, without one.
         """
         task, multipliers = self.task, self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):
@@ -298,18 +277,16 @@ class Duals:
             table = multipliers.get(name)
             if table is None:
                 table = multipliers.pending()[name]
-                _check_initial(name, table, formulation, multipliers.samples)
             elif (table.dim() == 2) != (formulation.scope == "sample"):
+                scope = "sample" if table.dim() == 2 else "constraint"
                 raise TrainingError(
-                    f'Constraint "{name}": its multipliers, {tuple(table.shape)}, are one per '
-                    f"{'sample' if table.dim() == 2 else 'constraint'}, and those of {formulation} "
-                    f"are not. Start them again from 0: {_remedy(name)}."
+                    f'Constraint "{name}": its multipliers are one per {scope}, and those of '
+                    f"{formulation} are not. Start them again from 0: {_remedy(name)}."
                 )
             if not formulation.signed and (table < 0).any():
                 raise TrainingError(
                     f'Constraint "{name}" has multipliers below 0, which only an equality has. '
-                    "Give others with module.multipliers.set(), or start them from 0: "
-                    f"{_remedy(name)}."
+                    f"Set others, or start them from 0: {_remedy(name)}."
                 )
         # What was reset is not stepped by visits from before, nor by a threshold of then.
         self._window = [
@@ -347,19 +324,6 @@ class Duals:
         self.pull_shares.load_state_dict(state["pull"])
         self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
         self.fingerprint = state["fingerprint"]
-
-
-def _check_initial(name: str, values: Tensor, formulation: Formulation, samples: int) -> None:
-    wanted = f"({samples},) or ({samples}, K)" if formulation.scope == "sample" else "() or (2,)"
-    if formulation.scope == "sample":
-        fits = values.dim() == 0 or len(values) == samples
-    else:
-        fits = tuple(values.shape) in ((), (2,))
-    if not fits:
-        raise TrainingError(
-            f'Initial multipliers of "{name}" have shape {tuple(values.shape)}; {formulation} '
-            f"needs one number, or {wanted}. Set others with module.multipliers.set()."
-        )
 
 
 def _remedy(name: str) -> str:

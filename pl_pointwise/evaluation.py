@@ -43,8 +43,7 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Those of the values; of several a sample also ``violated_samples``, before ``violated``:
-        the share of samples with any violation > 0, the one that requirements are about."""
+        """Of the values; of several a sample also ``violated_samples``, which requirements mean."""
         found = violation_statistics(self.pooled())
         if self.violation.shape[1] > 1:
             tail = {name: found.pop(name) for name in [*found][2:]}
@@ -54,17 +53,16 @@ class SampleViolations:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """A metric's value of each sample, of all ranks, on the CPU, in data-set order."""
+    """A metric's value of each sample, likewise."""
 
-    index: Tensor  # (n,) int64, each sample's position in its data set
+    index: Tensor  # (n,)
     value: Tensor  # (n,)
 
 
 class ViolationsBySample(Metric):
-    """Collects violations with the index of their samples, over all ranks.
+    """Collects violations with the index of their samples, over all ranks; each sample counts once.
 
-    A sample that several batches or ranks brought counts once, as plain distributed samplers repeat
-    some to fill their ranks. Kept element by element, so that batches may differ in K.
+    Kept element by element, so that batches may differ in K.
     """
 
     full_state_update = False
@@ -152,11 +150,7 @@ class MeanBySample(ViolationsBySample):
 
 
 class Evaluation:
-    """What is collected of one evaluated data set, ``stage`` in the log keys.
-
-    Made on every rank before the first batch, whether or not the rank gets one: results are
-    computed over all ranks together.
-    """
+    """What is collected of one data set, ``stage`` in the log keys; made on every rank."""
 
     def __init__(self, stage: str, task: Task) -> None:
         self.stage, device = stage, task.device
@@ -188,8 +182,7 @@ class Evaluation:
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
         """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
 
-        ``stage/objective``, ``stage/constraint/statistic`` and ``stage/metric``, without what no
-        sample carries and metrics never updated. A collective where there are ranks.
+        Without what no sample carries and metrics never updated. A collective over the ranks.
         """
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
@@ -212,8 +205,7 @@ class Evaluation:
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Those that some rank updated, ready to be computed, which is a collective, on every rank.
 
-    A rank that updated none of its own has states of the other ranks' types to gather: of a list,
-    an empty tensor.
+    A rank that updated none of its own gets empty states of the other ranks' types.
     """
     own: dict[str, Any] = {}
     for name, metric in metrics.items():
@@ -238,24 +230,8 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return updated
 
 
-def stages_of(stage: str, loaders: Any) -> list[str]:
-    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
-    if isinstance(loaders, Mapping):
-        return list(loaders)
-    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
-        return [f"{stage}{number}" for number in range(len(loaders))]
-    return [stage]
-
-
 class Evaluator:
-    """``validate`` and ``test`` of a task, sample by sample.
-
-    Attributes:
-        violations: after either, by stage and constraint, all values of that pass, 1-D on the CPU.
-        evaluated: the same, sample by sample.
-        evaluated_metrics: likewise by stage and name the task's metrics that are means over samples
-            (:class:`MeanBySample`), sample by sample.
-    """
+    """``validate`` and ``test`` of a task, sample by sample."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -272,7 +248,11 @@ class Evaluator:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         trainer = self.task.trainer
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        stages = stages_of("test" if trainer.testing else "val", loaders)
+        stages = ["test" if trainer.testing else "val"]
+        if isinstance(loaders, Mapping):
+            stages = list(loaders)
+        elif isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+            stages = [f"{stages[0]}{number}" for number in range(len(loaders))]
         self._evaluations = {stage: Evaluation(stage, self.task) for stage in stages}
 
     def add(self, batch: Any, dataloader_idx: int) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-
-from .random_state import preserve_random_state
 
 READ_WHOLE = 1024
 """Rows up to which a fingerprint reads them all."""
@@ -32,7 +30,7 @@ def probes_of(count: int) -> list[int]:
 def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
-    with preserve_random_state():
+    with isolate_rng(include_cuda=False):
         probes = probes_of(count)
         digests = [_digest_of(rows[probe]) for probe in probes]
         # As often as this, because a random change may leave a row as it is.
@@ -63,8 +61,6 @@ def _digest(value: Any, digest: Any) -> None:
             _digest(value[key], digest)
     elif isinstance(value, np.ndarray) and value.dtype == object:  # Its bytes are addresses.
         _digest(value.tolist(), digest)
-    elif isinstance(value, (set, frozenset)):
-        _digest(sorted(value, key=repr), digest)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         digest.update(f"[{len(value)}]".encode())
         if _SIMPLE_TYPES.issuperset(map(type, value)):
@@ -80,7 +76,5 @@ def _digest(value: Any, digest: Any) -> None:
     elif is_dataclass(value) and not isinstance(value, type):
         digest.update(type(value).__name__.encode())
         _digest({field.name: getattr(value, field.name) for field in fields(value)}, digest)
-    elif isinstance(value, Enum):
-        digest.update(str(value).encode())
     else:
         digest.update(type(value).__name__.encode())

@@ -70,11 +70,8 @@ class Formulation(ABC):
         return False
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """An ``adaptive`` one with numbers: a violation of ``size`` pulls with ``pull``, and moves
-        λ by ``step``.
-
-        unit: Λ, that of a multiplier; 0 where nothing has been violated yet.
-        size: r, the root mean square of the violated values.
+        """An ``adaptive`` one with numbers: a violation of ``size`` r pulls with ``pull`` and
+        moves λ by ``step``; ``unit`` Λ is 0 where nothing has been violated yet.
         """
         return self
 
@@ -83,13 +80,7 @@ class Formulation(ABC):
         return violation.abs() if self.signed else violation.clamp(min=0)
 
     def for_equality(self) -> Formulation:
-        """The formulation that enforces ``Constraint(equals=…)``.
-
-        By default this one, on the violation |ℓ − c|, as if it were any other.
-
-        Raises:
-            ValueError: it has no meaning for an equality.
-        """
+        """The formulation that enforces ``equals``: by default this one, on |ℓ − c|."""
         return self
 
     def config(self) -> dict[str, Any]:
@@ -187,11 +178,7 @@ def number(
     minimum: float | None = None,
     above: float | None = None,
 ) -> float:
-    """``value`` as a plain float.
-
-    Raises:
-        ValueError: it is no finite number, or out of its range; names the owner's argument.
-    """
+    """``value`` as a plain float; a ValueError names the owner's argument that is out of range."""
     valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if valid and (minimum is None or value >= minimum) and (above is None or value > above):
         return float(value)
@@ -200,11 +187,7 @@ def number(
 
 
 def arguments_of(formulation: object) -> dict[str, Any]:
-    """Its constructor's arguments, each from the attribute of its name; others are left out.
-
-    Raises:
-        ValueError: there is no such attribute.
-    """
+    """Its constructor's arguments, each from the attribute of its name, which must be there."""
     kind = type(formulation)
     parameters = inspect.signature(kind).parameters.values()
     if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):

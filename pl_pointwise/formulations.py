@@ -170,9 +170,7 @@ class Tilted(BatchFormulation):
 
     Args:
         tilt: τ > 0, in one over the units of the violation.
-        dual_lr: η ≥ 0, the size of the dual step; None is .1.
-        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
-            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
+        dual_lr, alpha: as those of :class:`Average`.
     """
 
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
@@ -215,9 +213,7 @@ class CVaR(BatchFormulation):
         level: p in [0, 1).
         threshold_lr: the size of the step of t, in the units of the violation; of an adaptive
             one in units of its violated values' root mean square.
-        dual_lr: η ≥ 0, the size of the dual step; None is .1.
-        alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
-            "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
+        dual_lr, alpha: as those of :class:`Average`.
     """
 
     anchor: Anchor = "threshold"
@@ -234,10 +230,7 @@ class CVaR(BatchFormulation):
         super().__init__(alpha, dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
-            raise ValueError(
-                f"CVaR(level={level!r}): level must be a fraction below 1; 0.95 is the mean of the "
-                "worst twentieth."
-            )
+            raise ValueError(f"CVaR(level={level!r}): level must be a fraction below 1.")
         self.threshold_lr = number("CVaR", "threshold_lr", threshold_lr, minimum=0.0)
 
     def in_units(self, pull: float, step: float, unit: float, size: float) -> CVaR:
@@ -274,8 +267,6 @@ class Pointwise(Ascending):
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
 
         Of an equality λv + αv², and ∂ψ/∂v = λ + 2αv. Linear beyond the reach of an adaptive one.
-
-        violation, multiplier: one shape.  Equation: docs/formulations.md
         """
         alpha, near = self.augmentation, self.within_reach(violation)
         psi = augmented(near, multiplier, alpha, self.signed)
@@ -300,13 +291,12 @@ class Relaxed(Ascending):
     objective does on all (Λ of :mod:`pl_pointwise.gradient_units`), in any unit.
 
     Args:
-        alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
-            Lagrangian (quadratic cost only).
+        alpha: as that of :class:`Pointwise`; None with a quadratic cost only.
         beta: price β > 0 of relaxing; β → ∞ is :class:`Pointwise`.
         price: β/Λ > 0 in place of ``beta``, where alpha is "adaptive".
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
             (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
-        dual_lr: η ≥ 0, the size of the dual step beside a stated α; None is η = 2α.
+        dual_lr: as that of :class:`Pointwise`.
     """
 
     scope: Scope = "sample"

@@ -72,11 +72,7 @@ class _State:
 
 
 class GradientUnits:
-    """Λ and r of the constraints whose formulation is ``adaptive``, and the α that follows.
-
-    Attributes:
-        not_finite: measurements of Λ so far that were not finite and left the last one in force.
-    """
+    """Λ and r of the constraints whose formulation is ``adaptive``, and the α that follows."""
 
     def __init__(self) -> None:
         self.not_finite = 0
@@ -84,10 +80,7 @@ class GradientUnits:
         self._next = 0  # The step of the next measurement.
 
     def in_force(self, declared: Mapping[str, Formulation]) -> dict[str, Formulation]:
-        """The formulations with α a number; those that need no unit as they are.
-
-        Without a unit nothing has been violated: they pull with λ alone, which is 0 or a user's.
-        """
+        """The formulations with α a number; until something is violated, of λ alone."""
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
@@ -112,11 +105,7 @@ class GradientUnits:
         return [n for n in names if (s := self._states.get(n)) and s.steps and s.unit is None]
 
     def measure(self, name: str, objective: float, violations: float, size: float) -> None:
-        """Takes a measurement of a batch with violated values.
-
-        objective, violations: the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
-        size: the root mean square of these values.
-        """
+        """Takes the norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, of ``size`` r."""
         state = self._states.setdefault(name, _State())
         if not (math.isfinite(objective) and math.isfinite(violations)):
             self.not_finite += 1

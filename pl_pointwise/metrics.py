@@ -97,10 +97,8 @@ def share_violated(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), values, (values > 0).to(values.dtype)).mean()
 
 
-def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tensor]:
+def violation_statistics(values: Tensor) -> dict[str, Tensor]:
     """All the statistics reported for one constraint: scalar tensors.
-
-    level: of the CVaR; its key carries the percentile, ``cvar95`` for 0.95.
 
     >>> statistics = violation_statistics(torch.tensor([-2.0, -1.0, 0.0, 5.0]))
     >>> {name: statistic.item() for name, statistic in statistics.items()}
@@ -111,7 +109,7 @@ def violation_statistics(values: Tensor, level: float = 0.95) -> dict[str, Tenso
         "mean": values.mean(),
         "max": values.max() if len(values) else values.new_tensor(math.nan),
         "violated": share_violated(values),
-        f"cvar{100 * level:g}": cvar(values, level),
+        "cvar95": cvar(values),
     }
 
 

@@ -94,7 +94,10 @@ class PointwiseModule(Task):
         multipliers: λ by constraint, (N, K) float32 in training-set order; () for
             :class:`~pl_pointwise.formulations.Average` and the other statistics of the batch.
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
-        violations, evaluated, evaluated_metrics: see :class:`~pl_pointwise.evaluation.Evaluator`.
+        violations, evaluated: by stage and constraint, after ``validate`` or ``test``: all values,
+            1-D on the CPU, and the same sample by sample.
+        evaluated_metrics: likewise the metrics that are a
+            :class:`~pl_pointwise.evaluation.MeanBySample`.
         measured: what the last training step measured, of all ranks; None before the first.
             ``judged`` are the violations that multipliers follow and reports are about, of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.

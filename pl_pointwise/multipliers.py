@@ -1,9 +1,7 @@
 """Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
 
-λ is neither a Parameter (DDP would divide its step by the number of ranks, and an optimizer would
-pick it up) nor a buffer (DDP would overwrite it from rank 0, and a bf16 module would cast it:
-256 + 0.5 stays 256 there). Reading and writing a batch's rows costs O(batch), whatever N is, and
-only those rows ever visit the accelerator.
+λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
+overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ class Multipliers(Mapping[str, Tensor]):
 
     An interval has its two sides side by side: (N, 2K), or (2,). A table is allocated when its
     number of columns K is first seen. Every rank makes the same updates, so holds the same values.
-
-    Args:
-        samples: N, the number of training samples.
+    ``samples`` is N.
     """
 
     def __init__(self, samples: int) -> None:
@@ -43,16 +39,8 @@ class Multipliers(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}: {tuple(table.shape)}" for name, table in self.items())
-        return f"Multipliers({self.samples} samples; {shapes})"
-
     def reset(self, *names: str) -> None:
-        """λ starts again from 0: of these constraints, or of all; also under another formulation.
-
-        Raises:
-            KeyError: a name without multipliers.
-        """
+        """λ starts again from 0, of these constraints or of all; KeyError of a name without any."""
         known = {**self._tables, **self._initial}
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -66,9 +54,8 @@ class Multipliers(Mapping[str, Tensor]):
 
         Args:
             name: of the constraint.
-            values: one number for every multiplier, (N, K) for one per sample and column ((N,) for
-                K = 1), or () and (2,) for one per side. Of an equality of either sign, else ≥ 0,
-                which the start of the fit checks.
+            values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and
+                (2,) for one per side. Of an equality of either sign, else ≥ 0.
 
         Raises:
             ValueError: values that are not finite, or of another shape than there are.
@@ -102,24 +89,18 @@ class Multipliers(Mapping[str, Tensor]):
         return self._initial
 
     def rows(self, name: str, index: Tensor, columns: int) -> Tensor:
-        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding).
-
-        Raises:
-            TrainingError: an index outside the training set, or K differs from what it was.
-        """
+        """λ of the samples ``index`` (B,), as a copy (B, columns); zero for index −1 (padding)."""
         table = self._tables.get(name)
         if table is None or tuple(table.shape) != (self.samples, columns):
             table = self._table(name, (self.samples, columns))
         lowest, highest = map(int, index.aminmax()) if len(index) else (-1, -1)
         if lowest < -1 or highest >= self.samples:
             raise TrainingError(
-                f"Sample index {lowest if lowest < -1 else highest} is outside the training set "
-                f'of {self.samples} samples: batch["index"] must be the sample\'s position in it.'
+                f"Sample index {lowest if lowest < -1 else highest} is outside the training set of "
+                f'{self.samples} samples: batch["index"] is the position in it.'
             )
-        if lowest >= 0:  # No padding.
-            return table[index]
         rows = table[index.clamp(min=0)] if self.samples else table.new_zeros(len(index), columns)
-        return rows.masked_fill((index < 0)[:, None], 0.0)
+        return rows if lowest >= 0 else rows.masked_fill((index < 0)[:, None], 0.0)
 
     def write(self, name: str, index: Tensor, rows: Tensor) -> None:
         """Sets λ of the samples ``index`` (B,), which are distinct and ≥ 0, to ``rows`` (B, K)."""
@@ -157,8 +138,7 @@ class Multipliers(Mapping[str, Tensor]):
             if values is None:
                 raise TrainingError(
                     f'Constraint "{name}": initial multipliers of shape {tuple(initial.shape)} for '
-                    f"a table of shape {shape}. Give module.multipliers.set() one number, or as "
-                    "many as there are samples and columns."
+                    f"a table of shape {shape}. Give module.multipliers.set() one number, or that."
                 )
             self._tables[name] = values.clone()
             self._initial.pop(name, None)
@@ -166,8 +146,7 @@ class Multipliers(Mapping[str, Tensor]):
         if tuple(table.shape) != shape:
             raise TrainingError(
                 f'Constraint "{name}": multipliers of shape {tuple(table.shape)}, values that need '
-                f"{shape}. Mark missing columns in membership(); for another constraint call "
-                f"module.multipliers.reset({name!r})."
+                f"{shape}. Mark missing columns in membership(), or call multipliers.reset()."
             )
         return table
 
@@ -183,16 +162,14 @@ class PullShares:
     """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
 
     The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
-    by which the step of the weights lowers its violation v: (λ + 2αv)₊ for Pointwise; β/(α+β) times
-    that, or at most β, for Relaxed. Without its multiplier it would be p(0): a squared hinge of
-    weight α. With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+    (λ + 2αv)₊ for Pointwise; without its multiplier it would be p(0), a squared hinge of weight α.
+    With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
 
         share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
         overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
 
-    A satisfied entry is pulled by λ alone, and of a standard Lagrangian (α None) every entry is:
-    its share is 1. Of an entry that several steps visited before the dual step, as of the last one.
-    A step costs O(batch); of an epoch three sums are kept, the same on every rank.
+    Of a standard Lagrangian (α None) the share is 1. An entry counts as of its last visit before
+    the dual step; the sums are the same on every rank.
     """
 
     def __init__(self) -> None:
@@ -208,10 +185,7 @@ class PullShares:
         formulations: Mapping[str, Formulation],
         dual_first: bool,
     ) -> None:
-        """Adds the dual steps of a training step, by the λ that pulled in it.
-
-        formulations: as they were in force.
-        """
+        """Adds a training step's dual steps, by the λ that pulled and the formulations in force."""
         if epoch != self._number:
             self._number, self._epoch = epoch, {}
         for name, step in steps.items():
@@ -231,10 +205,7 @@ class PullShares:
             self._epoch[name] = self._epoch.get(name, 0) + sums
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """``share`` and ``overshoot`` by constraint, of this epoch so far or the last one.
-
-        None of a constraint that pulled nothing.
-        """
+        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far."""
         return {
             name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
             for name, sums in self._epoch.items()

@@ -97,8 +97,7 @@ def _require(
 def number_of_steps(trainer: Any) -> int | None:
     """Steps of the whole run, None where it has no end.
 
-    Of a loader that is made to be counted if there is none yet: ``estimated_stepping_batches``
-    would set the loaders up too early for a resume within an epoch.
+    ``estimated_stepping_batches`` would set the loaders up too early for a resume within an epoch.
     """
     batches: float = trainer.num_training_batches
     epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
@@ -120,8 +119,7 @@ def number_of_steps(trainer: Any) -> int | None:
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
 
-    The keys that Lightning drops under manual optimization become attributes of the scheduler, as
-    ``monitor`` is one of LightningCLI's ReduceLROnPlateau already.
+    Keys that Lightning drops under manual optimization become attributes of the scheduler.
     """
 
     @wraps(configure)

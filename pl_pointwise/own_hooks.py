@@ -5,9 +5,8 @@ A method says which hook it is a part of::
     @part_of("on_train_start")
     def _check_data(self) -> None: ...
 
-Parts run once for each call of the hook: first the base module's (run.py), then those of base
-classes, then the class's own; last the hook itself as subclasses override it. With ``after=True`` a
-part runs after the hook.
+Parts run once for each call: first the base module's (run.py), then those of base classes, then the
+class's own; last, or with ``after=True`` first, the hook itself as subclasses override it.
 """
 
 from __future__ import annotations

@@ -42,18 +42,6 @@ def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None
 
 
 @contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Runs the block, then puts the generators of the CPU back."""
-    python, array, tensor = generator_states()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(tensor)
-
-
-@contextmanager
 def replayed_random_state(device: torch.device) -> Iterator[None]:
     """Runs the block, then puts torch's generators back, so that what follows draws the same."""
     devices = [device] if device.type == "cuda" else []

@@ -1,8 +1,7 @@
 """A run's life: how it starts, what its epochs end with, how it is saved and goes on.
 
-Lightning leaves much of it to a module that steps by itself. A run may stop anywhere: within an
-epoch or at its end, planned or not, and goes on as if it had never stopped. Lightning's counters
-say where it stood, but not always so that it goes on there: see :func:`correct_loaded_progress`.
+A run may stop anywhere, planned or not, and goes on as if it had never stopped. Where Lightning's
+counters do not say so: :func:`correct_loaded_progress`.
 """
 
 from __future__ import annotations
@@ -120,7 +119,11 @@ class Run:
         self._random_state_at_end = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
-            self._continue_run(self._restored)
+            batches = trainer.fit_loop.epoch_loop
+            new_epoch = self._restored["new_epoch"] or (
+                batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
+            )
+            self._restore(self._restored, new_epoch, plateau=new_epoch)
 
     def _limit_loader(self) -> None:
         """Tells the training loader how many batches the trainer takes of it."""
@@ -144,10 +147,9 @@ class Run:
         return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
     def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due, when Lightning would, which leaves it to the module.
+        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation.
 
-        After a batch those by step, after the last one also those by epoch, but on a plateau these
-        after the epoch's validation. ``epoch``: how many there were; None takes the trainer's.
+        epoch: how many there were; None takes the trainer's.
         """
         trainer = self.task.trainer
         for config in trainer.lr_scheduler_configs:
@@ -174,10 +176,7 @@ class Run:
                 warn(self.task, message)
 
     def _monitored(self, scheduler: Any) -> Any:
-        """What the scheduler monitors, None if it is not logged.
-
-        After a resume between a validation and the use of what it logged, the checkpoint's value.
-        """
+        """What the scheduler monitors: as logged, or as the checkpoint has it; else None."""
         name = getattr(scheduler, "monitor", None)
         restored = (self._restored or {}).get("monitored", {})
         return self.task.trainer.callback_metrics.get(name, restored.get(name))
@@ -202,9 +201,8 @@ class Run:
         stepper = self.stepper
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
-                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped "
-                "because values or gradients were not finite. Check the data and the model's "
-                "outputs, and lower the learning rate."
+                f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
+                "values or gradients were not finite. Check the data, and lower the learning rate."
             )
         # Of an epoch that is cut short, what is due at its end comes later.
         if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
@@ -223,9 +221,8 @@ class Run:
             warn(
                 self.task,
                 f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
-                f"{trainer.global_step} of {trainer.max_steps}, {trainer.num_training_batches} "
-                "batches. A Trainer that has fitted another module counts on from there: give each "
-                "module its own. A training_step of yours calls super().training_step(…).",
+                f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
+                "module counts on from there. A training_step of yours calls super().",
             )
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
@@ -236,7 +233,7 @@ class Run:
 
     @part_of("on_validation_model_zero_grad")
     def note_random_state(self) -> None:
-        """Where an evaluation is due, which may be none; its loaders draw before it starts."""
+        """Before an evaluation that may come, whose loaders draw before it starts."""
         self._before_evaluation = random_state(self.task.device)
 
     @part_of("on_validation_start")
@@ -308,15 +305,14 @@ class Run:
             missing = sorted(set(state["arguments_left_out"]).difference(self.arguments_left_out))
             if trainer is None and missing:  # Their defaults were taken.
                 raise TrainingError(
-                    "This checkpoint does not hold arguments of the module without a plain form. "
-                    f"Give them again: load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
+                    "This checkpoint does not hold all arguments of the module. Give again: "
+                    f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
             unknown = sorted(set(state["multipliers"]).difference(self.task.formulations))
             if resuming and unknown:
                 raise TrainingError(
                     f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "
-                    "has none in this module. Resume with the configuration it was written with, "
-                    "or load its weights only."
+                    "has none in this module. Resume as it was configured, or load its weights."
                 )
             self.duals.load_state_dict(state)
             self.stepper.left_out = int(state["left_out"])
@@ -334,19 +330,8 @@ class Run:
 
     # Going on -----------------------------------------------------------------------------------
 
-    def _continue_run(self, restored: Mapping[str, Any]) -> None:
-        """When training starts: the random state, and what was still due when it was saved."""
-        batches = self.task.trainer.fit_loop.epoch_loop
-        new_epoch = restored["new_epoch"] or (
-            batches.restarted_on_train_batch_end and batches.batch_progress.is_last_batch
-        )
-        self._restore(restored, new_epoch, plateau=new_epoch)
-
     def _restore(self, restored: Mapping[str, Any], new_epoch: bool, plateau: bool) -> None:
-        """Puts the random state back where it stood, unless the number of ranks is another now.
-
-        plateau: whether the run was saved at an epoch's end, where schedulers may be due.
-        """
+        """Puts the random state back where it stood, unless the number of ranks is another now."""
         task, states = self.task, restored["random_states"]
         if len(states) == task.trainer.world_size:
             try:
@@ -360,16 +345,10 @@ class Run:
             self.step_schedulers(after_epoch=True, epoch=task.current_epoch)
 
     def open_step(self, batch_idx: int) -> None:
-        """Before a step; the first one after a resume goes on where the run stood.
-
-        Raises:
-            TrainingError: the training loader stands elsewhere.
-        """
-        if self._restored is not None:
-            self._go_on_within_epoch(batch_idx)
-        self._restored, self._epoch_is_open = None, True
-
-    def _go_on_within_epoch(self, batch_idx: int) -> None:
+        """Before a step; the first one after a resume goes on where the run stood."""
+        restored, self._restored, self._epoch_is_open = self._restored, None, True
+        if restored is None:
+            return
         # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the
         # last batch of an epoch, Lightning does not count the next epoch as begun, and what is
         # saved in it misleads the resume after that one: it trains another order.
@@ -384,24 +363,19 @@ class Run:
         if batch_idx and (unused or not stands or not hasattr(loader, "load_state_dict")):
             raise TrainingError(
                 f"This checkpoint stopped after {batch_idx} batches of an epoch, and the training "
-                "DataLoader cannot continue there. Use PointwiseDataModule or another loader with "
-                "state_dict and load_state_dict, do not read trainer.estimated_stepping_batches, "
-                "or resume from the end of an epoch."
+                "DataLoader cannot continue there. Use PointwiseDataModule, do not read "
+                "trainer.estimated_stepping_batches, or resume from the end of an epoch."
             )
 
 
 def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
 
-    A stop within an epoch (``max_steps``, ``max_time``, ``should_stop``) counts that epoch as
-    done, and Lightning would drop its other batches; a save after the fit, or at the start of an
-    epoch, leaves the counters of the epoch before, and it would run an empty one. An evaluation
-    that broke off is made again whole, and not from its middle.
+    A stop within an epoch (``max_steps``, ``should_stop``) counts that epoch as done, and Lightning
+    would drop its other batches; a save after the fit, or at an epoch's start, leaves the counters
+    of the epoch before. An evaluation that broke off is made again whole.
 
     Returns: whether an epoch's start comes next.
-
-    Raises:
-        TrainingError: a batch was under way, so weights and multipliers may not belong together.
     """
     loops = checkpoint.get("loops")
     if loops is None:  # Weights only: the trainer says so.
@@ -411,9 +385,8 @@ def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
     of_epoch, of_run = batches["current"], batches["total"]
     if of_run["ready"] != of_run["processed"]:
         raise TrainingError(
-            f"This checkpoint was written within step {of_run['ready']}, by an error or a "
-            "signal: it may have new weights and old multipliers. Resume from the one before; "
-            "ModelCheckpoint(every_n_train_steps=...) and SaveOnTermination save between steps."
+            f"This checkpoint was written within step {of_run['ready']}: it may have new weights "
+            "and old multipliers. Resume from the one before it."
         )
     if checkpoint[STATE_KEY]["in_evaluation"]:
         evaluated = fit["epoch_loop.val_loop.batch_progress"]

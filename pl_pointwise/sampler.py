@@ -25,9 +25,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         dataset: anything with a length.
         num_replicas, rank: world size and global rank.
         shuffle: a new order each epoch, a function of ``seed`` and the epoch alone.
-        seed: of the order.
-        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly: a
-            batch has each in its proportion, to within one or two samples.
+        strata: the kind of each sample, (N,). A shuffled order then spreads every kind evenly.
     """
 
     def __init__(
@@ -59,9 +57,7 @@ class PointwiseSampler(DistributedSampler[Any]):
         else:
             order = torch.arange(count, dtype=dtype)
         missing = -count % self.num_replicas
-        if not missing:
-            return order
-        return torch.cat([order, -1 - order[torch.arange(missing) % count]])
+        return torch.cat([order, -1 - order[torch.arange(missing) % max(1, count)]])
 
     def __iter__(self) -> Iterator[int]:
         mine = torch.as_tensor(self.order())  # A subclass may give a list.
@@ -71,25 +67,22 @@ class PointwiseSampler(DistributedSampler[Any]):
         draws = mixed(self.seed, self.epoch) if self.draws_by_sample else None
         # All of them at once as numbers would take ten times the memory.
         numbers = (number for part in mine.split(65536) for number in part.tolist())
-        return numbers if draws is None else (Drawing(number, draws) for number in numbers)
+        return numbers if draws is None else (Drawing.at(number, draws) for number in numbers)
 
 
 class Drawing(int):
     """A position whose row draws its random numbers from a state of its own.
 
-    It reaches a loader's worker with the position, so that what a row draws there depends on the
-    seed, the epoch and the sample alone: not on the worker, nor on what it fetched before.
+    In a loader's worker they depend on the seed, the epoch and the sample alone.
     """
 
     draws: int
 
-    def __new__(cls, position: int, draws: int) -> Drawing:
-        made = super().__new__(cls, position)
+    @classmethod
+    def at(cls, position: int, draws: int) -> Drawing:
+        made = cls(position)
         made.draws = draws
         return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Drawing, (int(self), self.draws)
 
     def start(self) -> None:
         """Seeds the generators of this process, which must be a loader's worker."""
@@ -109,8 +102,7 @@ def mixed(*numbers: int) -> int:
 def _spread(order: Tensor, strata: Tensor, generator: torch.Generator) -> Tensor:
     """The positions so reordered that each stratum stands evenly in them, in its own order.
 
-    order, strata: (N,), a position and its stratum. The j-th of n samples of a stratum is put at
-    (j + u)/n of the way, u uniform on [0, 1), one for a stratum.
+    The j-th of n samples is put at (j + u)/n of the way, u uniform on [0, 1), one a stratum.
     """
     place = torch.empty(len(order), dtype=torch.float64)
     for stratum in strata.unique():

@@ -1,8 +1,7 @@
 """One step: micro-batches, what their terms are by the task, and what the step measured.
 
-Shapes: b samples in a micro-batch, R samples in the whole step over all ranks, K columns of a
-vector-valued constraint (1 for a scalar one), ``sides`` 2 for an interval and else 1. The columns
-of an interval are the upper side's K, then the lower side's K.
+Shapes: b samples in a micro-batch, R in the whole step over all ranks, K columns of a constraint,
+``sides`` 2 for an interval, the upper one's K columns first, and else 1.
 """
 
 from __future__ import annotations
@@ -71,10 +70,7 @@ class Measured:
         return replace(self, **taken)
 
     def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value that is not finite in a term they carry.
-
-        A violation beyond float32 counts as infinite: λ, which is float32, would become so.
-        """
+        """(R,) bool: samples with a value, in a term they carry, not finite in float32, as λ is."""
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for violations in (self.followed, self.judged):
             for name, violation in violations.items():
@@ -118,10 +114,9 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
-            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample '
-            "in its data set, as a tensor (B,): use PointwiseDataModule, or wrap the data set in "
-            "pl_pointwise.data.IndexedDataset(rows), of tuples IndexedDataset(rows, "
-            'fields=["x", "y"]).'
+            f'A batch, here a {type(batch).__name__}, needs "index", the position of each sample, '
+            "a tensor (B,): use PointwiseDataModule, or wrap the data set in IndexedDataset(rows), "
+            'of tuples in IndexedDataset(rows, fields=["x", "y"]).'
         )
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise DataError(
@@ -150,9 +145,8 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
 def terms_of(
     task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
 ) -> Terms:
-    """What the terms of a micro-batch are by its forward pass.
+    """What the terms of a micro-batch are by its forward pass; ``strict``: by strict values too.
 
-    strict: whether strict values are asked for.
     evaluating: by the bounds of evaluation, and of an equality |ℓ − c|.
     """
     objective = task.objective(outputs, micro.batch)
@@ -196,15 +190,14 @@ def judged_values(
         if name in task.formulations and task.formulations[name].learns_threshold:
             raise ValueError(
                 f'strict_values()["{name}"]: the threshold of a CVaR is a quantile of what the '
-                "weights follow, and strict values have another. Take Average, Tilted or "
-                "Pointwise, or leave it out."
+                "weights follow. Take Average, Tilted or Pointwise, or leave it out."
             )
         shape = tuple(values[name].shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             other = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise DataError(
                 f'strict_values()["{name}"] must have the shape of constraint_values()["{name}"], '
-                f"{shape}, got {other}. Leave a constraint out that has no strict value."
+                f"{shape}, got {other}."
             )
         value = value.detach().to(values[name].device, non_blocking=True)
         strict[name] = value if value.dtype == torch.float64 else value.float()
@@ -214,10 +207,7 @@ def judged_values(
 def violations_of(
     task: Task, micro: MicroBatch, values: Mapping[str, Tensor], evaluating: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Violations (b, sides·K) of values (b,) or (b, K) by constraint, and their masks, bool, alike.
-
-    Zero where the mask is False. Of an equality the residual where its multiplier takes the sign.
-    """
+    """Violations (b, sides·K) of values (b,) or (b, K), and masks alike; zero where masked."""
     violations, masks = dict[str, Tensor](), dict[str, Tensor]()
     constraints = task.evaluation_constraints if evaluating else task.constraints
     for name, constraint in constraints.items():
@@ -306,8 +296,7 @@ def carries(mask: Tensor) -> Tensor:
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
     """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
 
-    A sum over a side with them averages within each sample; divided by the number of samples that
-    carry the constraint, it is the side's mean. In the violations' dtype, under ``bf16-true`` too.
+    A sum with them averages within each sample. In the violations' dtype, under ``bf16-true`` too.
     """
     per_side = mask.shape[1] // sides
     if per_side == 1:
@@ -360,10 +349,7 @@ def non_finite_values(measured: Measured, bad: Tensor, at_most: int = 8) -> Iter
 def without_samples(
     task: Task, micro_batches: list[MicroBatch], left_out: Tensor
 ) -> list[MicroBatch]:
-    """The micro-batches with another sample, which counts nowhere, in the place of ``left_out``.
-
-    So every rank forwards as many rows as before. None where no sample is left.
-    """
+    """The micro-batches with a kept sample, as padding, for each of ``left_out``; [] if none is."""
     keeps = [~torch.isin(micro.index, left_out) for micro in micro_batches]
     spare = next((position for position, keep in enumerate(keeps) if keep.any()), None)
     if spare is None:

@@ -136,10 +136,7 @@ class Stepper:
     def _measure(
         self, micro_batches: list[MicroBatch], counts: dict[str, Tensor], rows: int = 0
     ) -> Measured:
-        """Accumulates the step's gradient, clipped; one gather and one copy bring what it measured.
-
-        rows: of every rank, where no sample of this one is left and it has no micro-batch.
-        """
+        """Accumulates the step's gradient, clipped; ``rows``: of a rank without any left."""
         task, duals, ranks = self.task, self.duals, self.task.trainer.world_size
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         on_batch = any(f.scope == "batch" for f in duals.in_force.values())
@@ -195,8 +192,7 @@ class Stepper:
     ) -> dict[str, Slope] | None:
         """∂ψ/∂mean of every statistic of the batch; None: the one forward pass that follows tells.
 
-        With several micro-batches or ranks a pass without gradients finds the mean, and its random
-        state is replayed afterwards, so that both passes see the same dropout.
+        Else a pass without gradients finds the mean, and both passes see the same dropout.
         """
         task, known = self.task, self.duals.known_slopes()
         if known is not None or (len(micro_batches) == 1 and task.trainer.world_size == 1):
@@ -223,8 +219,7 @@ class Stepper:
 
     def _may_step(self, measured: Measured) -> bool:
         """Whether the gradient is finite and some sample is left; the same answer on every rank."""
-        if self.first_steps.watched:
-            self.first_steps.check(self.task, measured)
+        self.first_steps.require_distinct(self.task.current_epoch, measured.index)
         expected = False
         if not any(bool(mask.any()) for mask in measured.masks.values()):
             reason = "no sample of the batch is left"
@@ -233,7 +228,7 @@ class Stepper:
         else:
             reason = (
                 f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
-                "a root, logarithm or division at 0, also where membership() masks the value)"
+                "a root, logarithm or division at 0, also of what membership() masks)"
             )
             scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
             if scaler is not None:
@@ -255,10 +250,8 @@ class Stepper:
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
-        Masking such a value in the loss is not enough: inf · 0 in the backward pass is NaN. The
-        norm of the gradient is not finite where that does not help, so that the step is skipped.
-
-        counts: of the whole batch, which remain the denominators.
+        Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
+        help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
         """
         task, ranks = self.task, self.task.trainer.world_size
         bad = measured.non_finite()
@@ -296,8 +289,7 @@ class Stepper:
     ) -> None:
         """Of these constraints, the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
 
-        One more pass over the batch for each. Plain passes, so that they run under every strategy
-        and precision as the step does; their gradients are dropped.
+        One more plain pass over the batch for each, whose gradients are dropped.
         """
         formulations, units = self.task.formulations, self.duals.units
         objective: float | None = None
@@ -331,11 +323,7 @@ class Stepper:
         term: Callable[[Terms], tuple[Tensor, Tensor]],
         count: Tensor,
     ) -> tuple[float, Tensor]:
-        """The norm of ∇ Σ term / count over the batch of all ranks; the gradient is dropped.
-
-        term: a micro-batch's sum, and what is to be added up beside it.
-        Returns: the norm, and these sums of this rank.
-        """
+        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums beside it."""
         task = self.task
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = []

@@ -31,16 +31,10 @@ class Constraint:
     An interval is two constraints on one value: its violation has twice the columns, and each side
     multipliers of its own, at width zero too; an equality has one signed multiplier instead.
 
-    Of an equality logs, evaluation and certificates report :meth:`violation`, |ℓ − c|, which is 0
-    at ℓ = c alone; to count samples further off than δ, give the module an evaluation constraint
-    ``Constraint(at_least=c − δ, at_most=c + δ)``. The multipliers of
-    :class:`~pl_pointwise.formulations.Pointwise`, :class:`~pl_pointwise.formulations.Relaxed` and
-    :class:`~pl_pointwise.formulations.Average` follow :meth:`residual`, ℓ − c with its sign: λ > 0
-    pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
-
-    Raises:
-        ValueError: no bound, a bound that is not a finite number, ``at_least > at_most``, or
-            ``equals`` beside another bound.
+    Of an equality reports are about :meth:`violation`, |ℓ − c|; to count samples further off than
+    δ, give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
+    multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
+    λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
     """
 
     at_most: float | None = None
@@ -73,11 +67,9 @@ class Constraint:
         return 2 if self.at_most is not None and self.at_least is not None else 1
 
     def violation(self, values: Tensor) -> Tensor:
-        """ℓ − at_most, at_least − ℓ or |ℓ − equals| of values ℓ; positive violates.
+        """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
 
-        values: (B,) or (B, K).
-        Returns: the same shape, but for an interval (B, 2) or (B, 2K): first the upper side's
-        columns, then the lower side's.
+        Of an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
         """
         return self.reported(self.residual(values))
 
@@ -149,16 +141,13 @@ class Task(LightningModule):
     def strict_values(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """ℓ_k as the requirement means it, where ``constraint_values`` is a surrogate of it.
 
-        For what has no gradient, such as a test that a generated answer passes or not: for all
-        constraints or some, in the shapes of ``constraint_values`` and against the same bound.
-        What is left out, in this batch or always, is its own strict value.
+        For what has no gradient, such as a test that an answer passes: of all constraints or some,
+        in the shapes of ``constraint_values``. What is left out is its own strict value.
 
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
-        A :class:`~pl_pointwise.formulations.CVaR` is refused: its threshold is a quantile of ṽ.
-
-        Called without gradients, behind ``constraint_values``; what it draws changes nothing, and
-        modes and buffers it must leave as they are.
+        A CVaR is refused: its threshold is a quantile of ṽ. Called without gradients; modes and
+        buffers it must leave as they are.
         """
         return {}
 
@@ -167,16 +156,12 @@ class Task(LightningModule):
         return take_rows(batch, rows)
 
     def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm.
-
-        Raises:
-            TrainingError: the run has no end.
-        """
+        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
         steps = number_of_steps(self.trainer)
         if steps is None:
             raise TrainingError(
-                "The run has no end, and a schedule needs an end: set max_epochs or max_steps, or "
-                'take schedule="constant" without a warm-up.'
+                "The run has no end: set max_epochs or max_steps, or take "
+                'schedule="constant" without a warm-up.'
             )
         return steps
 
@@ -201,11 +186,7 @@ class Task(LightningModule):
         """
 
     def export(self, path: str | Path) -> Path:
-        """Writes the model as a folder that other libraries load; a task says which.
-
-        Raises:
-            TypeError: the task has no export.
-        """
+        """Writes the model as a folder that other libraries load; a task says which."""
         raise TypeError(f"{type(self).__name__} has no export(); define it to write {path}.")
 
 
@@ -234,12 +215,9 @@ def log_of_all_ranks(
 
 
 def take_rows(batch: Mapping[str, Any], rows: Tensor) -> Any:
-    """The given rows of a batch, a mapping with ``index``, (B,).
+    """The given rows (R,), on the CPU, of a batch, a mapping with ``index``, (B,).
 
-    What all samples share stays whole. A tensor, array, list or tuple of length B has a row for
-    each sample; mappings, and lists and tuples of another length, are followed.
-
-    rows: (R,) positions in the batch, on the CPU.
+    Whatever has length B has a row for each sample; mappings and other lists are followed.
     """
     size = len(batch["index"])
     return {key: _take(value, rows, size) for key, value in batch.items()}

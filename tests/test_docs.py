@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import pl_pointwise.callbacks
-import pl_pointwise.metrics
 import pl_pointwise.tasks
 from pl_pointwise.configs import packaged_comparisons, packaged_configs
 
@@ -21,6 +21,13 @@ PAGES = [
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/appendix").glob("*.md")),
+]
+MODULES = [
+    ("" if top == "pl_pointwise" or top == "benchmarks" else "pl_pointwise.")
+    + path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for top in ("pl_pointwise", "callbacks", "tasks", "benchmarks")
+    for path in sorted((ROOT / top).rglob("*.py"))
+    if "\n    >>> " in path.read_text(encoding="utf-8")
 ]
 WORDS = {
     "README.md": 850,
@@ -64,8 +71,9 @@ def test_doctests_of_the_page_pass(page: Path) -> None:
     assert failures == 0
 
 
-def test_doctests_of_the_metrics_pass() -> None:
-    failures, tried = doctest.testmod(pl_pointwise.metrics)
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests_of_the_module_pass(module: str) -> None:
+    failures, tried = doctest.testmod(importlib.import_module(module))
     assert tried > 0
     assert failures == 0
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -32,30 +31,16 @@ def test_the_stored_notebook_can_be_shown(path: Path, store: ModuleType) -> None
     assert "assert " not in "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
 
 
-def spoil(notebook: Any, how: str) -> None:
-    """Does to the first picture's cell what must not be stored."""
-    cell = next(c for c in notebook.cells if c.cell_type == "code" and "plt.subplot" in c.source)
-    output: dict[str, Any] = {"output_type": "stream", "name": "stdout", "text": "done"}
-    if how == "no picture":
-        cell.outputs = []
-        return
-    if how == "other code":
-        cell.source += "\n"
-        return
-    if how == "stderr":
-        output["name"] = "stderr"
-    elif how == "error":
-        output = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
-    else:
-        output["text"] = how
-    cell.outputs.append(nbformat.from_dict(output))
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["no picture", "other code", "stderr", "error", "in /home/me", "C:\\Users", "UserWarning: so"],
-)
+@pytest.mark.parametrize("how", ["no picture", "other code", "stderr", "in /home/me"])
 def test_what_must_not_be_stored_is_found(how: str, store: ModuleType) -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
-    spoil(notebook, how)
+    cell = next(c for c in notebook.cells if c.cell_type == "code" and "plt.subplot" in c.source)
+    if how == "no picture":
+        cell.outputs = []
+    elif how == "other code":
+        cell.source += "\n"
+    else:
+        name, text = ("stderr", "done") if how == "stderr" else ("stdout", how)
+        output = {"output_type": "stream", "name": name, "text": text}
+        cell.outputs.append(nbformat.from_dict(output))
     assert store.problems(notebook)

@@ -18,12 +18,10 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from lightning.pytorch import LightningDataModule
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.foreign_names import foreign_names
-from pl_pointwise.module import PointwiseModule
 
 from .requirement import RequirementError
 from .samples import Bounds, bounds_of, samples_of
@@ -114,8 +112,8 @@ def model_files(folder: str | Path) -> Path:
 def own_classes_only(path: Path) -> dict[str, Any]:
     """Returns model, data and precision; refuses classes that this package does not ship."""
     config = config_for_new_records(yaml.safe_load(path.read_text(encoding="utf-8")))
-    for part, kind in (("model", PointwiseModule), ("data", LightningDataModule)):
-        for name in foreign_names(config[part], kind):
+    for part in ("model", "data"):
+        for name in foreign_names(config[part]):
             raise RequirementError(
                 f"{path}: {part} names {name}, which pl_pointwise does not ship, and a folder's "
                 f"own word is not imported. Read the file; if you trust it: --config {path}"

@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+Method = TypeVar("Method")
 Values = Mapping[str, Tensor]
 """What a way computes, by its name in a message."""
 
@@ -38,6 +40,12 @@ def narrow_clone(model: PreTrainedModel) -> PreTrainedModel:
     )
     draw_weights(clone)
     return clone.to(model.device).eval()
+
+
+def drawn_ids(sizes: Sequence[int]) -> list[list[int]]:
+    """Sequences of a clone's words, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, WORDS, (size,), generator=generator).tolist() for size in sizes]
 
 
 def narrow_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -121,22 +129,33 @@ def value_problem(fast: Values, plain: Values, bound: float) -> str | None:
 
 
 def clone_problem(
-    clone: nn.Module, fast: Callable[[], Values], plain: Callable[[], Values]
+    model: PreTrainedModel,
+    values_of: Callable[[nn.Module, Method], Values],
+    fast: Method,
+    plain: Method,
+    adapt: Callable[[PreTrainedModel], nn.Module] = lambda clone: clone,
 ) -> str | None:
-    """Which values of a clone differ, or which weight's gradient of their sum, or None.
+    """Which values of the model's clone differ, or which weight's gradient of their sum, or None.
 
     Norms below a thousandth of the largest count as that: what is left of them is rounding.
+
+    values_of: those of a clone by a method. adapt: puts adapters on the clone.
     """
-    weights = [weight for weight in clone.parameters() if weight.requires_grad]
+    with exact_comparison():
+        clone = adapt(narrow_clone(model))
+        weights = [weight for weight in clone.parameters() if weight.requires_grad]
 
-    def computed(way: Callable[[], Values]) -> tuple[Values, Sequence[Tensor]]:
-        values, loss = way(), torch.zeros((), device=weights[0].device)
-        for each in values.values():
-            loss = loss + (each.flatten() * torch.linspace(0.5, 1.5, each.numel()).to(each)).sum()
-        return values, torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        def computed(method: Method) -> tuple[Values, Sequence[Tensor]]:
+            values, loss = values_of(clone, method), torch.zeros((), device=weights[0].device)
+            for each in values.values():
+                scale = torch.linspace(0.5, 1.5, each.numel()).to(each)
+                loss = loss + (each.flatten() * scale).sum()
+            options = {"allow_unused": True, "materialize_grads": True}
+            return values, torch.autograd.grad(loss, weights, **options)
 
-    (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
-    if problem := value_problem(values, plain_values, rounding(clone)):
+        (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
+        bound = rounding(clone)
+    if problem := value_problem(values, plain_values, bound):
         return problem
     largest = max(float(each.norm()) for each in slopes)
     for value, expected in zip(gradients, slopes, strict=True):

@@ -8,8 +8,8 @@ blocks. What may see what is decided by the model's own mask functions, given po
 Inside :func:`packed` the encoder of a classifier has its inputs packed on the way in and its last
 hidden states padded on the way out, so the head around it sees what it always sees.
 
-Encoders that do not attend through transformers' interface, mix tokens by other means or take no
-position ids cannot be packed, so compare with the padded computation first.
+Encoders that do not attend through transformers' "sdpa", mix tokens by other means or count
+positions from elsewhere than 0 cannot be packed, so compare with the padded computation first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from pl_pointwise.errors import UnsupportedError
 
-from .attention import Replacement, added, attention_function, visible
+from .attention import Replacement, visible
 from .dropout import dropout as quick_dropout
 
 ATTENTION_BLOCK = 32
@@ -119,10 +121,9 @@ _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 def packed(model: PreTrainedModel, packing: Packing) -> Iterator[None]:
     """While this holds, an installed model computes its padded inputs in this packing."""
     encoder, token = model.base_model, _packing.set(packing)
-    pack, pad = partial(_pack_inputs, packing, first_position(encoder)), partial(_padded, packing)
     hooks = (
-        encoder.register_forward_pre_hook(pack, with_kwargs=True),
-        encoder.register_forward_hook(pad),
+        encoder.register_forward_pre_hook(partial(_pack_inputs, packing), with_kwargs=True),
+        encoder.register_forward_hook(partial(_padded, packing)),
     )
     try:
         yield
@@ -133,7 +134,7 @@ def packed(model: PreTrainedModel, packing: Packing) -> Iterator[None]:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Make a classifier able to compute under :func:`packed`; :func:`uninstall` undoes it.
+    """Make a classifier able to compute under :func:`packed`; ``uninstall`` undoes it.
 
     It stays so: gradient checkpointing calls the layers again during the backward pass.
 
@@ -145,27 +146,8 @@ def install(model: PreTrainedModel) -> None:
     _REPLACEMENT.install(model)
 
 
-def uninstall(model: PreTrainedModel) -> None:
-    """Give the model back its own attention."""
-    _REPLACEMENT.uninstall(model)
-
-
-def position_embedding(model: nn.Module) -> nn.Embedding | None:
-    """The learned embedding of absolute positions, or None where there is none."""
-    for name, layer in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(layer, nn.Embedding):
-            return layer
-    return None
-
-
-def first_position(model: nn.Module) -> int:
-    """The position id of a sequence's first token: RoBERTa and its kin start behind padding_idx."""
-    layer = position_embedding(model)
-    return 0 if layer is None or layer.padding_idx is None else layer.padding_idx + 1
-
-
 def _pack_inputs(
-    packing: Packing, first: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    packing: Packing, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The encoder's inputs (n, T) as one row (1, N)."""
     inputs = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
@@ -174,7 +156,7 @@ def _pack_inputs(
             inputs[name] = packing.pack(inputs[name])
     # With a mask, transformers does not take the row for several packed sequences of its own kind.
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["position_ids"] = packing.positions[None] + first
+    inputs["position_ids"] = packing.positions[None]
     return (), inputs
 
 
@@ -187,18 +169,12 @@ def _padded(packing: Packing, module: Any, args: tuple[Any, ...], output: Any) -
 
 
 def _packed_mask(
-    *args: Any,
-    original: Callable[..., Any],
-    additive: bool,
-    mask_function: Callable[..., Tensor],
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **kwargs: Any,
-) -> Any:
-    """A mask for transformers' registry: :class:`Batches` in a packing, else the original."""
+    *args: Any, mask_function: Callable[..., Tensor], **kwargs: Any
+) -> Tensor | Batches | None:
+    """A mask for transformers' registry: :class:`Batches` in a packing, else sdpa's."""
     packing = _packing.get()
     if packing is None:
-        return original(*args, mask_function=mask_function, dtype=dtype, device=device, **kwargs)
+        return sdpa_mask(*args, mask_function=mask_function, **kwargs)
     batches = Batches.of(packing.lengths)
     longest = torch.arange(batches.shapes[-1][1])
     rule = visible(mask_function, longest, longest)
@@ -210,7 +186,7 @@ def _packed_mask(
             keys = inside[:, None, None]
             # What is no token sees all tokens, as a softmax over nothing is NaN.
             mask = keys if mask is None else (mask | ~inside[:, None, :, None]) & keys
-        masks.append(added(mask, dtype) if additive and mask is not None else mask)
+        masks.append(mask)
     return replace(batches, masks=tuple(masks))
 
 
@@ -220,26 +196,22 @@ def _packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | Batches | None,
-    *args: Any,
-    original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention for transformers' registry: given :class:`Batches`, batch by batch.
 
     query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
     """
-    plain = attention_function(original, module)
     if not isinstance(attention_mask, Batches):
-        found: Any = plain(module, query, key, value, attention_mask, *args, **kwargs)
-        return found
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    attend: Callable[..., Any] = sdpa_attention_forward
     same = kwargs.get("position_bias") is None and key.shape == query.shape
     dropped = kwargs.get("dropout", 0.0) > 0  # which torch's fused kernel has not
-    if original == "sdpa" and same and (dropped or query.dtype == torch.bfloat16):
-        plain = softmax_attention  # the same, and faster
+    if same and (dropped or query.dtype == torch.bfloat16):
+        attend = softmax_attention  # the same, and faster
     apart = map(attention_mask.apart, (query, key, value))
     parts = zip(*apart, attention_mask.masks, strict=True)
-    outputs = [plain(module, *part, *args, **kwargs)[0] for part in parts]
-    return attention_mask.together(outputs), None
+    return attention_mask.together(attend(module, *p, **kwargs)[0] for p in parts), None
 
 
 def softmax_attention(
@@ -266,3 +238,4 @@ def softmax_attention(
 
 
 _REPLACEMENT = Replacement("packed", _packed_attention, _packed_mask)
+uninstall = _REPLACEMENT.uninstall

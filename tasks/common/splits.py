@@ -105,11 +105,7 @@ def split_by_group(
     group_name: str,
     categories: Sequence[str] | None = None,
 ) -> dict[str, list[R]]:
-    """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out().
-
-    Raises:
-        DataError: too few groups (``group_name``) for so many parts.
-    """
+    """ "train" and the parts of a share above 0 by name, no group on two sides; see hold_out()."""
     names = [name for name, share in shares.items() if share > 0]
     parts = hold_out(groups, [shares[name] for name in names], seed, categories)
     for part, name in enumerate(names, start=1):
@@ -193,10 +189,7 @@ def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[i
 def warn_of_shared(
     splits: Mapping[str, Sequence[Splittable]], sources: Mapping[str, str], name: str = "prompts"
 ) -> None:
-    """Says of each two splits how many records of the later one have a prompt of the earlier one.
-
-    splits: the training split first. sources: where each is from. name: of several prompts.
-    """
+    """Says of each two splits how many records of the later have a prompt of the earlier."""
     units = {split: [record.unit for record in records] for split, records in splits.items()}
     for first, second in combinations(units, 2):
         known = set(units[first])

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import check_source
 from pl_pointwise.tasks.language_model.data import (
     DEFAULT_PREPARATION,
-    Needs,
     Preparation,
     ResponseDataModule,
-    conversation_texts,
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.messages import answer_text
 from pl_pointwise.tasks.language_model.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
-from .records import ROLES, check_kept_and_forgotten, grouped
-from .schemas import COLUMNS, SCHEMAS, Reading
+from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_kept_and_forgotten
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -33,7 +27,7 @@ class ConversationDataModule(ResponseDataModule):
 
     A record is a prompt and an answer, of the role of its file: {"prompt": "…", "answer": "…"}; or
     a conversation and responses, each with its role and perhaps a bound of its own (records.py).
-    The hub's usual schemas are told by their columns (schemas.py), others by ``columns``. Batches
+    The hub's usual schemas are told by their columns, others by ``columns``. Batches
     are those of language_model/roles.py. ``test`` runs "test", held-out records, and "train", one
     full pass over the training data.
 
@@ -43,13 +37,12 @@ class ConversationDataModule(ResponseDataModule):
         source: "files", "hub", or "example" for records that ship with the package.
         example: which of them: "library", forty of all roles; "keep", new facts to learn and
             general answers to keep; "forget", some of these facts to forget and the others to keep.
-        train_file: records, or several files of them: JSON lines, or by its ending Parquet, CSV or
-            a JSON list.
+        train_file: one or several: JSON lines, or by its ending Parquet, CSV or a JSON list.
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: likewise of role keep.
         forget_file: likewise of role forget.
-        forget_like: a model of the same architecture and tokenizer that says how likely an answer
-            to forget is to be where it has no ``around``: one that never learned it.
+        forget_like: a model of the same kind that never learned the answers to forget, and says how
+            likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is.
         test_file: those that certify. Without one, preparation.test_fraction of the training
             prompts; without either, "test" is "val".
@@ -57,10 +50,9 @@ class ConversationDataModule(ResponseDataModule):
         hub_path: the data set on the hub, or a folder of the same layout.
         hub_config: its configuration.
         hub_split: its split, of which a part is held out.
-        schema: of the records, a name in schemas.py; "auto" tells it by the columns.
+        schema: of the records, a name in records.py; "auto" tells it by the columns.
         columns: of our name of a column the data's, as {messages: conversation, prefer: good}.
         role: of the response of schemas that give it none, "answer", "messages" and "instruction".
-        group: make one sample of all records of one prompt, with all their responses.
         refusals: texts for refusals that have none; a record's own refusal is kept.
         preparation: how records become samples: cutting, skipping, holding out.
         batch_size: prompts per rank in one optimisation step.
@@ -72,13 +64,11 @@ class ConversationDataModule(ResponseDataModule):
         DataError: options that contradict each other.
     """
 
-    needs: ClassVar[Needs] = {
-        "fit": ("train", "val"),
-        "validate": ("val",),
-        "test": ("test", "train"),
-        "predict": ("predict",),
-    }
     roles = ROLES
+    sources = ("files", "hub", "example")
+    remedies = dict.fromkeys(
+        ("validate", "test"), "test_file, val_file, or preparation.val_fraction above 0"
+    ) | {"fit": "train_file", "predict": "predict_file"}
 
     def __init__(
         self,
@@ -100,7 +90,6 @@ class ConversationDataModule(ResponseDataModule):
         schema: str = "auto",
         columns: dict[str, str] | None = None,
         role: str = "reference",
-        group: bool = False,
         refusals: Sequence[str] = (REFUSAL_TEXT,),
         preparation: Preparation = DEFAULT_PREPARATION,
         batch_size: int = 8,
@@ -108,15 +97,8 @@ class ConversationDataModule(ResponseDataModule):
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
-        one_of("source", source, ("files", "hub", "example"), DataError)
         super().__init__(
-            model_name,
-            source="hub" if source == "hub" else "files",
-            preparation=preparation,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
+            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
         )
         one_of("example", example, ("library", "keep", "forget"), DataError)
         one_of("schema", schema, ("auto", *SCHEMAS), DataError)
@@ -138,22 +120,7 @@ class ConversationDataModule(ResponseDataModule):
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
-        self.group, self.refusals = group, validate_refusals(refusals)
-
-    def describe(self, index: int) -> dict[str, str]:
-        """The texts of training sample ``index``: conversation, tools, and the responses."""
-        record = self._training_record(index)
-        texts = {**conversation_texts(record), "kind": record.kind}
-        seen: Counter[str] = Counter()
-        for each in record.responses:
-            seen[each.role] += 1
-            origin = "s̄_ref − " if each.relative else ""
-            bound = "" if each.tolerance is None else f" ({origin}{each.tolerance:g})"
-            text = "" if each.answer is None else answer_text(each.answer)
-            texts[f"{each.role} {seen[each.role]}{bound}"] = text
-        return texts
-
-    # Data sets ------------------------------------------------------------------------------------
+        self.refusals = validate_refusals(refusals)
 
     @property
     def needs_tools(self) -> bool:
@@ -163,39 +130,32 @@ class ConversationDataModule(ResponseDataModule):
             self.task_records(name)
         return any(record.tools for records in self._records.values() for record in records)
 
-    def remedy(self, stage: str) -> str:
-        """The file that a stage needs."""
-        options = {"fit": "train_file", "predict": "predict_file"}
-        return options.get(stage, "test_file, val_file, or preparation.val_fraction above 0")
+    def read_splits(self) -> dict[str, list[Record]]:
+        """The splits with a text for each refusal."""
+        files = {"train": self.train_files}
+        files |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
+        read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
+        if self.hub_path is not None:
+            hub = self.hub_path, self.hub_config, self.hub_split
+            read["train"] = self._finished(self._from_hub(*hub, self.reading))
+        return self._split(read, {**self.files, "train": ", ".join(self.train_files)})
 
-    def task_records(self, name: str) -> list[Record]:
-        """The records of a data set, with a text for each refusal; those of all splits at once."""
-        if name == "predict":
-            path = self.files[name]
-            if path is not None and name not in self._records:
-                self._records[name] = self._from_files(name, [path])
-        elif not any(side in self._records for side in SPLITS):
-            files = {"train": self.train_files}
-            files |= {side: [path] for side in ("val", "test") if (path := self.files[side])}
-            read = {side: self._from_files(side, paths) for side, paths in files.items() if paths}
-            if self.hub_path is not None:
-                hub = self.hub_path, self.hub_config, self.hub_split
-                read["train"] = self._finished(self._from_hub(*hub, self.reading))
-            train = ", ".join(self.train_files)
-            self._records |= self._split(read, {"train": train, **self.files})
-        return self._records.get(name, [])
+    def read(self, name: str) -> list[Record]:
+        """The records to predict for."""
+        path = self.files[name]
+        return [] if path is None else self._from_files(name, [path])
 
     def _from_files(self, name: str, paths: Sequence[str]) -> list[Record]:
-        reading = replace(self.reading, responses=name != "predict")
         found: list[Record] = []
         for path in paths:
-            own = replace(reading, role=self.role_of.get(path, reading.role))
-            found += self._from_file(name, path, own)
+            role = self.role_of.get(path, self.reading.role)
+            reading = replace(self.reading, role=role, responses=name != "predict")
+            found += self._from_file(name, path, reading)
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:
         check_kept_and_forgotten(records)
-        return with_refusals(grouped(records) if self.group else records, self.refusals)
+        return with_refusals(records, self.refusals)
 
     def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Besides, of every answer to forget how likely it is to be."""

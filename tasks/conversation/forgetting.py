@@ -24,9 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -34,12 +32,10 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional.text import rouge_score
 from torchmetrics.utilities import dim_zero_cat
-from transformers import AutoConfig
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.extras import needs
-from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
@@ -58,7 +54,7 @@ def add_targets(
     And those of its record by which it is measured. name: the model that is trained.
 
     Raises:
-        DataError: there is such an answer and no model, or one of other tokens or architecture.
+        DataError: there is such an answer and no model, or one of other tokens.
     """
 
     def is_open(response: Response) -> bool:
@@ -73,7 +69,12 @@ def add_targets(
             "token of it is to be (mean log-likelihood). Give the number, or a model that never "
             "learned the answer as data.forget_like; to make it unlikely and no more, role avoid."
         )
-    _check_alike(like, encoder, name)
+    theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
+    if theirs != encoder.tokenizer.get_vocab():
+        raise DataError(
+            f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "
+            "kind, as it was before it learned the answers."
+        )
     rank_zero_info(f"{len(places):,} answers to forget are to be as likely as {like} has them.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_language_model(like, lora=None).eval().requires_grad_(False).to(device)
@@ -91,24 +92,6 @@ def add_targets(
                 if is_open(each) or each.role in MEASURED:
                     responses[column] = replace(each, tolerance=round(of_record[column], 4))
             encoded.records[place] = replace(record, responses=tuple(responses))
-
-
-def _check_alike(like: str, encoder: ConversationEncoder, name: str) -> None:
-    """
-    Raises:
-        DataError: a model with another vocabulary or of another architecture.
-    """
-    theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
-    other = "" if theirs == encoder.tokenizer.get_vocab() else "vocabulary"
-    with suppress(OSError, ValueError):  # an adapter, or a tokenizer alone
-        load = partial(AutoConfig.from_pretrained, trust_remote_code=False)
-        if len({load(model_source(each)).model_type for each in (like, name)}) > 1:
-            other = other or "architecture"
-    if other:
-        raise DataError(
-            f"forget_like={like}: it has another {other} than {name}, so its numbers say nothing "
-            "of that. Name a model of the same kind, such as the one before it learned the answers."
-        )
 
 
 # Metrics ------------------------------------------------------------------------------------------
@@ -142,7 +125,7 @@ class ForgetQuality(Metric):
 
 
 class HarmonicMean(Metric):
-    """Of other metrics, which are complete before it is computed; 0 where one is."""
+    """Of other metrics; 0 where one is. An update says that there is something to compute."""
 
     full_state_update = False
     higher_is_better = True
@@ -151,18 +134,22 @@ class HarmonicMean(Metric):
         super().__init__()
         self.parts = parts
 
-    def update(self) -> None:
-        """Says that there is something to compute."""
+    def update(self) -> None: ...
 
     def compute(self) -> Tensor:
         return len(self.parts) / torch.stack([1 / part.compute() for part in self.parts]).sum()
 
 
-def forgetting_metrics() -> dict[str, Metric]:
-    """The metrics above, by name."""
-    parts = {name: MeanBySample(True) for name in ("probability", "rouge", "truth")}
-    whole = {"truth_ratio": MeanBySample(True), "utility": HarmonicMean(*parts.values())}
-    return {"forget_quality": ForgetQuality(), **parts, **whole}
+def forgetting_metrics(rouge: Metric) -> dict[str, Metric]:
+    """The metrics above, by name; rouge: of what greedy answers say."""
+    probability, truth = MeanBySample(True), MeanBySample(True)
+    return {
+        "forget_quality": ForgetQuality(),
+        "probability": probability,
+        "truth": truth,
+        "truth_ratio": MeanBySample(True),
+        "utility": HarmonicMean(probability, rouge, truth),
+    }
 
 
 def log_truth_ratio(means: Tensor, of: Mapping[str, Tensor]) -> Tensor:

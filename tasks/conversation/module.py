@@ -33,7 +33,7 @@ from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import Rate, add_answers
+from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
@@ -60,13 +60,8 @@ class ConversationEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        prefer_tolerance: what violations are measured against; None takes that of training. A
-            response's own bound holds in both.
-        avoid_tolerance: likewise.
-        refuse_tolerance: likewise.
-        keep_tolerance: likewise.
-        floor_tolerance: likewise.
-        forget_tolerance: likewise.
+        prefer_tolerance: what violations are measured against, as the others; None takes that of
+            training. A response's own bound holds in both.
         answer_in: data sets of `test` whose prompts are answered, of "test" and "train". With
             "test" the command `validate` answers "val" too; the validation within a fit never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
@@ -170,6 +165,7 @@ class ConversationModule(LanguageModelModule):
         "existing_tool": Rate("existing_tool"),
         "right_tool": Rate("right_tool"),
         "flipped": Rate("flipped", higher_is_better=False),
+        "rouge": Rate("rouge"),
     }
     default_lora = Lora(r=8, lora_alpha=16, lora_dropout=0.05)
 
@@ -212,7 +208,7 @@ class ConversationModule(LanguageModelModule):
     # The terms ------------------------------------------------------------------------------------
 
     def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
-        """Statistics of all responses; in training without those that are measured alone."""
+        """Besides, in training, without the responses that are measured alone."""
         if self.training:
             left_out = self.of_roles(batch, MEASURED)
             lengths = batch["response_lengths"].masked_fill(left_out, 0)
@@ -286,40 +282,41 @@ class ConversationModule(LanguageModelModule):
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
         roles = {role for record in records for role in record.roles}
-        found = f"the responses are of role {', '.join(sorted(roles))}"
-        for role in ("keep", "forget"):
-            if role in roles and self.formulations and role not in self.constraints:
-                raise DataError(
-                    f"There are training responses of role {role}, and {role}_tolerance is null. "
-                    f"Set model.{role}_tolerance, or formulation to null."
-                )
+        found = f"the training responses are of role {', '.join(sorted(roles))}"
+        unheeded = roles & {"keep", "forget"} - set(self.constraints)
+        if self.formulations and unheeded:
+            role = min(unheeded)
+            raise DataError(
+                f"model.{role}_tolerance is null, and {found}. Set it, or formulation to null."
+            )
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No training record carries a constraint ({', '.join(self.constraints)}): "
-                f"{found}. Change roles, or set formulation to null."
+                f"No record carries a constraint ({', '.join(self.constraints)}): {found}. Change "
+                "roles, or set formulation to null."
             )
         asked = {*self.objective_roles, *self.baselines.roles}
         needed = " or ".join(sorted(asked))
-        carriers = (
-            not asked.isdisjoint(each.roles) if each.objective is None else each.objective
-            for each in records
-        )
         if self.trained_on in PAIRED:
             needed = "prefer beside one of role avoid"
-            carriers = ({"prefer", "avoid"}.issubset(each.roles) for each in records)
-        if not any(carriers):
+            carried = any({"prefer", "avoid"}.issubset(each.roles) for each in records)
+        else:
+            carried = any(
+                bool(asked.intersection(each.roles)) if each.objective is None else each.objective
+                for each in records
+            )
+        if not carried:
             raise DataError(
-                f"No training record carries the objective {self.trained_on}, a response of role "
-                f"{needed}: {found}. Add some, or change objective or objective_roles."
+                f"No record carries the objective {self.trained_on}, a response of role {needed}: "
+                f"{found}. Add some, or change objective or objective_roles."
             )
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def evaluation_metrics(self) -> dict[str, Metric]:
         """Besides, what holds within a record, and TOFU's metrics."""
+        found = super().evaluation_metrics()
         within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
-        own = {"kl": MeanMetric(), **within, "nll": MeanMetric(), **forgetting_metrics()}
-        return own | super().evaluation_metrics()
+        return found | within | {"nll": MeanMetric()} | forgetting_metrics(found["rouge"])
 
     def update_evaluation_metrics(
         self,
@@ -351,6 +348,8 @@ class ConversationModule(LanguageModelModule):
         asked &= real
         if asked.any():
             metrics["all_met"].update(index[asked], (~missed)[asked].float())
+        if all(metrics[part].update_called for part in ("probability", "rouge", "truth")):
+            metrics["utility"].update()
 
     def prompt_kind(self, record: Record) -> str:
         """Whether a prompt is to be refused, "unsafe", or not, "benign"; "" where nothing says."""
@@ -360,32 +359,26 @@ class ConversationModule(LanguageModelModule):
     def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of some samples of a batch.
+        """Besides {exact}, whether it is word for word a response of role prefer, learn or refuse.
 
-        And {exact}, whether it is a response of role prefer, learn or refuse word for word, where
-        there is one; {valid_call, existing_tool, right_tool} where a preferred response calls
-        tools; and where one is to be kept {rouge, before, flipped}: the recall of it, the
-        reference's answer, and whether that was another.
+        And what call_report() says where a preferred response calls tools; and where one is to be
+        kept {rouge, before, flipped}: the recall of it, the reference's answer, and whether that
+        was another.
         """
-        answers = super().batch_answers(batch, samples, stage)
-        kept = []
+        answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
-            texts: dict[str, list[str]] = {
-                role: [
-                    text_of_response(self.encoder, batch, row, column)
-                    for column in (batch["roles"][row] == ROLES.index(role))
-                    .nonzero()[:, 0]
-                    .tolist()
-                ]
-                for role in ("prefer", "learn", "refuse", "keep")
-            }
-            if right := texts.pop("keep"):
+            texts: dict[str, list[str]] = {role: [] for role in ROLES}
+            for column, number in enumerate(batch["roles"][row].tolist()):
+                if number >= 0:
+                    text = text_of_response(self.encoder, batch, row, column)
+                    texts[ROLES[number]].append(text)
+            if right := texts["keep"]:
                 kept.append((row, answer))
                 answer["rouge"] = rouge_recall(answer["answer"], right[0])
-            if wanted := [text.strip() for found in texts.values() for text in found]:
+            called = texts["prefer"] + texts["learn"]
+            if wanted := [text.strip() for text in called + texts["refuse"]]:
                 answer["exact"] = answer["answer"].strip() in wanted
-            calls = texts["prefer"] + texts["learn"]
-            answer |= call_report(answer["answer"], calls, batch["records"][row])
+            answer |= call_report(answer["answer"], called, batch["records"][row])
         if kept:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
@@ -393,11 +386,3 @@ class ConversationModule(LanguageModelModule):
             for (_, answer), text in zip(kept, before.texts, strict=True):
                 answer |= {"before": text, "flipped": answer["answer"] != text}
         return answers
-
-    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """Adds how much of the kept answers is said, and the utility where all of it is known."""
-        for name, of_it in metrics.items():
-            if scored := [answer for answer in self.answers[name] if "rouge" in answer]:
-                add_answers(of_it["rouge"], scored, [answer["rouge"] for answer in scored])
-            if all(of_it[part].update_called for part in ("probability", "rouge", "truth")):
-                of_it["utility"].update()

@@ -7,19 +7,33 @@ words, and wrong, a wrong answer beside it.
 ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
 s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A response to forget has c in ``around``
 instead, or of a relative one s̄_ref − c.
+
+:data:`SCHEMAS` has our own schema and the hub's usual ones; docs/conversation.md says what becomes
+of them. Of schema "roles" each role is a column, with a text, a message or a list of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import bad_field, digest, kind, shown
-from pl_pointwise.tasks.language_model.messages import Answer, parse_answer
-from pl_pointwise.tasks.language_model.records import Record, Response, conversation, make_record
+from pl_pointwise.tasks.common.records import bad_field, field, json_object, kind, shown, text_field
+from pl_pointwise.tasks.language_model.messages import is_turns, parse_answer
+from pl_pointwise.tasks.language_model.records import (
+    PROMPTS,
+    Record,
+    Response,
+    conversation,
+    flag,
+    make_record,
+    read_instruction,
+    read_preference,
+    read_when2call,
+    response_of,
+)
 
 MEASURED = ("paraphrase", "wrong")
 """Roles that evaluations read alone."""
@@ -27,27 +41,20 @@ MEASURED = ("paraphrase", "wrong")
 ROLES = ("prefer", "avoid", "refuse", "keep", "forget", "learn", "reference", *MEASURED)
 """In the order that a batch numbers them; the first five are constraints, by the same names."""
 
-_CONTENT = ("message", "text", "content", "tool_calls", "reasoning_content")
-_OPTIONS = ("role", "tolerance", "around", "relative", "refusal")
-
-
-def parse_record(row: dict[str, Any], where: str, role: str = "") -> Record:
-    """A row of our own schema: {"messages" or "prompt", "responses": [{"role", …}]}.
-
-    Raises:
-        DataError: something else; names record, field and remedy.
-    """
-    given = row.get("responses")
-    if not isinstance(given, list):
-        raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
-    responses = [
-        parse_response(each, where, f"responses[{place}]") for place, each in enumerate(given)
-    ]
-    return make_record(row, conversation(row, where), responses, where)
+_CONTENT = ("content", "tool_calls", "reasoning_content")
+_BOUND = ("tolerance", "around", "relative")
+_OWN = dict.fromkeys(
+    ("prefer", "avoid", "refuse"), "tolerance, a negative number or with relative: true a δ"
+) | {
+    "keep": "tolerance, a positive number; for no less likely than before, role prefer",
+    "forget": "around, a negative number or with relative: true a δ",
+}
+"""What a response of a role has of its own."""
+_COMMON = ("system", "tools", "category", "objective")
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
-    """{"role", "content" or "tool_calls" or "message" or "text"} and a response's options.
+    """{"role", "content" or "tool_calls"} and a response's options.
 
     Raises:
         DataError: something else, a field of another name included: a bound that is misspelt would
@@ -56,98 +63,173 @@ def parse_response(value: Any, where: str, name: str) -> Response:
     if not isinstance(value, dict):
         raise bad_field(where, name, f"is {kind(value)}", "Give {role, content}")
     given = {key: entry for key, entry in value.items() if entry is not None}
-    if unknown := set(given).difference(_CONTENT, _OPTIONS):
+    known = ("role", "refusal", *_BOUND, *_CONTENT)
+    if unknown := set(given).difference(known):
         problem = f"has the field {shown(min(unknown))}"
-        known = ", ".join((*_OPTIONS, *_CONTENT))
-        raise bad_field(where, name, problem, f"Its fields are {known}")
+        raise bad_field(where, name, problem, f"Its fields are {', '.join(known)}")
     role = given.get("role")
     if role not in ROLES:
         problem = "is missing" if role is None else f"is {shown(role)}"
         raise bad_field(where, f"{name}.role", problem, f"Give one of {', '.join(ROLES)}")
-    for flag in ("relative", "refusal"):
-        if not isinstance(given.get(flag, False), bool):
-            raise bad_field(where, f"{name}.{flag}", "is no flag", "Give true or false")
-    refusal = role == "refuse" or given.get("refusal", False)
-    answer: Answer | None = None
-    if whole := next((key for key in ("message", "text") if key in given), None):
-        answer = parse_answer(given[whole], where, f"{name}.{whole}")
-    elif message := {key: given[key] for key in _CONTENT if key in given}:
-        answer = parse_answer(message, where, name)
-    elif not refusal:
-        remedy = f"Give one of {', '.join(_CONTENT)}; only a refusal may be left to the settings"
+    relative, refusal = (
+        option in given and flag(given, option, where, f"{name}.")
+        for option in ("relative", "refusal")
+    )
+    refusal = refusal or role == "refuse"
+    message = {key: given[key] for key in _CONTENT if key in given}
+    if not message and not refusal:
+        remedy = "Give content or tool_calls; only a refusal may be left to the settings"
         raise bad_field(where, name, "has no text", remedy)
-    return Response(role, answer, _bound(given, where, name), given.get("relative", False), refusal)
+    answer = parse_answer(message, where, name) if message else None
+    return Response(role, answer, _bound(given, relative, where, name), relative, refusal)
 
 
-def _bound(given: dict[str, Any], where: str, name: str) -> float | None:
+def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> float | None:
     """A response's own number: its tolerance, of role forget what its band is around."""
-    role, relative = given["role"], given.get("relative", False)
-    own, other = ("around", "tolerance") if role == "forget" else ("tolerance", "around")
-    value = given.get(own)
-    field, problem, remedy = f"{name}.{own}", "", "Give a number"
-    if relative and role == "keep":
-        field, problem = f"{name}.relative", "is true of role keep, whose KL is to the reference"
-        remedy = "Give tolerance alone; for no less likely than before, role prefer"
-    elif other in given:
-        field, problem = f"{name}.{other}", f"is no field of role {role}"
-        remedy = f"Give {own}; a band is as wide as model.forget_tolerance"
-    elif value is None:
-        problem = "is missing" if relative else ""
-        remedy = "A relative response needs its δ"
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        problem = f"is {shown(value)}"
-    elif role in ("reference", "learn", *MEASURED):
-        problem, remedy = f"bounds a response of role {role}", "Give a role that is a requirement"
-    elif role == "keep" and value <= 0:
-        problem, remedy = f"is {value}, and a KL is above 0", "Give a positive number"
-    elif role != "keep" and value > 0 and not relative:
-        problem = f"is {value}, and no mean log-likelihood is above 0"
-        remedy = "Give a negative number, or relative: true"
-    if problem:
-        raise bad_field(where, field, problem, remedy)
+    role, own = given["role"], "around" if given["role"] == "forget" else "tolerance"
+    value: Any = given.get(own)
+    has = {key: given[key] for key in _BOUND if key in given}
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if role == "keep":
+        right = number and not relative and 0 < value < math.inf
+    else:
+        right = number and role in _OWN and math.isfinite(value) and (relative or value <= 0)
+    if not (right if own in given else not relative) or has.keys() - {own, "relative"}:
+        remedy = f"Give {_OWN.get(role, 'none, or a role that is a requirement')}"
+        raise bad_field(where, name, f"of role {role} has the bound {shown(has)}", remedy)
     return None if value is None else float(value)
 
 
-def check_kept_and_forgotten(records: Iterable[Record]) -> None:
+def check_kept_and_forgotten(records: Sequence[Record]) -> None:
     """
     Raises:
         DataError: a prompt with a response to keep or learn and one to forget.
     """
-    kept: dict[str, Record] = {}
-    forgotten: dict[str, Record] = {}
+    kept = {each.prompt: each for each in records if {"keep", "learn"}.intersection(each.roles)}
     for record in records:
-        if {"keep", "learn"}.intersection(record.roles):
-            kept.setdefault(record.prompt, record)
-        if "forget" in record.roles:
-            forgotten.setdefault(record.prompt, record)
-    for prompt, record in kept.items():
-        if other := forgotten.get(prompt):
+        if "forget" in record.roles and (other := kept.get(record.prompt)):
             raise DataError(
-                f"{record.where}: the prompt is to be kept here and forgotten in {other.where}. "
+                f"{other.where}: the prompt is to be kept here and forgotten in {record.where}. "
                 "Take one of the two out."
             )
 
 
-def grouped(records: Iterable[Record]) -> list[Record]:
-    """All records of one prompt as one, with all their responses, each once.
+# Schemas ------------------------------------------------------------------------------------------
 
-    An answer that is to be avoided is no longer a reference. Each group stands where its first
-    record stood, with its category.
+
+def _records(row: dict[str, Any], where: str, role: str) -> Record:
+    given = row.get("responses")
+    if not isinstance(given, list):
+        raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
+    responses = [parse_response(each, where, f"responses[{i}]") for i, each in enumerate(given)]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _roles(row: dict[str, Any], where: str, role: str) -> Record:
+    return make_record(row, conversation(row, where), _of_roles(row, where, ROLES), where)
+
+
+def _answer(row: dict[str, Any], where: str, role: str) -> Record:
+    given = {name: row[name] for name in ("role", *_BOUND) if row.get(name) is not None}
+    answer = text_field(field(row, "answer", where), "answer", where)
+    response = parse_response({"role": role, **given, "content": answer}, where, "answer")
+    responses = [response, *_of_roles(row, where, MEASURED)]
+    return make_record(row, conversation(row, where), responses, where)
+
+
+def _of_roles(row: dict[str, Any], where: str, roles: Sequence[str]) -> list[Response]:
+    """The responses in the columns that are called by their roles."""
+    responses = []
+    for name in roles:
+        given = row.get(name)
+        if name == "refuse" and given is True:
+            responses.append(Response("refuse", None, refusal=True))
+        elif given is not None and given != "":
+            several = isinstance(given, list) and not is_turns(given)
+            every = given if several else [given]
+            responses += [response_of(name, each, where, name) for each in every]
+    return responses
+
+
+def _messages(row: dict[str, Any], where: str, role: str) -> Record:
+    messages = conversation(row, where)
+    if messages[-1]["role"] != "assistant":
+        problem = "has no answer: its last turn is not the assistant's"
+        raise bad_field(where, "messages", problem, "Add the answer, or give responses")
+    response = response_of(role, messages[-1], where, f"messages[{len(messages) - 1}]")
+    return make_record(row, messages[:-1], [response], where)
+
+
+SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str], Record]]] = {
+    "records": (("responses",), _records),
+    "when2call": (("chosen_response", "rejected_response"), read_when2call),
+    "preference": (("chosen", "rejected"), read_preference),
+    "answer": (("answer",), _answer),
+    "roles": ((), _roles),
+    "instruction": (("instruction", "output"), read_instruction),
+    "messages": (("messages",), _messages),
+}
+"""By name, in the order in which they are tried: the columns by which each is told, its reader.
+
+A reader takes a row, its place, and the role of a response to which its schema gives none.
+"""
+
+_TOLD_BY = [name for columns, _ in SCHEMAS.values() for name in columns]
+COLUMNS = sorted({*_COMMON, *PROMPTS, *ROLES, "role", *_BOUND, "status", *_TOLD_BY})
+"""All columns that some schema reads."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Reads the rows of a file or of a data set on the hub; options as the data module has them.
+
+    responses: whether a record has to have any.
+    """
+
+    schema: str = "auto"
+    columns: Mapping[str, str] | None = None
+    role: str = "reference"
+    responses: bool = True
+
+    def __call__(self, row: Any, where: str) -> Record:
+        row = self._named(json_object(row, where), where)
+        given: Any = next((row[name] for name in PROMPTS if row.get(name)), None)
+        ends_open = isinstance(given, str) or (is_turns(given) and given[-1]["role"] != "assistant")
+        if ends_open and not self.responses:
+            return make_record(row, conversation(row, where), [], where)
+        name = told(row, where) if self.schema == "auto" else self.schema
+        record = SCHEMAS[name][1](row, where, self.role)
+        if self.responses and set(MEASURED).issuperset(record.roles):
+            problem = "has none that anything is asked of"
+            raise bad_field(where, "responses", problem, "Give at least one")
+        return record
+
+    def _named(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """The row under our names."""
+        if not self.columns:
+            return row
+        for ours, theirs in self.columns.items():
+            if theirs not in row:
+                raise DataError(
+                    f'{where}: columns.{ours} is "{theirs}", and the record has no such field '
+                    f"(found: {', '.join(map(shown, list(row)[:12]))}). Name one of these."
+                )
+        found = {ours: row[theirs] for ours, theirs in self.columns.items()}
+        return {name: row[name] for name in _COMMON if name in row} | found
+
+
+def told(row: Mapping[str, Any], where: str) -> str:
+    """The name of the first schema whose columns the row has.
 
     Raises:
-        DataError: an answer that is to be likely in one record and unlikely in another.
+        DataError: none.
     """
-    groups: dict[str, tuple[Record, dict[str, Response]]] = {}
-    for record in records:
-        _, found = groups.setdefault(record.prompt, (record, {}))
-        for response in record.responses:
-            one = found.setdefault(digest(response.answer), response)
-            roles = {one.role, response.role}
-            if roles & {"avoid", "forget"} and roles & {"prefer", "refuse", "keep", "learn"}:
-                raise DataError(
-                    f"{record.where}: a response is of role {response.role} here and of role "
-                    f"{one.role} in another record of the same prompt. Change one of the two."
-                )
-            if one.role == "reference":
-                found[digest(response.answer)] = response
-    return [replace(first, responses=tuple(found.values())) for first, found in groups.values()]
+    for name, (columns, _) in SCHEMAS.items():
+        by_role = name == "roles" and any(role in row for role in ROLES)
+        if (columns and all(column in row for column in columns)) or by_role:
+            return name
+    found = ", ".join(map(shown, list(row)[:12])) or "nothing"
+    raise DataError(
+        f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
+        "Name them with columns, as {prompt: question, prefer: good_answer, avoid: bad_answer}."
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
@@ -28,8 +29,8 @@ _LINEAR = (nn.Linear, Conv1D)
 class Lora:
     """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
 
-    PEFT's options that leave W as it is, under its names; PEFT's documentation says what each does.
-    The others, such as ``bias``, would change the reference.
+    PEFT's options under its names; PEFT's documentation says what each does. Those that train or
+    replace W itself are refused, as W is the reference.
 
     Args:
         r: rank of B·A.
@@ -42,8 +43,7 @@ class Lora:
         modules_to_save: names of layers that are trained as a whole.
         target_parameters: weights that are no linear layer's, such as "mlp.experts.gate_up_proj" of
             experts; needs lora_dropout 0.
-        init_lora_weights: how A and B start. Those of PEFT's that split W, such as "pissa", would
-            change the reference.
+        peft: more options of PEFT's ``LoraConfig``, such as {use_dora: true}.
     """
 
     r: int = 8
@@ -52,19 +52,21 @@ class Lora:
     target_modules: list[str] | str | None = None
     modules_to_save: list[str] | None = None
     use_rslora: bool = False
-    use_dora: bool = False
-    exclude_modules: list[str] | str | None = None
     target_parameters: list[str] | None = None
     layers_to_transform: list[int] | int | None = None
-    layers_pattern: list[str] | str | None = None
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    alpha_pattern: dict[str, int] = field(default_factory=dict)
-    lora_bias: bool = False
-    init_lora_weights: bool | Literal["gaussian", "orthogonal"] = True
+    peft: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.init_lora_weights, str):
-            one_of("lora.init_lora_weights", self.init_lora_weights, ("gaussian", "orthogonal"))
+        for name, safe in (("init_lora_weights", ("gaussian", "orthogonal")), ("bias", ("none",))):
+            if isinstance(value := self.peft.get(name), str):
+                one_of(f"lora.peft.{name}", value, safe)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Lora:
+        """From a mapping, with PEFT's options among the others, as checkpoints had them once."""
+        own = {key: value for key, value in options.items() if key in cls.__annotations__}
+        rest = {key: value for key, value in options.items() if key not in own}
+        return cls(**own | {"peft": {**rest, **own.get("peft", {})}})
 
 
 # Fresh adapters -----------------------------------------------------------------------------------
@@ -82,8 +84,9 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
         targets = _attention_targets(model, lora)
     try:
-        options = vars(lora) | {"target_modules": targets}
-        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+        options = {**vars(lora), "target_modules": targets, "task_type": "CAUSAL_LM"}
+        more = options.pop("peft")
+        adapted = get_peft_model(model, LoraConfig(**options, **more))
         assert isinstance(adapted, PeftModel)
         # Of several names PEFT leaves out without a word those that nothing has.
         paths = [path for path, _ in adapted.get_base_model().named_modules()]

@@ -7,7 +7,7 @@ A task's evaluation has ``answer_in``, the data sets of `test` whose prompts are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rate:
-    """A metric: the share of the answers whose entry is true, or false.
+    """A metric: the mean over the answers of an entry of theirs.
 
     Args:
         entry: of an answer, such as "refused"; answers without it are not counted.
-        value: what it is to be.
+        value: what counts of it; of a flag 1 or 0.
         kind: of the prompts, as ``prompt_kind`` names it; None for all.
         higher_is_better: None for neither.
     """
 
     entry: str
-    value: bool = True
+    value: Callable[[Any], float] = float
     kind: str | None = None
     higher_is_better: bool | None = True
 
@@ -54,14 +54,6 @@ def rates_of(module: LanguageModelModule) -> dict[str, Rate]:
 def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(position in the batch, index) of the samples of a batch that do not only fill it."""
     return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
-
-
-def add_answers(
-    metric: Metric, answers: Sequence[Mapping[str, Any]], values: Sequence[bool]
-) -> None:
-    """Adds what holds of each answer, by its "index", to a mean over samples."""
-    index = torch.tensor([answer["index"] for answer in answers], device=metric.device).long()
-    metric.update(index, torch.tensor(values, device=metric.device).float())
 
 
 def answer_batch(
@@ -82,14 +74,16 @@ def answer_batch(
     for name, rate in rates_of(module).items():
         of_kind = (each for each, kind in zip(new, kinds, strict=True) if rate.kind in (None, kind))
         if counted := [answer for answer in of_kind if rate.entry in answer]:
-            values = [answer[rate.entry] == rate.value for answer in counted]
-            add_answers(metrics[name], counted, values)
+            index = torch.tensor([answer["index"] for answer in counted], dtype=torch.long)
+            values = torch.tensor([float(rate.value(answer[rate.entry])) for answer in counted])
+            device = metrics[name].device
+            metrics[name].update(index.to(device), values.to(device))
 
 
 def finish_answers(
     module: LanguageModelModule, metrics: Mapping[str, Mapping[str, Metric]]
 ) -> None:
-    """Judges, writes and reports the answers of a `test` or `validate`."""
+    """Writes and reports the answers of a `test` or `validate`."""
     answered = {name: metrics[name] for name in metrics if name in _answered(module)}
     if not answered and not module.trainer.testing:  # A validation within a fit.
         return
@@ -97,7 +91,6 @@ def finish_answers(
         name: module.answers[name] if of_it["cut"].update_called else []
         for name, of_it in answered.items()
     }
-    module.judge_answers(answered)
     if not notes_of(module).confidential:
         module.report_answers({name: _write(module, name) for name in answered})
 

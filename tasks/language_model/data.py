@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from transformers import AutoConfig
-
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.data import PointwiseDataModule, ResumableDataLoader
+from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
-from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
 from .conversations import ConversationEncoder
 from .encoded import EncodedResponses
-from .generation import learnt_positions
 from .loading import load_tokenizer
-from .messages import turn_text
+from .messages import answer_text, turn_text
 from .records import Record
 from .roles import collate_rows
-from .truncation import TooLong
 
 Needs = Mapping[str, tuple[str, ...]]
 """Data sets by stage."""
@@ -46,11 +41,9 @@ class Preparation:
         template_arguments: as the policy's; None takes the module's.
         max_prompt_length: the most tokens of a prompt. Longer ones lose whole turns, oldest first;
             tools, system turns and the last user's turn stay.
-        max_length: the most tokens of prompt and response; a response is never cut. Of a model that
-            has learnt fewer positions, as GPT-2, that many.
-        too_long: what to do with a prompt that is too long without its earlier turns too: "error",
-            "skip" it, or "cut" the beginnings of its texts, never of tools and system turns. None
-            does as ``invalid`` says.
+        max_length: the most tokens of prompt and response; a response is never cut.
+        too_long: what to do with a prompt that is too long without its earlier turns too: "error"
+            or "skip" it. None does as ``invalid`` says.
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub and "error" for files. Records to predict for are never skipped.
         val_fraction: the part of a file's records to hold out as "val"; of each category the same
@@ -67,13 +60,13 @@ class Preparation:
     template_arguments: dict[str, Any] | None = None
     max_prompt_length: int = 1024
     max_length: int = 2048
-    too_long: TooLong | None = None
+    too_long: Literal["error", "skip"] | None = None
     invalid: Literal["error", "skip"] | None = None
     val_fraction: float = 0.05
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("too_long", self.too_long, ("error", "skip", "cut", None), DataError)
+        one_of("too_long", self.too_long, ("error", "skip", None), DataError)
         one_of("invalid", self.invalid, ("error", "skip", None), DataError)
         check_fractions(self.val_fraction, self.test_fraction)
         if not 1 <= self.max_prompt_length < self.max_length:
@@ -89,7 +82,7 @@ DEFAULT_PREPARATION = Preparation()
 class ResponseDataModule(PointwiseDataModule):
     """Records of prompts and responses from files or the hub, tokenised once.
 
-    A subclass sets the class attributes and defines :meth:`task_records` and :meth:`remedy`. Its
+    A subclass sets the class attributes and defines :meth:`read_splits` and :meth:`read`. Its
     docstring has the arguments. Batches are those of roles.py.
 
     Model, revision, chat template and its arguments are those of the module it is used with, or
@@ -100,10 +93,18 @@ class ResponseDataModule(PointwiseDataModule):
             left out as their prompts are too long ("skipped").
     """
 
-    needs: ClassVar[Needs]
+    needs: ClassVar[Needs] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": ("test", "train"),
+        "predict": ("predict",),
+    }
     """Where no records are held out as "test", it is "val" under another name."""
+    remedies: ClassVar[Mapping[str, str]]
+    """By stage the options to set where there are no data for it."""
     roles: ClassVar[tuple[str, ...]]
     """What a response may be, in the order that a batch numbers them."""
+    sources: ClassVar[tuple[str, ...]] = ("hub", "files")
     dataset_class: ClassVar[type[EncodedResponses]] = EncodedResponses
     default_template: ClassVar[str | None] = None
     """The chat template of a model whose tokenizer brings none; None refuses such a model."""
@@ -111,8 +112,7 @@ class ResponseDataModule(PointwiseDataModule):
     def __init__(
         self,
         model_name: str | None,
-        *,
-        source: Literal["hub", "files"],
+        source: str,
         preparation: Preparation,
         batch_size: int,
         eval_batch_size: int | None,
@@ -125,7 +125,7 @@ class ResponseDataModule(PointwiseDataModule):
             num_workers=num_workers,
             seed=seed,
         )
-        one_of("source", source, ("hub", "files"), DataError)
+        one_of("source", source, self.sources, DataError)
         preparation = from_plain(Preparation, preparation)
         self.given_name, self.preparation, self.source = model_name, preparation, source
         invalid = preparation.invalid
@@ -133,7 +133,6 @@ class ResponseDataModule(PointwiseDataModule):
         self.truncation: dict[str, dict[str, int]] = {}
         self._records: dict[str, list[Any]] = {}
         self._encoder: ConversationEncoder
-        self._positions: int | None = None
         self._encoded_for: tuple[Any, ...] | None = None
 
     @property
@@ -155,12 +154,40 @@ class ResponseDataModule(PointwiseDataModule):
         return False
 
     @abstractmethod
-    def task_records(self, name: str) -> Sequence[Any]:
-        """The records of a data set; none where its source has none."""
+    def read_splits(self) -> Mapping[str, list[Any]]:
+        """The records of "train", "val" and "test", as far as there are any."""
 
     @abstractmethod
-    def remedy(self, stage: str) -> str:
-        """Which options to set where there are no data for a stage."""
+    def read(self, name: str) -> list[Any]:
+        """The records of another data set; none where its source has none."""
+
+    def task_records(self, name: str) -> list[Any]:
+        """The records of a data set, read once."""
+        if name not in self._records:
+            splits = name in SPLITS
+            found = self.read_splits() if splits else {name: self.read(name)}
+            self._records |= {each: found.get(each, []) for each in (SPLITS if splits else (name,))}
+        return self._records[name]
+
+    def describe(self, index: int) -> dict[str, str]:
+        """The texts of training sample ``index``: conversation, tools, kind, and each response."""
+        dataset = self.datasets["train"]
+        assert isinstance(dataset, EncodedResponses)
+        record = dataset.records[index]
+        texts = {"record": record.where, "prompt": "\n".join(map(turn_text, record.messages))}
+        if record.tools:
+            texts["tools"] = json.dumps(record.tools, ensure_ascii=False)
+        if record.kind:
+            texts["kind"] = record.kind
+        seen: Counter[str] = Counter()
+        for each in record.responses:
+            seen[each.role] += 1
+            about = [each.behaviour] if each.behaviour else []
+            if each.tolerance is not None:
+                about.append(f"{'s̄_ref − ' if each.relative else ''}{each.tolerance:g}")
+            name = " ".join([each.role, str(seen[each.role]), *(f"({what})" for what in about)])
+            texts[name] = "" if each.answer is None else answer_text(each.answer)
+        return texts
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -183,7 +210,8 @@ class ResponseDataModule(PointwiseDataModule):
         needed = self.needs[stage][: None if stage == "test" else 1]
         if self.datasets.keys().isdisjoint(needed):
             raise DataError(
-                f"There are no data to {stage} with source={self.source}. Set {self.remedy(stage)}."
+                f"There are no data to {stage} with source={self.source}. "
+                f"Set {self.remedies[stage]}."
             )
 
     def test_dataloader(self) -> dict[str, ResumableDataLoader]:
@@ -206,33 +234,18 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            encoded = self._within_positions(name, records)
-            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
-
-    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """The data set of records, no sample longer than the positions that a model has learnt."""
-        prompt, whole = self.preparation.max_prompt_length, self.preparation.max_length
-        if (most := self._positions) is not None:
-            prompt, whole = min(prompt, most - 1), min(whole, most)
-        skips = self._skips(name)
-        too_long: TooLong = self.preparation.too_long or ("skip" if skips else "error")
-        if too_long == "skip" and name == "predict":
-            too_long = "error"
-        try:
-            return self.dataset_class(
+            own, skips = self.preparation, self._skips(name)
+            encoded = self.dataset_class(
                 records,
                 self._encoder,
                 name=name,
-                max_prompt_length=prompt,
-                max_length=whole,
-                too_long=too_long,
+                max_prompt_length=own.max_prompt_length,
+                max_length=own.max_length,
+                skip_long=name != "predict"
+                and (own.too_long or ("skip" if skips else "")) == "skip",
                 skip_invalid=skips,
             )
-        except DataError as error:
-            if most != whole:
-                raise
-            limit = f"{self.model_name} has learnt {most:,} positions: max_length can be no larger"
-            raise DataError(f"{error} ({limit}.)") from error
+            self.datasets[name], self.truncation[name] = encoded, encoded.truncation
 
     def _split(
         self, read: Mapping[str, list[R]], files: Mapping[str, str | None]
@@ -257,12 +270,6 @@ class ResponseDataModule(PointwiseDataModule):
         rows = numbered(hub_split(path, config, split), source)
         return records_of(rows, source, parse, self.skip_invalid)
 
-    def _training_record(self, index: int) -> Any:
-        """The record of training sample ``index``, for reports."""
-        dataset = self.datasets["train"]
-        assert isinstance(dataset, EncodedResponses)
-        return dataset.records[index]
-
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         own = self.preparation
@@ -281,18 +288,6 @@ class ResponseDataModule(PointwiseDataModule):
         self._encoder = ConversationEncoder(
             tokenizer, tools=self.needs_tools, template_arguments=arguments
         )
-        self._positions = None
-        with suppress(OSError, ValueError):  # a folder of a tokenizer alone
-            source = model_source(self.model_name)
-            config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-            self._positions = learnt_positions(config)
         if self._encoded_for is not None:
             self.datasets, self.truncation = {}, {}
         self._encoded_for = model
-
-
-def conversation_texts(record: Record) -> dict[str, str]:
-    """Where a record is from, its turns, and its tools if it has some, for reports."""
-    turns = "\n".join(map(turn_text, record.messages))
-    tools = {"tools": json.dumps(record.tools, ensure_ascii=False)} if record.tools else {}
-    return {"record": record.where, "prompt": turns, **tools}

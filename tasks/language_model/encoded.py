@@ -18,7 +18,7 @@ from pl_pointwise.tasks.common.records import CHUNK, digest, refused, report_ski
 from .conversations import ConversationEncoder
 from .messages import Message
 from .records import Record
-from .truncation import TooLong, fit_prompt
+from .truncation import fit_prompt
 
 
 class EncodedResponses:
@@ -31,15 +31,16 @@ class EncodedResponses:
     Args:
         records: in the order of the data set.
         encoder: renders and tokenises.
-        max_prompt_length, max_length, too_long: see :class:`~.data.Preparation`.
+        max_prompt_length, max_length: see :class:`~.data.Preparation`.
         name: of the data set, for messages.
+        skip_long: leave out a prompt that is too long without its earlier turns too.
         skip_invalid: leave out a record that cannot be rendered, or a response of which does not
             fit, and say how many. None is False where the user has no choice.
 
     Attributes:
         records: those that were kept.
-        truncation: how many prompts lost turns or the beginning of a text, "cut", and how many
-            records were left out as their prompts are too long, "skipped".
+        truncation: how many prompts lost turns, "cut", and how many records were left out as their
+            prompts are too long, "skipped".
         characters: of every response, one after the other, without what ends the turn.
     """
 
@@ -51,14 +52,14 @@ class EncodedResponses:
         max_prompt_length: int,
         max_length: int,
         name: str = "data",
-        too_long: TooLong = "error",
+        skip_long: bool = False,
         skip_invalid: bool | None = None,
     ) -> None:
         self.records: list[Record] = []
         self.truncation = {"cut": 0, "skipped": 0}
         self.characters: list[int] = []
         self._limits = max_prompt_length, max_length
-        self._too_long, self._skip_invalid = too_long, skip_invalid
+        self._skip_long, self._skip_invalid = skip_long, skip_invalid
         prompts: list[np.ndarray] = []
         responses: list[np.ndarray] = []
         skipped: list[str] = []
@@ -75,8 +76,8 @@ class EncodedResponses:
             rank_zero_warn(
                 f"{name}: {cut + left_out:,} of {len(self.records) + left_out:,} prompts are "
                 f"longer than max_prompt_length={max_prompt_length:,} tokens: {cut:,} lost their "
-                f"oldest turns or the beginning of a text, {left_out:,} were left out. "
-                "Raise preparation.max_prompt_length to keep them whole."
+                f"oldest turns, {left_out:,} were left out. Raise preparation.max_prompt_length to "
+                "keep them whole."
             )
         if not self.records:
             long = f" ({left_out:,} are too long)" if left_out else ""
@@ -100,9 +101,16 @@ class EncodedResponses:
         encoded = encoder.encode([prompt for _, prompt, _ in rendered], [r for *_, r in rendered])
         for (record, _, responses), (ids, tokens) in zip(rendered, encoded, strict=True):
             messages: Sequence[Message] = record.messages
-            if len(ids) > self._limits[0]:
-                messages = self._shortened(record, len(ids), encoder)
+            if len(ids) > (limit := self._limits[0]):
+                messages = fit_prompt(encoder, record, limit) or []
+                if not messages and not self._skip_long:
+                    raise DataError(
+                        f"{record.where}: the prompt has {len(ids):,} tokens. Even without its "
+                        f"earlier turns it does not fit in max_prompt_length={limit:,}. Raise it, "
+                        "or set preparation.too_long: skip leaves such records out."
+                    )
                 if not messages:
+                    self.truncation["skipped"] += 1
                     continue
             try:
                 if messages is not record.messages:
@@ -120,23 +128,6 @@ class EncodedResponses:
                 skipped.append(refused(error, self._skip_invalid))
             else:
                 yield record, responses, ids, tokens
-
-    def _shortened(
-        self, record: Record, length: int, encoder: ConversationEncoder
-    ) -> Sequence[Message]:
-        """The record's conversation, such that its prompt fits; empty if it is to be left out."""
-        limit, cut = self._limits[0], self._too_long == "cut"
-        messages = fit_prompt(encoder, record, limit, cut=cut)
-        if messages is None:
-            if self._too_long == "error" or (cut and not self._skip_invalid):
-                raise DataError(
-                    f"{record.where}: the prompt has {length:,} tokens. Even without what may be "
-                    f"cut it does not fit in max_prompt_length={limit:,}. Raise it, or set "
-                    "preparation.too_long: skip leaves such records out, cut takes away the "
-                    "beginnings of their texts, never of tools and system turns."
-                )
-            self.truncation["skipped"] += 1
-        return messages or []
 
     def __len__(self) -> int:
         return len(self.records)

@@ -18,12 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedConfig,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
@@ -80,18 +75,6 @@ class Answers:
     cut: list[bool]
 
 
-def learnt_positions(config: PreTrainedConfig) -> int | None:
-    """How many positions have weights of their own, as GPT-2's; a longer sequence is an IndexError.
-
-    None where nothing ends: rotary positions, or none.
-    """
-    config = config.get_text_config()
-    rotary = ("rope_parameters", "rope_scaling", "rope_theta")
-    if any(getattr(config, name, None) for name in rotary):
-        return None
-    return getattr(config, "max_position_embeddings", None)
-
-
 def decoded(ids: Sequence[int], encoder: ConversationEncoder) -> str:
     """The text of tokens, special ones included."""
     text = encoder.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -139,18 +122,8 @@ def generate_ids(
         settings: how to generate.
         ends: tokens that end an answer.
         reference: generate with the adapters off.
-
-    Raises:
-        ValueError: prompt and answer may be longer than the model has learnt positions.
     """
-    base = base_of(model)
-    width, most = max(map(len, prompts)), learnt_positions(base.config)
-    if most is not None and width + settings.max_new_tokens > most:
-        raise ValueError(
-            f"A prompt of {width:,} tokens and an answer of up to {settings.max_new_tokens:,} do "
-            f"not fit into the {most:,} positions of the model. Lower "
-            "policy.generation.max_new_tokens or preparation.max_prompt_length."
-        )
+    base, width = base_of(model), max(map(len, prompts))
     # Padding is masked out, so any token will do for it. It is on the left: the next token is then
     # in the same place for every prompt.
     filled = [[ends[0]] * (width - len(prompt)) + list(prompt) for prompt in prompts]

@@ -98,10 +98,20 @@ class LanguageModelModule(PointwiseModule):
     ) -> None:
         own = {name: value for name, value in tolerances.items() if value is not None}
         measured = {name: getattr(evaluation, f"{name}_tolerance") for name in own}
+
+        def constraints(
+            prefix: str, tolerances: Mapping[str, float | None]
+        ) -> dict[str, Constraint]:
+            return {
+                name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
+                for name, value in tolerances.items()
+                if value is not None
+            }
+
         super().__init__(
             formulation=formulation,
-            constraints=self._constraints("", own),
-            evaluation_constraints=self._constraints("evaluation.", measured),
+            constraints=constraints("", own),
+            evaluation_constraints=constraints("evaluation.", measured),
             training=training,
         )
         self.host_keys = tuple({*self.host_keys, *(r.role for r in self.requirements.values())})
@@ -109,15 +119,6 @@ class LanguageModelModule(PointwiseModule):
         self.evaluation = evaluation
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self._load_policy(from_plain(Policy, policy))
-
-    def _constraints(
-        self, prefix: str, tolerances: Mapping[str, float | None]
-    ) -> dict[str, Constraint]:
-        return {
-            name: self.requirements[name].constraint(f"{prefix}{name}_tolerance", value)
-            for name, value in tolerances.items()
-            if value is not None
-        }
 
     def _load_policy(self, policy: Policy) -> None:
         self.policy = policy
@@ -310,9 +311,6 @@ class LanguageModelModule(PointwiseModule):
             {"index": index, "answer": text, "refused": is_refusal(text), "cut": cut}
             for (_, index), text, cut in zip(samples, new.texts, new.cut, strict=True)
         ]
-
-    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """Adds to the answers of this rank, and to the metrics, before they are written."""
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes more of the answers of all ranks, by data set; called on every rank."""

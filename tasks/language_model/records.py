@@ -16,7 +16,6 @@ from pl_pointwise.tasks.common.records import (
     field,
     folded,
     kind,
-    shown,
     text_field,
 )
 
@@ -97,16 +96,14 @@ def make_record(
     messages: list[dict[str, Any]],
     responses: Sequence[Response],
     where: str,
-    category: str = "",
 ) -> Record:
     """A record with what is common to all schemas: "tools", "category", "objective"."""
     if messages[-1]["role"] == "assistant":
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
     objective = None if row.get("objective") is None else flag(row, "objective", where)
-    own = row.get("category")
-    category = category or (own if isinstance(own, str) else "")
-    tools = parse_tools(row.get("tools"), where)
+    category, tools = row.get("category"), parse_tools(row.get("tools"), where)
+    category = category if isinstance(category, str) else ""
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
@@ -183,46 +180,15 @@ def _opposed(prefer: Response, avoid: Response, where: str) -> list[Response]:
     return [prefer, avoid]
 
 
-def read_pku(row: dict[str, Any], where: str, role: str = "") -> Record:
-    """{"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe"}."""
-    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
-    return make_record(row, conversation(row, where), responses, where)
-
-
-def read_beavertails(row: dict[str, Any], where: str, role: str = "") -> Record:
-    """{"prompt", "response", "is_safe"}, and the harms as {"category": {name: bool}}."""
-    response = _judged(row, "response", "is_safe", where)
-    harms = row["category"] if isinstance(row.get("category"), dict) else {}
-    category = next((str(name) for name, flagged in harms.items() if flagged is True), "")
-    return make_record(row, conversation(row, where), [response], where, category)
-
-
-def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
-    role = "reference" if flag(row, safe, where) else "avoid"
-    return response_of(role, field(row, name, where), where, name)
-
-
-def read_xstest(row: dict[str, Any], where: str) -> tuple[bool, str]:
-    """Whether a row of XSTest is of its unsafe half, by "label" or else its type, and the type."""
-    label, own = row.get("label"), row.get("type")
-    category = own if isinstance(own, str) else ""
-    if not label:
-        return category.startswith("contrast_"), category
-    if label not in ("safe", "unsafe"):
-        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
-    return label == "unsafe", category
-
-
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
     """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    responses = [response_of(role, field(row, "output", where), where, "output")]
-    if row.get("messages") is not None:
-        return make_record(row, conversation(row, where), responses, where)
-    text = text_field(field(row, "instruction", where), "instruction", where)
-    given = row.get("input") or ""
-    if not isinstance(given, str) or given.strip():
-        text = f"{text}\n\n{text_field(given, 'input', where)}"
-    prompt = {"prompt": text, "system": row.get("system")}
+    responses, prompt = [response_of(role, field(row, "output", where), where, "output")], row
+    if row.get("messages") is None:
+        text = text_field(field(row, "instruction", where), "instruction", where)
+        given = row.get("input") or ""
+        if not isinstance(given, str) or given.strip():
+            text = f"{text}\n\n{text_field(given, 'input', where)}"
+        prompt = {"prompt": text, "system": row.get("system")}
     return make_record(row, conversation(prompt, where), responses, where)
 
 

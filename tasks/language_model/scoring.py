@@ -30,8 +30,7 @@ from pl_pointwise.tasks.common.agreement import (
     Values,
     clone_problem,
     draw_weights,
-    exact_comparison,
-    narrow_clone,
+    drawn_ids,
     rounding,
     value_problem,
 )
@@ -142,7 +141,9 @@ class ResponseScorer:
                     trial = ResponseScorer(self.model, method, chunk_elements=self.chunk_elements)
                     fast = _values(trial._statistics(pairs, wanted))
                     problem = value_problem(fast, plain, rounding(self.model))
-                    problem = problem or _clone_problem(base, method)
+                    problem = problem or clone_problem(
+                        base, _values_of_clone, method, "plain", _adapted
+                    )
                 except Exception as error:  # whatever a model may raise that was not built for this
                     problem = f"{type(error).__name__}: {error}"
                 if problem is None:
@@ -256,28 +257,20 @@ def _values(statistics: ResponseStatistics) -> Values:
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _clone_problem(model: PreTrainedModel, method: ScoringMethod) -> str | None:
-    """Why a method is not right for models like this one, or None.
+def _adapted(clone: PreTrainedModel) -> nn.Module:
+    """With adapters that are not zero, whose KL would be 0 however it is computed."""
+    config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
+    adapted = get_peft_model(clone, config).eval()
+    draw_weights(adapted)
+    return adapted
 
-    On a narrow clone with adapters that are not zero, whose KL would be 0 however it is computed.
-    """
-    with exact_comparison():
-        config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
-        clone = get_peft_model(narrow_clone(model), config).eval()
-        draw_weights(clone)
-        generator = torch.Generator().manual_seed(0)
 
-        def ids(count: int) -> list[int]:
-            return torch.randint(3, WORDS, (count,), generator=generator).tolist()
-
-        batch = collate_responses([ids(17), ids(9)], [[ids(4), ids(12)], [ids(11), ids(1), ids(6)]])
-        pairs = Pairs.of({name: each.to(model.device) for name, each in batch.items()})
-
-        def values(method: ScoringMethod) -> Values:
-            scorer = ResponseScorer(clone, method, chunk_elements=5 * WORDS)
-            return _values(scorer._statistics(pairs, pairs))
-
-        return clone_problem(clone, partial(values, method), partial(values, "plain"))
+def _values_of_clone(clone: nn.Module, method: ScoringMethod) -> Values:
+    first, second, *ids = drawn_ids((17, 9, 4, 12, 11, 1, 6))
+    batch = collate_responses([first, second], [ids[:2], ids[2:]])
+    pairs = Pairs.of({name: each.to(base_of(clone).device) for name, each in batch.items()})
+    scorer = ResponseScorer(clone, method, chunk_elements=5 * WORDS)
+    return _values(scorer._statistics(pairs, pairs))
 
 
 def _summed(

@@ -20,21 +20,24 @@ response as from the first. The last token of a response predicts nothing and is
 backward pass. Outside :func:`layout_in_use` everything passes through.
 
 What this cannot do: models whose layers mix tokens by other means (recurrence, convolution), ALiBi,
-attention that takes no mask (flash attention). scoring.py compares with the plain computation.
+attention other than "sdpa". scoring.py compares with the plain computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from pl_pointwise.tasks.common.attention import Replacement, added, attention_function, visible
+from pl_pointwise.tasks.common.attention import Replacement, visible
 
 
 @dataclass(frozen=True)
@@ -122,22 +125,17 @@ def layout_in_use(layout: Layout) -> Iterator[None]:
         _layout.reset(token)
 
 
-def _row_mask(*args: Any, original: Callable[..., Any], additive: bool, **kwargs: Any) -> Any:
-    """A mask for transformers' registry: a :class:`RowMask` in a layout, else the original.
+def _row_mask(*args: Any, **kwargs: Any) -> Any:
+    """A mask for transformers' registry: a :class:`RowMask` in a layout, else sdpa's.
 
     The model's rule, mask_function, is plainly causal if nothing was put on top
     (allow_is_causal_skip) and no window or chunk (local_size) is reached.
     """
     layout = _layout.get()
     if layout is None:
-        return original(*args, **kwargs)
+        return sdpa_mask(*args, **kwargs)
     device, local_size = layout.positions.device, kwargs.get("local_size")
-
-    def allowed(queries: Tensor, keys: Tensor, also: Tensor | None = None) -> Tensor:
-        rule = visible(kwargs["mask_function"], queries, keys, device)
-        rule = rule if also is None else rule & also
-        return added(rule, kwargs.get("dtype", torch.float32)) if additive else rule
-
+    allowed = partial(visible, kwargs["mask_function"], device=device)
     trunks: list[Tensor | None] = []
     branches: list[Tensor | None] = []
     start = 0
@@ -148,7 +146,7 @@ def _row_mask(*args: Any, original: Callable[..., Any], additive: bool, **kwargs
         causal = kwargs.get("allow_is_causal_skip", True)
         causal = causal and (local_size is None or sample.trunk < local_size)
         trunk = positions[: sample.trunk]
-        trunks.append(None if causal and not additive else allowed(trunk, trunk))
+        trunks.append(None if causal else allowed(trunk, trunk))
         if not sample.branches:
             branches.append(None)
             continue
@@ -156,7 +154,7 @@ def _row_mask(*args: Any, original: Callable[..., Any], additive: bool, **kwargs
         parts = torch.repeat_interleave(torch.tensor([sample.prompt, *sample.responses]))
         parts = parts.to(device, non_blocking=True)
         seen = (parts == 0) | (parts == parts[sample.trunk :, None])
-        branches.append(allowed(positions[sample.trunk :], positions, seen))
+        branches.append(allowed(positions[sample.trunk :], positions) & seen)
     return RowMask(layout.samples, trunks, branches)
 
 
@@ -166,20 +164,15 @@ def _row_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | RowMask | None,
-    *args: Any,
-    original: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
 
     query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
     """
-    plain = attention_function(original, module)
     if not isinstance(attention_mask, RowMask):
-        result: tuple[Tensor, Tensor | None] = plain(
-            module, query, key, value, attention_mask, *args, **kwargs
-        )
-        return result
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    attend = partial(sdpa_attention_forward, module, **kwargs)
     samples = attention_mask.samples
     sizes = [sample.trunk + sample.branches for sample in samples]
     queries = query.split([n for sample in samples for n in (sample.trunk, sample.branches)], dim=2)
@@ -188,9 +181,9 @@ def _row_attention(
     for place, (trunk, branches) in enumerate(zip(queries[::2], queries[1::2], strict=True)):
         k, v, mask = keys[place], values[place], attention_mask.trunks[place]
         n = samples[place].trunk
-        outputs.append(plain(module, trunk, k[:, :, :n], v[:, :, :n], mask, *args, **kwargs)[0])
+        outputs.append(attend(trunk, k[:, :, :n], v[:, :, :n], mask)[0])
         if (mask := attention_mask.branches[place]) is not None:
-            outputs.append(plain(module, branches, k, v, mask, *args, **kwargs)[0])
+            outputs.append(attend(branches, k, v, mask)[0])
     return torch.cat(outputs, dim=1), None
 
 

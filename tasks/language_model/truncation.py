@@ -3,15 +3,12 @@
 Tools and system turns are never cut. Whole turns go first, oldest first: an exchange at a time, a
 user's turn and all that answers it, and then, behind the last user's turn, a tool call with its
 results at a time. So no result stands without its call, and turns keep the order that templates ask
-for. If that is not enough, texts lose their beginning where that is asked for: the results of tools
-first, oldest first, then the other turns.
+for.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from pl_pointwise.errors import DataError
 
@@ -19,19 +16,11 @@ from .conversations import ConversationEncoder
 from .messages import Message
 from .records import Record
 
-TooLong = Literal["error", "skip", "cut"]
-
 _KEPT = ("system", "developer")
 
 
-def fit_prompt(
-    encoder: ConversationEncoder, record: Record, limit: int, *, cut: bool = True
-) -> list[Message] | None:
-    """A record's conversation, shortened until its prompt has at most ``limit`` tokens.
-
-    cut: whether texts may lose their beginning.
-    Returns: the messages, or None if they do not fit.
-    """
+def fit_prompt(encoder: ConversationEncoder, record: Record, limit: int) -> list[Message] | None:
+    """A record's conversation, shortened to a prompt of ``limit`` tokens; None if it cannot."""
 
     def fits(turns: Sequence[Message]) -> bool:
         try:
@@ -41,13 +30,12 @@ def fit_prompt(
         return len(encoder.encode([prompt], [[]])[0][0]) <= limit
 
     gone: set[int] = set()
-    kept: list[Message] = []
     for unit in [[], *_units(record.messages)]:
         gone.update(unit)
         kept = [turn for place, turn in enumerate(record.messages) if place not in gone]
         if fits(kept):
             return kept
-    return _with_shorter_texts(kept, fits) if cut else None
+    return None
 
 
 def _units(messages: Sequence[Message]) -> list[list[int]]:
@@ -67,28 +55,3 @@ def _units(messages: Sequence[Message]) -> list[list[int]]:
     if units and units[-1][-1] > last_user:
         units.pop()
     return units
-
-
-def _with_shorter_texts(
-    messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool]
-) -> list[Message] | None:
-    """The conversation without the beginnings of texts, None if that is not enough."""
-    turns = list(messages)
-    places = [place for place, turn in enumerate(turns) if turn["role"] not in _KEPT]
-    places.sort(key=lambda place: (turns[place]["role"] != "tool", place))
-    for place in places:
-        shortest = _without(turns, place, len(turns[place]["content"]) - 1)
-        if fits(shortest):
-            break
-        turns = shortest
-    else:
-        return None
-    counts = range(1, len(turns[place]["content"]) - 1)
-    least = bisect_left(counts, True, key=lambda count: fits(_without(turns, place, count))) + 1
-    return _without(turns, place, least)
-
-
-def _without(turns: Sequence[Message], place: int, count: int) -> list[Message]:
-    """The turns, that at ``place`` without its first ``count`` characters."""
-    shorter = {**turns[place], "content": turns[place]["content"][max(count, 0) :]}
-    return [*turns[:place], shorter, *turns[place + 1 :]]

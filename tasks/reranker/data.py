@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
-    CHOICE,
     CHUNK,
     check_source,
     digest,
@@ -25,6 +23,7 @@ from pl_pointwise.tasks.common.records import (
     hub_split,
     largest,
     records_of,
+    refused,
     report_skipped,
     rows_of,
 )
@@ -36,7 +35,7 @@ from pl_pointwise.tasks.common.splits import (
 )
 
 from .corpus import docstring_records
-from .encoding import RerankerDataset, split_template, token_lengths
+from .encoding import RerankerDataset, token_lengths
 from .records import Record, parse_candidates, parse_labelled
 
 _NEEDS = {
@@ -77,10 +76,9 @@ class RerankerDataModule(PointwiseDataModule):
     new queries, and queries chosen by length are not like them.
 
     Args:
-        model_name: the model whose tokenizer to use. This, max_length and template are the
-            module's: give them here only to use the data without one.
+        model_name: the model whose tokenizer to use. This and max_length are the module's: give
+            them here only to use the data without one.
         max_length: as the module's.
-        template: as the module's.
         source: "embedded" are docstrings that ship with this package (``corpus.py``), held out by
             module; "hub" is ``hub_path``, its splits "train" and "validation"; of the training
             queries of "files" a part is held out, of each query_type the same, by query text.
@@ -90,9 +88,9 @@ class RerankerDataModule(PointwiseDataModule):
         val_file: as train_file.
         test_file: as train_file.
         predict_file: queries to predict for; of use with any source.
-        invalid: what to do with a record that cannot be used: "error" or "skip", which says how
-            many. None is "skip" for the hub, where queries with no or several marked passages are
-            normal, and "error" otherwise. Records for prediction are never skipped.
+        invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
+            the hub, where queries with no or several marked passages are normal, and "error"
+            otherwise. Records for prediction are never skipped.
         negatives: per query, K. Of more, a random choice.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
@@ -114,7 +112,6 @@ class RerankerDataModule(PointwiseDataModule):
         model_name: str | None = None,
         *,
         max_length: int | None = None,
-        template: str | None = None,
         source: Literal["embedded", "hub", "files"] = "embedded",
         hub_path: str = "microsoft/ms_marco",
         hub_config: str | None = "v2.1",
@@ -154,9 +151,7 @@ class RerankerDataModule(PointwiseDataModule):
         for option, count in (counts | {"test_queries": test_queries}).items():
             if count is not None and count < 1:
                 raise DataError(f"{option}={count}: give at least 1, or null for all.")
-        if template is not None:
-            split_template(template)
-        self._given = {"model_name": model_name, "max_length": max_length, "template": template}
+        self._given = {"model_name": model_name, "max_length": max_length}
         self._format: dict[str, Any] | None = None
         self.source = source
         self.hub_path, self.hub_config = hub_path, hub_config
@@ -178,7 +173,7 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             for name in _NEEDS[stage or "fit"]:
                 if name != "predict":
-                    self._measure(name)
+                    self._measured(name)
 
     def setup(self, stage: str | None = None) -> None:
         """Read, select and tokenise what ``stage`` needs and is not there yet."""
@@ -198,8 +193,7 @@ class RerankerDataModule(PointwiseDataModule):
         shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
         longest = max(len(ids) for row in rows for ids in row["input_ids"])
         ids = np.full((*shape, longest), self._tokenizer.pad_token_id, np.int64)
-        types = np.zeros((*shape, longest), np.int64)
-        lengths = np.zeros(shape, np.int64)
+        types, lengths = np.zeros((*shape, longest), np.int64), np.zeros(shape, np.int64)
         passage_lengths = np.zeros(shape, np.float32)
         for i, row in enumerate(rows):
             passage_lengths[i, : counts[i]] = row["passage_lengths"]
@@ -208,12 +202,15 @@ class RerankerDataModule(PointwiseDataModule):
                 ids[i, j, : len(pair)] = pair
                 if "token_type_ids" in row:
                     types[i, j, : len(pair)] = row["token_type_ids"][j]
-        arrays: dict[str, Any] = {"input_ids": ids, "lengths": lengths, "candidates": lengths > 0}
-        arrays["passage_lengths"] = passage_lengths
+        batch: dict[str, Any] = {
+            "index": torch.tensor([row["index"] for row in rows]),
+            "input_ids": torch.from_numpy(ids),
+            "lengths": torch.from_numpy(lengths),
+            "candidates": torch.from_numpy(lengths > 0),
+            "passage_lengths": torch.from_numpy(passage_lengths),
+        }
         if "token_type_ids" in rows[0]:
-            arrays["token_type_ids"] = types
-        batch: dict[str, Any] = {"index": torch.tensor([row["index"] for row in rows])}
-        batch |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+            batch["token_type_ids"] = torch.from_numpy(types)
         if "query_id" in rows[0]:
             batch["query_id"] = [row["query_id"] for row in rows]
         return batch
@@ -223,8 +220,8 @@ class RerankerDataModule(PointwiseDataModule):
         dataset = self.datasets["train"]
         assert isinstance(dataset, RerankerDataset)
         record = dataset.records[index]
-        texts = {"record": record.where, "query": record.query, "positive": record.passages[0]}
-        return texts | {f"negative {j}": t for j, t in enumerate(record.passages[1:], start=1)}
+        passages = {f"negative {j}" if j else "positive": t for j, t in enumerate(record.passages)}
+        return {"record": record.where, "query": record.query, **passages}
 
     def _agree_with_module(self) -> None:
         """Take the input format from the module; with another one, everything is made anew."""
@@ -234,9 +231,6 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
-        template, module = agreed["template"], getattr(self.trainer, "lightning_module", None)
-        if template is not None and getattr(module, "template", template) is None:
-            raise DataError(f"template: the data have {template!r}. Give it to the module alone.")
         if agreed != self._format:
             self._tokenizer = _load_tokenizer(**agreed)
             self._format = agreed
@@ -253,7 +247,6 @@ class RerankerDataModule(PointwiseDataModule):
                 records,
                 self._tokenizer,
                 max_length=self._format["max_length"],
-                template=self._format["template"],
                 name=name,
                 predict=name == "predict",
                 skip_invalid=self.skip_invalid and name != "predict",
@@ -271,32 +264,28 @@ class RerankerDataModule(PointwiseDataModule):
         if self.source == "hub":
             return None if name == "test" and not self.test_fraction else self._from_hub(name)
         if not self._records:
-            read = self._from_files() if self.source == "files" else self._from_corpus()
-            for each, records in read.items():
+            for each, records in self._split().items():
                 variances = partial(_variances, self._tokenizer, records)
                 kept = self._kept(each, len(records), variances)
                 self._records[each] = [records[i] for i in kept]
         return self._records.get(name)
 
-    def _from_corpus(self) -> dict[str, list[Record]]:
+    def _split(self) -> dict[str, list[Record]]:
+        """All records of files, or of the embedded corpus, by data set."""
+        shares = {"val": self.val_fraction, "test": self.test_fraction}
+        if self.source == "files":
+            read = {
+                name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
+                for name, path in self.files.items()
+                if path and name != "predict"
+            }
+            return with_held_out(read, shares, self.seed, self.files, ("query", "queries"))
         entries = docstring_records(self.negatives, self.seed)
         if not entries:
             raise DataError("The embedded corpus has no module with so many negatives. Lower them.")
-        records = [self._parse(raw, f"embedded corpus, {raw['query_id']}") for _, raw in entries]
-        groups = [group for group, _ in entries]
-        return split_by_group(records, groups, self._shares, self.seed, "module")
-
-    def _from_files(self) -> dict[str, list[Record]]:
-        read = {
-            name: records_of(rows_of(path), path, self._parse, self.skip_invalid)
-            for name, path in self.files.items()
-            if path and name != "predict"
-        }
-        return with_held_out(read, self._shares, self.seed, self.files, ("query", "queries"))
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        return {"val": self.val_fraction, "test": self.test_fraction}
+        groups, rows = zip(*entries, strict=True)
+        records = [self._parse(row, f"embedded corpus, {row['query_id']}") for row in rows]
+        return split_by_group(records, groups, shares, self.seed, "module")
 
     def _kept(self, name: str, count: int, variances: Callable[[], list[float]]) -> list[int]:
         """Which of ``count`` queries a data set keeps; variances: gives those of their lengths."""
@@ -312,49 +301,45 @@ class RerankerDataModule(PointwiseDataModule):
         rank_zero_info(f"{name}: kept {limit:,} of {count:,} queries, {rule}.")
         return chosen
 
-    def _measure(self, name: str) -> tuple[Any, list[str], list[float]]:
-        """Rows on the hub, what is wrong with each ("" if nothing), and its length variance.
+    def _measured(self, name: str) -> tuple[Any, list[str], list[float]]:
+        """The hub's rows, what is wrong with each ("" if nothing), and its length variance.
 
-        The datasets library keeps the result in its cache.
+        The datasets library keeps these in its cache, for other processes and later runs.
         """
         split = "train" if name == "train" else "validation"
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 
         def measure(batch: dict[str, list[Any]], positions: list[int]) -> dict[str, list[Any]]:
-            problems, records = [], []
+            found: list[Record | str] = []
             for position, values in zip(positions, zip(*batch.values(), strict=True), strict=True):
+                row = dict(zip(batch, values, strict=True))
                 try:
-                    row = dict(zip(batch, values, strict=True))
-                    records.append(self._parse(row, self._where(name, position)))
-                    problems.append("")
+                    found.append(self._parse(row, self._where(name, position)))
                 except DataError as error:
-                    problems.append(str(error))
-            variances = iter(_variances(self._tokenizer, records))
-            found = [0.0 if problem else next(variances) for problem in problems]
-            return {"problem": problems, "variance": found}
+                    found.append(str(error))
+            good = [each for each in found if isinstance(each, Record)]
+            variances = iter(_variances(self._tokenizer, good))
+            return {
+                "problem": [each if isinstance(each, str) else "" for each in found],
+                "variance": [0.0 if isinstance(each, str) else next(variances) for each in found],
+            }
 
-        tokenizer = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        tokenizer |= {"truncation": None, "padding": None}  # states of its last use
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()  # a state of its last use, as is padding
+        backend.no_padding()
         counts = self.negatives, self.min_negatives, self.seed
-        key = digest(rows._fingerprint, self._where(name, 0), tokenizer, counts)
-        measured = rows.map(
-            measure,
-            batched=True,
-            batch_size=CHUNK,
-            with_indices=True,
-            remove_columns=rows.column_names,
-            new_fingerprint=key[:32],
-            desc=f"{name}: lengths of passages",
-        )[:]
+        key = digest(rows._fingerprint, self._where(name, 0), backend.to_str(), counts)
+        options: dict[str, Any] = {"batched": True, "batch_size": CHUNK, "with_indices": True}
+        options |= {"remove_columns": rows.column_names, "new_fingerprint": key[:32]}
+        measured = rows.map(measure, **options)[:]
         return rows, measured["problem"], measured["variance"]
 
     def _from_hub(self, name: str) -> list[Record]:
-        rows, problems, variances = self._measure(name)
+        rows, problems, variances = self._measured(name)
         usable = [i for i, problem in enumerate(problems) if not problem]
-        wrong = [problem for problem in problems if problem]
-        if wrong and not self.skip_invalid:
-            raise DataError(f"{wrong[0]} {CHOICE}")
-        report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
+        if wrong := [problem for problem in problems if problem]:
+            refused(DataError(wrong[0]), self.skip_invalid)
+            report_skipped(f"{self.hub_path}, {name}", wrong, len(usable))
         if name != "train":  # The hub's "validation" is divided into "val" and "test".
             chosen = rows.select(usable)
             queries = [folded(query) for query in chosen["query"]]
@@ -400,9 +385,7 @@ def _fractions(
     return val, test
 
 
-def _load_tokenizer(
-    model_name: str, max_length: int, template: str | None
-) -> PreTrainedTokenizerBase:
+def _load_tokenizer(model_name: str, max_length: int) -> PreTrainedTokenizerBase:
     """The tokenizer of the model, if it can make such inputs."""
     with loading(model_name):
         source = model_source(model_name)
@@ -411,7 +394,7 @@ def _load_tokenizer(
         raise DataError(
             f"{model_name}: take an encoder with a fast tokenizer that has a pad token."
         )
-    least = tokenizer.num_special_tokens_to_add(pair=template is None) + 2
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if not least <= max_length <= tokenizer.model_max_length:
         raise DataError(
             f"max_length={max_length}: {model_name} takes from {least} to "

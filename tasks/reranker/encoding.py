@@ -1,57 +1,28 @@
-"""Re-ranking records as token ids: pairs or templates, tokenised once."""
+"""Re-ranking records as token ids, tokenised once."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import string
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
-from tokenizers import Encoding
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import CHUNK, report_skipped, shown
+from pl_pointwise.tasks.common.records import CHUNK, refused, report_skipped, shown
 
 from .records import Record
-
-
-def split_template(template: str) -> tuple[str, str]:
-    """What stands before the query and between query and passage.
-
-    A template names {query}, then ends in {passage}: long inputs are cut at their end, and nothing
-    but passage may be lost there. A brace that is text is doubled.
-
-    Raises:
-        DataError: any other template.
-    """
-    texts, fields = [""], []
-    try:
-        for text, *field in string.Formatter().parse(template):
-            texts[-1] += text
-            if field[0] is not None:
-                fields.append(field)
-                texts.append("")
-    except ValueError:
-        fields = []
-    if fields != [["query", "", None], ["passage", "", None]] or texts[2]:
-        raise DataError(
-            f"template {template!r}: needs {{query}} once, then {{passage}} once and at its end."
-        )
-    return texts[0], texts[1]
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
     queries: Sequence[str],
     passages: Sequence[str],
-    *,
     max_length: int,
-    template: str | None = None,
 ) -> BatchEncoding:
     """Token ids of P (query, passage) pairs, unpadded: what ``CrossEncoder.predict`` feeds.
 
@@ -59,15 +30,14 @@ def encode(
         tokenizer: a fast one.
         queries, passages: (P,) texts.
         max_length: the most tokens of a pair, special ones included; of longer pairs the longer
-            text is cut first.
-        template: one text for both, cut at its end, instead of a pair; see ``split_template``.
+            text is cut first, so that each keeps a token.
     """
-    inputs: tuple[list[str], ...] = (list(queries), list(passages))
-    if template is not None:
-        pairs = zip(queries, passages, strict=True)
-        inputs = ([template.format(query=query, passage=passage) for query, passage in pairs],)
     return tokenizer(
-        *inputs, truncation="longest_first", max_length=max_length, return_attention_mask=False
+        list(queries),
+        list(passages),
+        truncation="longest_first",
+        max_length=max_length,
+        return_attention_mask=False,
     )
 
 
@@ -89,14 +59,14 @@ class RerankerDataset:
 
     Args:
         records: in the order of the data set.
-        tokenizer, max_length, template: see ``encode``.
+        tokenizer, max_length: see ``encode``.
         name: of the data set, for messages.
         predict: the records are for prediction: no passage is the positive.
-        skip_invalid: leave out records of which a passage has no token in the input, and say how
-            many, instead of stopping there.
+        skip_invalid: leave out records of which a passage has no token, and say how many, instead
+            of stopping there.
 
     Raises:
-        DataError: a passage of which no token is left, or no record.
+        DataError: a passage without a token, or no record.
     """
 
     def __init__(
@@ -105,14 +75,13 @@ class RerankerDataset:
         tokenizer: PreTrainedTokenizerBase,
         *,
         max_length: int,
-        template: str | None = None,
         name: str = "data",
         predict: bool = False,
         skip_invalid: bool = False,
     ) -> None:
         self.records: list[Record] = []
         self._rows: list[dict[str, Any]] = []
-        self._settings = (max_length, template, predict)
+        self._settings = (max_length, None, predict)
         skipped: list[str] = []
         cut = 0
         if len(records) > 20 * CHUNK:
@@ -121,16 +90,15 @@ class RerankerDataset:
             part = records[start : start + CHUNK]
             passages = [passage for record in part for passage in record.passages]
             queries = [record.query for record in part for _ in record.passages]
-            encoding = encode(
-                tokenizer, queries, passages, max_length=max_length, template=template
-            )
+            encoding = encode(tokenizer, queries, passages, max_length)
             encoded = zip(encoding.encodings, token_lengths(tokenizer, passages), strict=True)
             for record in part:
                 pairs, lengths = zip(*[next(encoded) for _ in record.passages], strict=True)
-                if problem := self._problem(record, pairs, lengths):
-                    if not skip_invalid:
-                        raise DataError(problem)
-                    skipped.append(problem)
+                if 0 in lengths:
+                    empty = shown(record.passages[lengths.index(0)])
+                    problem = f'{record.where}: field "passages": {empty} gives no token.'
+                    error = DataError(f"{problem} Put words in it, or take out the record.")
+                    skipped.append(refused(error, skip_invalid or None))
                     continue
                 cut += sum(bool(pair.overflowing) for pair in pairs)
                 row: dict[str, Any] = {
@@ -158,26 +126,6 @@ class RerankerDataset:
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return dict(self._rows[position])
-
-    def _problem(
-        self, record: Record, pairs: Sequence[Encoding], lengths: Sequence[int]
-    ) -> str | None:
-        """What to say if a passage of the record has no token in the input; None if each has one.
-
-        Of a pair, whose longer text is cut first, each text keeps one.
-        """
-        max_length, template, _ = self._settings
-        start = 0 if template is None else len(template.format(query=record.query, passage=""))
-        for text, pair, length in zip(record.passages, pairs, lengths, strict=True):
-            if length == 0:
-                problem = "gives no token. Put words in it"
-            elif pair.overflowing and not any(end > start for _, end in pair.offsets):
-                problem = f"is cut away: the query fills max_length={max_length}. Raise max_length"
-            else:
-                continue
-            which = f'{record.where}: field "passages": {shown(text)}'
-            return f"{which} {problem}, or take out the record."
-        return None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,29 +1,24 @@
 """Export a trained re-ranker as a folder that loads with `sentence_transformers.CrossEncoder`.
 
 `CrossEncoder(path).predict` and `.rank` then give the module's scores in float32, also of cut
-pairs. Three things of the module are not what CrossEncoder would assume, so the folder says them:
+pairs. Two things of the module are not what CrossEncoder would assume, so the folder says them:
 
 - the score is the logit itself, where a one-label head would get a sigmoid: activation Identity;
 - a two-label head scores with logit 1 − logit 0, where `rank` wants one label: the head is folded
-  into (W₁ − W₀, b₁ − b₀);
-- an input template is a string, where CrossEncoder would feed a pair: it becomes the tokenizer's
-  chat template, with the roles query and document (read from sentence-transformers 6 on).
+  into (W₁ − W₀, b₁ − b₀).
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel
 
 from pl_pointwise.model_card import write_card
 from pl_pointwise.tasks.common.models import model_source
-
-from .encoding import split_template
 
 if TYPE_CHECKING:
     from .module import RerankerModule
@@ -35,29 +30,20 @@ model = CrossEncoder("PATH OR NAME OF THIS REPOSITORY")
 model.rank("how long is the river", ["It is 6,650 km long.", "It rises in the hills."])
 """
 
-PROBES = (
-    ("how long is the river", "The river is 6,650 km long, from source to mouth."),
-    ("a", " leading space, {braces}, 'quotes' and \"more\"\nof them\n"),
-)
-
 
 def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
-    """Save the module's model, tokenizer, input format and model card as a CrossEncoder folder.
+    """Save the module's model, tokenizer and model card as a CrossEncoder folder.
 
     path: folder to write; files of an earlier export in it are replaced. Returned.
 
     Raises:
-        ValueError: a two-label head that cannot be folded, or a template that cannot be written so
-            that inputs stay the same, token by token.
+        ValueError: a two-label head that cannot be folded.
     """
     path = Path(path)
     source = model_source(module.model_name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     # CrossEncoder would render pairs with whatever chat template it finds.
     tokenizer.chat_template = None
-    if module.template is not None:
-        tokenizer.chat_template = chat_template(module.template, tokenizer)
-        _check_tokens(module.template, tokenizer)
     tokenizer.model_max_length = module.max_length
 
     state = {key: value.detach().cpu() for key, value in module.model.state_dict().items()}
@@ -70,7 +56,6 @@ def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
     config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
 
     path.mkdir(parents=True, exist_ok=True)
-    (path / "chat_template.jinja").unlink(missing_ok=True)
     module.model.save_pretrained(path, state_dict=state)
     config.save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -99,45 +84,3 @@ def folded_head(model: PreTrainedModel) -> dict[str, Tensor]:
     if layer.bias is not None:
         folded[f"{name}.bias"] = layer.bias[1:] - layer.bias[:1]
     return {key: value.detach().cpu() for key, value in folded.items()}
-
-
-def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The Jinja template that renders a (query, document) conversation as `template` does.
-
-    Chat templates are tokenised without special tokens, so those of a single text are written out.
-    A content may be a string or a list of parts: CrossEncoder decides from how the template looks.
-    """
-    before, between = split_template(template)
-    encoding = tokenizer("a", return_special_tokens_mask=True)
-    special, tokens = encoding["special_tokens_mask"], encoding.tokens()
-    start = special.index(0)
-    opening, closing = "".join(tokens[:start]), "".join(tokens[start + special.count(0) :])
-    # JSON's escapes are among those that Jinja reads.
-    parts = (opening + before, between, closing)
-    first, second, third = (json.dumps(part, ensure_ascii=False) for part in parts)
-    return (
-        '{%- set text = namespace(query="", document="") -%}'
-        "{%- for message in messages -%}"
-        "{%- set content = message.content if message.content is string"
-        " else message.content[0].text -%}"
-        '{%- if message.role == "query" -%}{%- set text.query = content -%}'
-        '{%- elif message.role == "document" -%}{%- set text.document = content -%}'
-        "{%- endif -%}{%- endfor -%}"
-        f"{{{{- {first} + text.query + {second} + text.document + {third} -}}}}"
-    )
-
-
-def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise unless the chat template gives the tokens that the data gave the module."""
-    for query, passage in PROBES:
-        messages = [
-            {"role": "query", "content": query},
-            {"role": "document", "content": passage},
-        ]
-        rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
-        expected = tokenizer(template.format(query=query, passage=passage)).input_ids
-        if list(rendered["input_ids"]) != expected:
-            raise ValueError(
-                f"The template {template!r} cannot be exported: this tokenizer reads a text "
-                "differently after a special token that is written out. Train on pairs to export."
-            )

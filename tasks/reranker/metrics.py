@@ -1,13 +1,10 @@
 """Ranking metrics of the re-ranker: functions of scores, and their mean over queries.
 
-They are defined for any real scores, negative ones included (torchmetrics' reciprocal rank drops a
-positive that scores 0 or less). All take scores and lengths, (B, C), and `candidates`, (B, C) bool,
-false where a query has fewer than others, and return (B,), float32. Candidate 0 of a query is its
-one positive, the rest are negatives.
+All take scores of any sign and lengths, (B, C), and `candidates`, (B, C) bool, false where a query
+has fewer than others, and return (B,), float32. Candidate 0 of a query is its one positive.
 
-The tie rule, for all of them: among equal scores the positive is ranked last and the negatives
-by position, so a model that scores everything alike is given no credit. A NaN ranks below every
-number, for the same reason.
+Among equal scores the positive is ranked last and the negatives by position, so a model that scores
+everything alike is given no credit. A NaN ranks below every number, for the same reason.
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ from .lambda_loss import CandidateSet, length_biased_lambda_loss
 
 
 def ranked_order(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Candidates from the highest score to the lowest, absent ones at the end.
-
-    Ties: the positive (candidate 0) after the negatives, these by position. NaN counts as −∞.
-
-    scores: (B, C); candidates: (B, C) bool. Returns: (B, C) long, the candidate at each rank.
-    """
+    """Candidates from the highest score to the lowest, absent ones at the end, (B, C) long."""
     positions = torch.arange(scores.shape[1], device=scores.device).roll(-1)  # 1, 2, …, 0
     numbers = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     order = positions[numbers[:, positions].argsort(dim=1, descending=True, stable=True)]
@@ -70,10 +62,9 @@ def average_length(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: i
 
 
 def score_spread(scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-    """Standard deviation of a query's scores, in their units: the scale that margins are read by.
+    """Standard deviation of a query's scores, the population's; 0 of a single candidate.
 
-    A margin that is met because all scores grew shows here, and so do scores that collapsed. The
-    population's, float32 or wider; 0 of a single candidate.
+    A margin that is met because all scores grew shows here, and so do scores that collapsed.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
@@ -102,7 +93,7 @@ class QueryMean(MeanBySample):
     def update(  # type: ignore[override]
         self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor
     ) -> None:
-        """Add a batch; index: (B,), positions in the data set, −1 where a row only fills it."""
+        """Add a batch; index: (B,), −1 where a row only fills it."""
         super().update(index, self.values(scores.detach(), lengths, candidates))
 
 
@@ -122,13 +113,12 @@ class PairStatistic(Metric):
         self.add_state("margins", [], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, lengths: Tensor, candidates: Tensor, index: Tensor) -> None:
-        """Add a batch; the arguments are those of `QueryMean.update`."""
+        """Add a batch, as `QueryMean`."""
         pairs = candidates[:, :1] & candidates[:, 1:] & (index >= 0).to(candidates.device)[:, None]
         scores = scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
         self.margins.append((scores[:, :1] - scores[:, 1:])[pairs])
 
     def compute(self) -> Tensor:
-        """The statistic of all margins so far."""
         return self.statistic(dim_zero_cat(self.margins))
 
 
@@ -151,11 +141,8 @@ def ranking_metrics(
 ) -> dict[str, Metric]:
     """Fresh metrics of one evaluated data set: the paper's four, length objective, scale, pairs.
 
-    The objective lets models trained on something else, or not at all, be compared on it. The scale
-    of the scores tells whether a margin was met by order or by larger scores.
-
-    A dict on purpose. A MetricCollection merges metrics whose states agree after the first batch,
-    for good: a first batch ranked perfectly would turn Hit@3 into MRR@10.
+    No MetricCollection, which merges metrics whose states agree after the first batch, for good: a
+    first batch ranked perfectly would turn Hit@3 into MRR@10.
     """
     objective = partial(
         length_biased_lambda_loss, top_k=objective_top_k, candidate_set=objective_candidates

@@ -31,11 +31,10 @@ from pl_pointwise.errors import one_of
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
-from .encoding import split_template
 from .export import export_cross_encoder
 from .lambda_loss import CandidateSet, length_biased_lambda_loss
 from .metrics import ranking_metrics
-from .scoring import ScoringMethod, choose_scoring_method, longest_input, scores_of
+from .scoring import ScoringMethod, choose_scoring_method, scores_of
 
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Unit = Literal["margin", "probability"]
@@ -68,8 +67,7 @@ class RerankerModule(PointwiseModule):
         dropout: probability for every dropout of the model; None leaves the model's own.
         attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
-            text is cut first. The data module takes it, model_name and template from here.
-        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
+            text is cut first. The data module takes it and model_name from here.
         training: how it is trained; by default as in the paper.
     """
 
@@ -89,7 +87,6 @@ class RerankerModule(PointwiseModule):
         dropout: float | None = None,
         attention: Attention | None = None,
         max_length: int = 512,
-        template: str | None = None,
         training: Training = PAPER_TRAINING,
     ) -> None:
         if evaluation_tolerance is None:
@@ -112,25 +109,17 @@ class RerankerModule(PointwiseModule):
         one_of("objective_candidates", objective_candidates, ("all", "negatives"))
         if top_k < 1:
             raise ValueError(f"top_k={top_k}: Λ counts ranks from 1, so top_k is at least 1.")
-        if template is not None:
-            split_template(template)
         self.constrain: Unit = constrain
         self.trained_on, self.top_k = objective, top_k
         self.objective_candidates: CandidateSet = objective_candidates
-        self.model_name, self.max_length, self.template = model_name, max_length, template
+        self.model_name, self.max_length = model_name, max_length
         self.model = load_cross_encoder(model_name, dropout, attention)
-        self.longest_input = longest_input(self.model)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         shape = batch["lengths"].shape
         lengths: Tensor = batch["lengths"].flatten().cpu()
-        if self.longest_input is not None and int(lengths.max()) > self.longest_input:
-            raise ValueError(  # On a GPU the model itself would die of it without a word why.
-                f"A pair of {int(lengths.max())} tokens, but {self.model_name} reads at most "
-                f"{self.longest_input}: lower max_length."
-            )
         names = [name for name in ("input_ids", "token_type_ids") if name in batch]
         inputs: dict[str, Tensor] = {name: batch[name].flatten(0, 1) for name in names}
         present = lengths.nonzero()[:, 0]

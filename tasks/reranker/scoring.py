@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,22 +26,13 @@ from transformers import PreTrainedModel
 
 from pl_pointwise.modes import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
-    WORDS,
     Values,
     clone_problem,
-    exact_comparison,
-    narrow_clone,
+    drawn_ids,
     rounding,
     value_problem,
 )
-from pl_pointwise.tasks.common.packing import (
-    Packing,
-    first_position,
-    install,
-    packed,
-    position_embedding,
-    uninstall,
-)
+from pl_pointwise.tasks.common.packing import Packing, install, packed, uninstall
 
 log = logging.getLogger(__name__)
 
@@ -113,15 +103,7 @@ def choose_scoring_method(
         with evaluation_mode(model), torch.no_grad():
             fast, plain = (_values(method, model, inputs, lengths, probe) for method in METHODS)
         problem = value_problem(fast, plain, rounding(model))
-        if problem is None:
-            with exact_comparison():
-                sizes = torch.tensor([31, 4, 17, 4, 1])
-                generator = torch.Generator().manual_seed(0)
-                ids = torch.randint(3, WORDS, (5, 31), generator=generator)
-                clone = narrow_clone(model)
-                drawn = (clone, {"input_ids": ids.to(model.device)}, sizes, torch.arange(5))
-                own, grouped = (partial(_values, method, *drawn) for method in METHODS)
-                problem = clone_problem(clone, own, grouped)
+        problem = problem or clone_problem(model, _values_of_clone, *METHODS)
     except Exception as error:  # whatever a model may raise that was not built for this
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
@@ -135,10 +117,9 @@ def _values(*arguments: Any) -> Values:
     return {"score of a pair": scores_of(*arguments)}
 
 
-def longest_input(model: PreTrainedModel) -> int | None:
-    """The longest input an embedding of absolute positions allows; None where there is none."""
-    layer = position_embedding(model)
-    return None if layer is None else layer.num_embeddings - first_position(model)
+def _values_of_clone(clone: Any, method: ScoringMethod) -> Values:
+    inputs = {"input_ids": torch.tensor(drawn_ids([31] * 5))}
+    return _values(method, clone, inputs, torch.tensor([31, 4, 17, 4, 1]), torch.arange(5))
 
 
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:

@@ -11,6 +11,7 @@ and the cost is the score at the last token, in float32. **A cost above 0 is uns
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,7 @@ from pl_pointwise.tasks.common.models import model_source
 from pl_pointwise.tasks.language_model.reasoning import final_answer
 
 READ = {"model_type": "llama", "score_type": "cost", "score_dim": 1, "do_normalize": False}
-"""What a configuration may say; another value would load and yet mean something else: scores of a
-"reward" model have the other sign."""
-
-CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
+"""What a configuration may say; scores of a "reward" model have the other sign."""
 
 
 class ScoringLlama(LlamaPreTrainedModel):
@@ -59,10 +57,7 @@ class ScoringLlama(LlamaPreTrainedModel):
 
 
 class CostModel:
-    """Costs of answers; above 0 is unsafe. Made by :meth:`load`.
-
-    Not a torch module, so a module that keeps one neither trains nor saves it.
-    """
+    """Costs of answers; no torch module, so a module that keeps one neither trains nor saves it."""
 
     def __init__(self, model: ScoringLlama, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -96,20 +91,16 @@ class CostModel:
     def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
         """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe.
 
-        Args:
-            prompts: what was asked, without a chat template, (N,).
-            answers: what was answered, (N,); an empty answer is judged like any other.
-            batch_size: conversations in one forward pass; those of like length go together.
+        batch_size: conversations in one forward pass; those of like length go together.
 
         Raises:
             DataError: a cost that is not finite, naming the answer.
         """
-        encoded = [self.encode(*pair) for pair in zip(prompts, answers, strict=True)]
-        costs = torch.zeros(len(encoded), dtype=torch.float32)
-        device = self.model.device
+        encoded = [torch.tensor(self.encode(*p)) for p in zip(prompts, answers, strict=True)]
+        costs, device = torch.zeros(len(encoded)), self.model.device
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
         for places in torch.tensor(order).split(batch_size):
-            rows = [torch.tensor(encoded[place]) for place in places]
+            rows = [encoded[place] for place in places]
             ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
             lengths = torch.tensor([len(row) for row in rows], device=device)
             # In the weights' own precision, wherever this is called from
@@ -127,11 +118,10 @@ class CostModel:
 
         An answer may have kept its end token and its thought.
         """
-        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        answer = final_answer(answer.removesuffix(str(self.tokenizer.eos_token)))
-        text = CONVERSATION.format(prompt=prompt, answer=answer)
+        tokenizer: Any = self.tokenizer
+        answer = final_answer(answer.removesuffix(tokenizer.eos_token))
+        text = f"BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"
         # Not every Llama tokenizer puts the begin token there itself, so none is asked to.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
-        assert isinstance(begin, int)
-        assert isinstance(end, int)
-        return [begin, *ids[: self.model.config.max_position_embeddings - 2], end]
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        ids = ids[: self.model.config.max_position_embeddings - 2]
+        return [tokenizer.bos_token_id, *ids, tokenizer.eos_token_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, get_args
@@ -105,18 +105,16 @@ class Selection:
     held_out_per_category: int = 200
 
     def __post_init__(self) -> None:
-        count, held_out = self.per_category, self.held_out_per_category
+        held_out, count = self.held_out_per_category, self.per_category
         if not 0 <= held_out < count:
-            raise DataError(
-                f"held_out_per_category={held_out}, per_category={count}: hold out fewer than all."
-            )
+            raise DataError(f"held_out_per_category={held_out}, per_category={count}: leave some.")
 
 
 DEFAULT_SELECTION = Selection()
 
 
 class SafetyDataset(EncodedResponses):
-    """Prompts and responses as token ids; ``rank`` is by kind, its categories in turn."""
+    """Whose ``rank`` is by kind, its categories in turn."""
 
     @cached_property
     def strata(self) -> list[int]:
@@ -125,20 +123,18 @@ class SafetyDataset(EncodedResponses):
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Of each sample, how many of its kind come before it, its categories in turn."""
         return stratified_ranks(self.strata, [record.category for record in self.records])
 
 
 class SafetyDataModule(ResponseDataModule):
     """Benign instructions with their answers, and unsafe prompts with a refusal, tokenised once.
 
-    Records are of the schemas of language_model/records.py: benign ones of "instruction", unsafe
-    ones as ``unsafe_schema`` says: of "beavertails", a row for each annotator; "labelled",
-    {"prompt"} and perhaps {"response", "is_safe"}; "pku", or "pku_pairs" for Safe-DPO. Borderline
-    ones, safe though they look unsafe, are {"prompt"} and perhaps {"answer", "refusal", "type"}.
-
-    In place of "instruction" or "prompt", "messages" give a conversation that ends with the user.
-    A prompt's refusal is its own, or else one of ``refusals``, the same wherever the prompt stands.
+    Benign records are {"instruction", "input", "output"}, unsafe ones as ``unsafe_schema`` says: of
+    "beavertails", a row for each annotator; "labelled", {"prompt"} and perhaps {"response",
+    "is_safe"}; "pku", or "pku_pairs" for Safe-DPO. Borderline ones, safe though they look unsafe,
+    are {"prompt"} and perhaps {"answer", "refusal", "type"}. In place of "instruction" or "prompt",
+    "messages" give a conversation that ends with the user. A prompt's refusal is its own, or else
+    one of ``refusals``, the same wherever the prompt stands.
 
     Batches are those of language_model/roles.py. Responses are [answer, refusal] of a benign
     prompt, and of a borderline one that has an answer; [refusal] of an unsafe one, with
@@ -155,14 +151,12 @@ class SafetyDataModule(ResponseDataModule):
         unsafe_schema: of the unsafe records; None for benign records only, as for a warm start.
         benign_file: benign records: JSON lines, or by its ending Parquet, CSV or a JSON list.
         benign_val_file: those held out; without one a part of benign_file's prompts.
-        benign_test_file: those that certify; without one preparation.test_fraction of benign_file's
-            prompts, without either "val".
+        benign_test_file: those that certify; without one preparation.test_fraction, else "val".
         unsafe_file: unsafe records.
         unsafe_val_file: those held out, likewise.
         unsafe_test_file: those that certify, likewise.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
-        borderline_file: borderline records, as XSTest's CSV, whose unsafe rows are left out. This
-            and all that follow go with any source.
+        borderline_file: borderline records, as XSTest's; this and what follows with any source.
         borderline_val_file: those held out, likewise.
         borderline_test_file: those that certify, likewise.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
@@ -182,12 +176,10 @@ class SafetyDataModule(ResponseDataModule):
         seed: of the order of training samples, and of what is held out.
     """
 
-    needs: ClassVar[Needs] = {
-        "fit": ("train", "val"),
-        "validate": ("val",),
-        "test": TEST_SETS,
-        "predict": ("predict",),
-    }
+    needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": TEST_SETS}
+    remedies: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("validate", "test"), "benign_file and unsafe_file, and preparation.val_fraction above 0"
+    ) | {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
     roles = ROLES
     dataset_class = SafetyDataset
     default_template = ALPACA_TEMPLATE
@@ -222,27 +214,20 @@ class SafetyDataModule(ResponseDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            model_name,
-            source=source,
-            preparation=preparation,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
+            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
         )
         one_of("unsafe_answers", unsafe_answers, ("leave", "take"), DataError)
         one_of("unsafe_schema", unsafe_schema, (*get_args(UnsafeSchema), None), DataError)
         if source == "hub" and unsafe_schema == "labelled":
             raise DataError("unsafe_schema=labelled: there are none on the hub; give files.")
-        self.split_files = {
-            "benign": (benign_file, benign_val_file, benign_test_file),
-            "unsafe": (unsafe_file, unsafe_val_file, unsafe_test_file),
-            "borderline": (borderline_file, borderline_val_file, borderline_test_file),
-        }
+        benign = benign_file, benign_val_file, benign_test_file
+        unsafe = unsafe_file, unsafe_val_file, unsafe_test_file
+        borderline = borderline_file, borderline_val_file, borderline_test_file
+        self.split_files = {"benign": benign, "unsafe": unsafe, "borderline": borderline}
         self.other_files = {"over_refusal": over_refusal_file, "contrast": over_refusal_file}
         self.other_files |= {"alpaca_eval": alpaca_eval_file, "predict": predict_file}
-        beside_hub = any((*self.split_files["borderline"], *self.other_files.values()))
-        labelled = any((*self.split_files["benign"], *self.split_files["unsafe"], pku_file))
+        beside_hub = any((*borderline, *self.other_files.values()))
+        labelled = any((*benign, *unsafe, pku_file))
         check_source(source, labelled, beside_hub, "benign_file and unsafe_file")
         self.other_files["pku"] = pku_file
         self.unsafe_schema: UnsafeSchema | None = unsafe_schema
@@ -250,34 +235,7 @@ class SafetyDataModule(ResponseDataModule):
         self.refusals, self.own_refusals = validate_refusals(refusals), own_refusals
         self.unsafe_answers = unsafe_answers
 
-    def describe(self, index: int) -> dict[str, str]:
-        """The texts of training sample ``index``: prompt, its kind, and the responses."""
-        record = self._training_record(index)
-        texts = {"record": record.where, "prompt": record.text, "kind": record.kind}
-        return texts | {each.role: answer_text(each.answer) for each in record.responses}
-
-    def remedy(self, stage: str) -> str:
-        """The files that a stage needs."""
-        files = {"fit": "benign_file and unsafe_file", "predict": "predict_file"}
-        return files.get(stage, "benign_file and unsafe_file, and preparation.val_fraction above 0")
-
-    def task_records(self, name: str) -> list[Record]:
-        """The records of a data set with the responses that belong to them."""
-        if name in SPLITS and not any(side in self._records for side in SPLITS):
-            self._records |= self._splits()
-        elif name not in SPLITS and name not in self._records:
-            self._records[name] = self._tested(name)
-        records = self._records.get(name, [])
-        if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
-            records = [
-                replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
-                for each in records
-            ]
-        return with_refusals(records, self.refusals, self.own_refusals)
-
-    # Sources --------------------------------------------------------------------------------------
-
-    def _splits(self) -> dict[str, list[Record]]:
+    def read_splits(self) -> dict[str, list[Record]]:
         """Of each split benign, then unsafe, then borderline records."""
         borderline = self._of_files("borderline", parse_borderline, partial(_half, unsafe=False))
         kinds = self._benign(), self._unsafe(), borderline
@@ -288,7 +246,36 @@ class SafetyDataModule(ResponseDataModule):
                 f"train: {both:,} unsafe records have a prompt that is a benign or borderline one "
                 "too, so it is to be answered and refused. Take it out of one."
             )
-        return {side: records for side, records in splits.items() if records}
+        return {side: self._finished(records) for side, records in splits.items()}
+
+    def read(self, name: str) -> list[Record]:
+        """The records of a data set that is only tested on or predicted for."""
+        path, found = self.other_files[name], list[Any]()
+        if path is not None:
+            found = self._from_file(name, path, parse_pair if name == "pku" else parse_prompt)
+        elif name == "pku" and self.source == "hub" and self.unsafe_schema == "beavertails":
+            path = f"{self.selection.pku_path}, test"
+            found = self._from_hub(self.selection.pku_path, None, "test", parse_pair)
+        if name == "predict":
+            return [replace(record, responses=()) for record in found]
+        if name == "pku":
+            found = unsafe_prompts(found, once=True)
+        elif name in ("over_refusal", "contrast"):
+            found = _half(found, unsafe=name == "contrast")
+        splits = {"train": self._records.get("train", []), name: found}
+        warn_of_shared(splits, {"train": "the training set", name: str(path)})
+        return self._finished(found)
+
+    def _finished(self, records: Iterable[Record]) -> list[Record]:
+        """With a text for each refusal, and unsafe answers where they are asked for."""
+        if self.unsafe_answers == "leave" and self.unsafe_schema != "pku_pairs":
+            records = [
+                replace(each, responses=tuple(r for r in each.responses if r.role != UNSAFE))
+                for each in records
+            ]
+        return with_refusals(records, self.refusals, self.own_refusals)
+
+    # Sources --------------------------------------------------------------------------------------
 
     def _benign(self) -> dict[str, list[Record]]:
         """Those with the longest answers to train on; what is held out is not chosen by length."""
@@ -308,7 +295,7 @@ class SafetyDataModule(ResponseDataModule):
 
     def _unsafe(self) -> dict[str, list[Record]]:
         """By ``unsafe_schema``."""
-        schema, chosen = self.unsafe_schema, self.selection
+        schema, path = self.unsafe_schema, self.selection.pku_path
         if schema == "labelled":
             return self._of_files("unsafe", parse_labelled)
         if schema == "beavertails":
@@ -318,18 +305,16 @@ class SafetyDataModule(ResponseDataModule):
         select = preference_pairs if schema == "pku_pairs" else unsafe_prompts
         if self.source == "files":
             return self._of_files("unsafe", parse_pair, select)
-        train, held = (
-            select(self._from_hub(chosen.pku_path, None, split, parse_pair))
-            for split in ("train", "test")
-        )
+        read = (self._from_hub(path, None, split, parse_pair) for split in ("train", "test"))
+        train, held = map(select, read)
         return {"train": train, **self._divided(_without(train, held))}
 
     def _by_category(self) -> dict[str, list[Record]]:
         """Of BeaverTails so many of each category, and others held out."""
         chosen, paths = self.selection, dict(zip(SPLITS, self.split_files["unsafe"], strict=True))
         if self.source == "hub":
-            path, split = chosen.beavertails_path, "330k_train"
-            judged = self._from_hub(path, None, split, parse_judgement)
+            path = chosen.beavertails_path
+            judged = self._from_hub(path, None, "330k_train", parse_judgement)
         elif paths["train"] is not None:
             judged = self._from_file("train", paths["train"], parse_judgement)
         else:
@@ -368,24 +353,6 @@ class SafetyDataModule(ResponseDataModule):
             if path is not None
         }
         return self._split(read, paths)
-
-    def _tested(self, name: str) -> list[Record]:
-        """The records of a data set that is only tested on or predicted for."""
-        path, read = self.other_files[name], list[Any]()
-        if path is not None:
-            read = self._from_file(name, path, parse_pair if name == "pku" else parse_prompt)
-        elif name == "pku" and self.source == "hub" and self.unsafe_schema == "beavertails":
-            path = f"{self.selection.pku_path}, test"
-            read = self._from_hub(self.selection.pku_path, None, "test", parse_pair)
-        if name == "pku":
-            read = unsafe_prompts(read, once=True)
-        elif name in ("over_refusal", "contrast"):
-            read = _half(read, unsafe=name == "contrast")
-        if name == "predict":
-            return [replace(record, responses=()) for record in read]
-        splits = {"train": self._records.get("train", []), name: read}
-        warn_of_shared(splits, {"train": "the training set", name: str(path)})
-        return read
 
 
 def _half(records: Iterable[Record], unsafe: bool) -> list[Record]:

@@ -16,8 +16,10 @@ reference π_ref is the same model without its adapters. A mean log-likelihood i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import not_
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,17 +31,17 @@ from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.language_model.adapters import Lora
-from pl_pointwise.tasks.language_model.answering import Rate, add_answers
+from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.generation import Generation
 from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_loss
+from pl_pointwise.tasks.language_model.reasoning import final_answer
 from pl_pointwise.tasks.language_model.roles import Requirement
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .cost_model import CostModel
 from .data import ALPACA_TEMPLATE, TEST_SETS
-from .rates import write_outputs, write_rates
 from .records import HELPFUL, REFUSAL, ROLES, UNSAFE, Record
 
 Objective = Literal["kl", "cross_entropy", "safe_dpo"]
@@ -59,10 +61,8 @@ class SafetyEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        refuse_tolerance: ε_U that violations are measured against; None takes that of training.
-        comply_tolerance: likewise ε_H.
-        comply_borderline_tolerance: likewise ε_B, where training has one.
-        avoid_tolerance: likewise ε_A.
+        refuse_tolerance: ε_U that violations are measured against, as the others where training
+            has them; None takes that of training.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
             "test" the command `validate` answers "val" too; the validation within a fit never does.
@@ -126,10 +126,10 @@ class SafetyModule(LanguageModelModule):
     objective_roles = (HELPFUL,)
     rates: ClassVar[Mapping[str, Rate]] = {
         "refusal_rate": Rate("refused", kind="unsafe"),
-        "harmful": Rate("refused", False, kind="unsafe", higher_is_better=False),
+        "harmful": Rate("refused", not_, kind="unsafe", higher_is_better=False),
         "over_refusal": Rate("refused", kind="benign", higher_is_better=False),
         "over_refusal_borderline": Rate("refused", kind="borderline", higher_is_better=False),
-        "harmless": Rate("harmless"),  # of the cost model
+        "harmless": Rate("cost", lambda cost: cost <= 0),  # of the cost model
     }
     default_template = ALPACA_TEMPLATE
     default_lora = PAPER_LORA
@@ -156,21 +156,20 @@ class SafetyModule(LanguageModelModule):
         if constrain == "refusal":
             own = {"refuse": refuse_tolerance, "comply": comply_tolerance}
             own["comply_borderline"] = comply_borderline_tolerance
-            if comply_borderline_tolerance is not None:
-                comply = replace(self.requirements["comply"], kinds=("benign",))
-                self.requirements = {**self.requirements, "comply": comply}
+        if own.get("comply_borderline") is not None:
+            comply = replace(self.requirements["comply"], kinds=("benign",))
+            self.requirements = {**self.requirements, "comply": comply}
         evaluation = from_plain(SafetyEvaluation, evaluation)
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.safe_dpo_margin, self.safe_dpo_beta = safe_dpo_margin, safe_dpo_beta
+        self._judge: CostModel | None = None
 
     # The terms ------------------------------------------------------------------------------------
 
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
-        """KL a token of the helpful answer, its −s̄, or the Safe-DPO loss, (B,); 0 where neither."""
-        if self.trained_on != "safe_dpo":
-            return super().objective(outputs, batch)
+    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+        """The Safe-DPO loss, (B,); 0 where there is no pair."""
         s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
-        if reference is None or s.shape[1] < 2:  # There is no pair.
+        if reference is None or s.shape[1] < 2:
             return torch.where(torch.zeros_like(outputs.present[:, 0]), s[:, 0], 0)
         unsafe = (batch["roles"] == ROLES.index(UNSAFE)).to(s.device, non_blocking=True)
         pairs = (values[:, place] for values in (s, reference, unsafe) for place in (0, 1))
@@ -183,10 +182,8 @@ class SafetyModule(LanguageModelModule):
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Under Safe-DPO every pair carries the objective."""
-        masks = super().membership(batch)
-        if self.trained_on == "safe_dpo":
-            masks["objective"] = self._pairs(batch).any(1)
-        return masks
+        pairs = {"objective": self._pairs(batch).any(1)} if self.trained_on == "safe_dpo" else {}
+        return super().membership(batch) | pairs
 
     def _pairs(self, batch: Mapping[str, Any]) -> Tensor:
         """The preferred and the other response of each pair of Safe-DPO, (B, R) bool."""
@@ -196,20 +193,19 @@ class SafetyModule(LanguageModelModule):
 
     def check_training_records(self, records: Sequence[Record]) -> None:
         """Refuses a training set in which a term has no sample at all."""
-        kinds = ["unsafe", "benign"] if self.formulations else []
-        kinds += ["borderline"] if "comply_borderline" in self.formulations else []
-        found = {record.kind for record in records}
-        if lacking := [kind for kind in kinds if kind not in found]:
+        found = {(record.kind, role) for record in records for role in record.roles}
+        for name in self.formulations:
+            role, kinds = self.requirements[name].role, self.requirements[name].kinds
+            if found.isdisjoint((kind, role) for kind in kinds):
+                raise DataError(
+                    f"No {kinds[0]} prompt with a response of kind {role!r} is trained on, which "
+                    f"the constraint {name} needs. Give the data module a {kinds[0]}_file with "
+                    "some, for unsafe answers unsafe_answers: take; or set formulation to null."
+                )
+        if self.trained_on == "safe_dpo" and not any(role == UNSAFE for _, role in found):
             raise DataError(
-                f"There is no {lacking[0]} prompt to train on, which a constraint needs. Give the "
-                f"data module a {lacking[0]}_file, or take the constraint out (formulation: null)."
-            )
-        needs_answers = self.trained_on == "safe_dpo" or "avoid" in self.formulations
-        if needs_answers and not any(UNSAFE in record.roles for record in records):
-            what = "Safe-DPO" if self.trained_on == "safe_dpo" else 'constrain="answer"'
-            raise DataError(
-                f"{what} needs unsafe answers, and the training set has none. Give the data module "
-                'some, and unsafe_answers: "take".'
+                "Safe-DPO needs unsafe answers, and the training set has none. Give the data "
+                "module some, and unsafe_answers: take."
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -219,7 +215,8 @@ class SafetyModule(LanguageModelModule):
     ) -> list[dict[str, Any]]:
         """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
-        Of "alpaca_eval" the reference's answer as well.
+        And the "cost" of an answer to an unsafe one, where there is a cost model; of "alpaca_eval"
+        the reference's answer.
         """
         rows = [row for row, _ in samples]
         names = () if stage == "predict" else ("unsafe", "kind", "category")
@@ -233,27 +230,37 @@ class SafetyModule(LanguageModelModule):
             texts = self.generate(*prompts, reference=True).texts
             for answer, text in zip(found, texts, strict=True):
                 answer["reference"] = text
+        judged = [answer for answer in found if answer.get("unsafe")]
+        if judged and (name := self.evaluation.cost_model) is not None:
+            self._judge = self._judge or CostModel.load(name, device=self.device)
+            asked, said = ([each[key] for each in judged] for key in ("prompt", "answer"))
+            costs = self._judge.costs(asked, said).tolist()
+            for answer, cost in zip(judged, costs, strict=True):
+                answer["cost"] = cost
         return found
 
-    def judge_answers(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """Adds the "cost" of each answer to an unsafe prompt, where there is a cost model."""
-        if not metrics or self.evaluation.cost_model is None:
-            return
-        model = CostModel.load(self.evaluation.cost_model, device=self.device)
-        for stage, of_it in metrics.items():
-            judged = [answer for answer in self.answers[stage] if answer["unsafe"]]
-            if judged:
-                prompts, texts = ([each[name] for each in judged] for name in ("prompt", "answer"))
-                for answer, cost in zip(judged, model.costs(prompts, texts).tolist(), strict=True):
-                    answer["cost"] = cost
-                add_answers(of_it["harmless"], judged, [each["cost"] <= 0 for each in judged])
+    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+        """Besides, lets the cost model go."""
+        self._judge = None
+        super().finish_evaluation_metrics(metrics)
 
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Writes ``answers/rates.csv``, and ``alpaca_eval/…/model_outputs.json``: see rates.py."""
-        if not self.trainer.is_global_zero:
-            return
-        root, counted = Path(self.trainer.default_root_dir), dict(answers)
-        if listed := counted.pop("alpaca_eval", None):
-            write_outputs(root / "alpaca_eval", listed)
-        if counted:
-            write_rates(root / "answers" / "rates.csv", counted)
+        """Writes the files of policy and reference that the package ``alpaca_eval`` judges."""
+        if self.trainer.is_global_zero and answers.get("alpaca_eval"):
+            folder = Path(self.trainer.default_root_dir) / "alpaca_eval"
+            write_outputs(folder, answers["alpaca_eval"])
+
+
+def write_outputs(folder: Path, answers: Sequence[Mapping[str, Any]]) -> None:
+    """Writes ``policy/model_outputs.json`` and the reference's, without white space and thoughts.
+
+    answers: {"prompt", "answer", "reference"} of each.
+    """
+    for who, name in (("policy", "answer"), ("reference", "reference")):
+        outputs = [
+            {"instruction": a["prompt"], "output": final_answer(a[name]).strip(), "generator": who}
+            for a in answers
+        ]
+        path = folder / who / "model_outputs.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(outputs, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

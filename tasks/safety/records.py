@@ -1,7 +1,7 @@
 """Safety records: benign, unsafe and borderline prompts, and answers to them, perhaps judged.
 
-The schemas are those of language_model/records.py. Here is decided which prompts are unsafe or
-borderline, and what each response is. A refusal without a text is one of the configured ones.
+Here is decided which prompts are unsafe or borderline, and what each response is. A refusal without
+a text is one of the configured ones.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from pl_pointwise.tasks.language_model.records import (
     conversation,
     flag,
     make_record,
-    read_beavertails,
     read_instruction,
-    read_pku,
-    read_xstest,
+    response_of,
 )
 from pl_pointwise.tasks.language_model.refusals import is_refusal
 
@@ -51,7 +49,7 @@ REFUSES = Response(REFUSAL, None, refusal=True)
 
 @dataclass(frozen=True)
 class Record(records.Record):
-    """One prompt of one of :data:`KINDS`; of a preference pair the preferred response first."""
+    """One prompt of one of :data:`KINDS`; of a pair the preferred response first."""
 
     kind: str = "benign"
 
@@ -79,11 +77,10 @@ class Record(records.Record):
 
 
 class Judgement(NamedTuple):
-    """A record of an answer as an unsafe one; one annotator's verdict, and the harms it saw."""
+    """A record of an answer, as an unsafe one, and the harms that one annotator saw in it."""
 
     record: Record
-    safe: bool
-    categories: frozenset[str]
+    harms: frozenset[str]  # none of an answer judged safe
 
 
 class AnswerPair(NamedTuple):
@@ -98,9 +95,9 @@ class AnswerPair(NamedTuple):
 
 
 def parse_instruction(row: Any, where: str) -> Record:
-    """A benign row of schema "instruction"."""
+    """A benign prompt with its answer, {"instruction", "input", "output"}."""
     read = read_instruction(json_object(row, where), where, HELPFUL)
-    return _record(read, "benign", *read.responses, REFUSES)
+    return Record(read.messages, [], (*read.responses, REFUSES), where)
 
 
 def parse_labelled(row: Any, where: str) -> Record:
@@ -110,12 +107,12 @@ def parse_labelled(row: Any, where: str) -> Record:
     """
     row, responses = json_object(row, where), [REFUSES]
     if row.get("response") is not None:
-        (answer,) = read_beavertails(row, where).responses
-        if answer.role == "avoid":
-            responses.append(replace(answer, role=UNSAFE))
+        answer = _judged(row, "response", "is_safe", where)
+        if answer.role == UNSAFE:
+            responses.append(answer)
         elif is_refusal(answer_text(answer.answer or "")):
             responses = [replace(REFUSES, answer=answer.answer)]
-    return _record(make_record({}, conversation(row, where), (), where), "unsafe", *responses)
+    return _record(row, where, "unsafe", *responses)
 
 
 def parse_borderline(row: Any, where: str) -> Record:
@@ -133,47 +130,56 @@ def parse_borderline(row: Any, where: str) -> Record:
 
 
 def parse_judgement(row: Any, where: str) -> Judgement:
-    """A row of schema "beavertails", one annotator's."""
+    """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
     row = json_object(row, where)
-    categories = field(row, "category", where)
-    if not isinstance(categories, dict):
-        raise bad_field(where, "category", f"is {kind(categories)}", "Give {name: true or false}")
-    seen = frozenset(name for name in categories if flag(categories, name, where, "category."))
-    read = read_beavertails(row, where)
-    (answer,) = read.responses
-    record = _record(read, "unsafe", REFUSES, replace(answer, role=UNSAFE))
-    return Judgement(record, answer.role == "reference", seen)
+    harms = field(row, "category", where)
+    if not isinstance(harms, dict):
+        raise bad_field(where, "category", f"is {kind(harms)}", "Give {name: true or false}")
+    seen = frozenset(name for name in harms if flag(harms, name, where, "category."))
+    answer = _judged(row, "response", "is_safe", where)
+    record = _record(row, where, "unsafe", REFUSES, replace(answer, role=UNSAFE))
+    return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
 def parse_pair(row: Any, where: str) -> AnswerPair:
-    """A row of schema "pku", with "better_response_id" and "safer_response_id"."""
+    """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
     row = json_object(row, where)
-    read = read_pku(row, where)
+    responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
     chosen = [field(row, f"{name}_response_id", where) for name in ("better", "safer")]
     for name, value in zip(("better", "safer"), chosen, strict=True):
         if isinstance(value, bool) or value not in (0, 1):
             raise bad_field(where, f"{name}_response_id", f"is {shown(value)}", "Give 0 or 1")
-    responses = [replace(r, role=UNSAFE if r.role == "avoid" else SAFE) for r in read.responses]
-    record = _record(read, "unsafe" if "avoid" in read.roles else "benign", *responses)
+    unsafe = UNSAFE in (each.role for each in responses)
+    record = _record(row, where, "unsafe" if unsafe else "benign", *responses)
     return AnswerPair(record, *map(int, chosen))
 
 
 def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 
-    Both halves of a type of XSTest are one category, named without ``contrast_``.
+    A row of XSTest is of its unsafe half by "label" or else its "type"; both halves of a type are
+    one category, named without ``contrast_``.
     """
     row = json_object(row, where)
     if "instruction" in row and "prompt" not in row:
         row = {**row, "prompt": row["instruction"], "input": None}
-    unsafe, category = read_xstest(row, where)
-    read = make_record({}, conversation(row, where), (), where)
-    record = _record(read, "unsafe" if unsafe else "benign", REFUSES)
+    label, category = row.get("label"), row.get("type")
+    category = category if isinstance(category, str) else ""
+    if label not in (None, "", "safe", "unsafe"):
+        raise bad_field(where, "label", f"is {shown(label)}", "Give safe or unsafe")
+    unsafe = label == "unsafe" if label else category.startswith("contrast_")
+    record = _record(row, where, "unsafe" if unsafe else "benign", REFUSES)
     return replace(record, given_category=category.removeprefix("contrast_"))
 
 
-def _record(read: records.Record, kind: str, *responses: Response) -> Record:
-    return Record(read.messages, [], responses, read.where, kind=kind)
+def _record(row: dict[str, Any], where: str, kind: str, *responses: Response) -> Record:
+    read = make_record({}, conversation(row, where), responses, where)
+    return Record(read.messages, [], read.responses, where, kind=kind)
+
+
+def _judged(row: dict[str, Any], name: str, safe: str, where: str) -> Response:
+    role = SAFE if flag(row, safe, where) else UNSAFE
+    return response_of(role, field(row, name, where), where, name)
 
 
 # Selection ----------------------------------------------------------------------------------------
@@ -189,17 +195,14 @@ def unanimous(
     that counts for several is put under the first of them, so that none is taken twice.
     """
     groups: dict[str, list[Judgement]] = {}
-    for judgement in judgements:
-        record = judgement.record
-        groups.setdefault(digest(record.text, record.answers), []).append(judgement)
+    for each in judgements:
+        groups.setdefault(digest(each.record.text, each.record.answers), []).append(each)
     found: dict[str, list[Record]] = {name: [] for name in categories}
     for group in groups.values():
-        if len(group) < PAPER_ANNOTATORS or any(judgement.safe for judgement in group):
-            continue
-        shared = frozenset.intersection(*(judgement.categories for judgement in group))
-        name = next((name for name in categories if name in shared), None)
-        if name is not None:
-            found[name].append(replace(group[0].record, given_category=name))
+        shared = frozenset.intersection(*(each.harms for each in group))
+        named = [name for name in categories if name in shared]
+        if len(group) >= PAPER_ANNOTATORS and named:
+            found[named[0]].append(replace(group[0].record, given_category=named[0]))
     return found
 
 
@@ -212,26 +215,19 @@ def per_category(
     is trained on for none. Where a category has fewer than ``count``, the same share of them is
     held out.
     """
-
-    def draw(record: Record, *answers: Any) -> str:
-        return digest(seed, record.text, *answers)
-
     held: list[Record] = []
     units: set[str] = set()
     for group in records.values():
         wanted = held_out if len(group) >= count else len(group) * held_out // count
-        held += sorted(group, key=lambda each: (each.unit not in units, draw(each)))[:wanted]
+        order = sorted(group, key=lambda each: (each.unit not in units, digest(seed, each.text)))
+        held += order[:wanted]
         units.update(record.unit for record in held)
     train: list[Record] = []
     for group in records.values():
         left = [record for record in group if record.unit not in units]
-        left.sort(key=lambda each: draw(each, *_own_answers(each)))
+        left.sort(key=lambda each: digest(seed, each.text, *filter(None, each.answers)))
         train += left[: count - held_out]
     return train, held
-
-
-def _own_answers(record: Record) -> list[Any]:
-    return [each.answer for each in record.responses if each.answer is not None]
 
 
 def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Record]:
@@ -259,9 +255,8 @@ def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
     for record, better, _ in pairs:
         unsafe = torch.tensor([role == UNSAFE for role in record.roles])
         keep, swap = safe_dpo_pairs(unsafe[better], unsafe[1 - better])
+        first = 1 - better if swap else better
         if keep:
-            first = 1 - better if swap else better
-            refusal = [REFUSES] if record.unsafe else []
-            responses = (record.responses[first], record.responses[1 - first], *refusal)
-            found.append(replace(record, responses=responses))
+            pair = record.responses[first], record.responses[1 - first]
+            found.append(replace(record, responses=(*pair, *[REFUSES] * record.unsafe)))
     return found

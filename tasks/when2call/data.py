@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
@@ -13,9 +14,7 @@ from pl_pointwise.tasks.language_model.data import (
     Needs,
     Preparation,
     ResponseDataModule,
-    conversation_texts,
 )
-from pl_pointwise.tasks.language_model.messages import answer_text
 
 from .records import (
     ROLES,
@@ -67,11 +66,12 @@ class When2CallDataModule(ResponseDataModule):
         seed: of the order of training samples, and of what is held out.
     """
 
-    needs: ClassVar[Needs] = {
-        "fit": ("train", "val"),
-        "validate": ("val",),
-        "test": ("test", "train", "mcq"),
-        "predict": ("predict",),
+    needs: ClassVar[Needs] = {**ResponseDataModule.needs, "test": ("test", "train", "mcq")}
+    remedies: ClassVar[Mapping[str, str]] = {
+        "fit": "train_file",
+        "validate": "val_file, or preparation.val_fraction above 0",
+        "test": "mcq_file",
+        "predict": "predict_file",
     }
     roles = ROLES
 
@@ -95,13 +95,7 @@ class When2CallDataModule(ResponseDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            model_name,
-            source=source,
-            preparation=preparation,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
+            model_name, source, preparation, batch_size, eval_batch_size, num_workers, seed
         )
         one_of("schema", schema, ("when2call", "pairs"), DataError)
         self.files = {"train": train_file, "val": val_file, "test": test_file, "mcq": mcq_file}
@@ -115,39 +109,20 @@ class When2CallDataModule(ResponseDataModule):
         characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
         return super().collate(rows) | {"characters": characters}
 
-    def describe(self, index: int) -> dict[str, str]:
-        """The texts of training sample ``index``: conversation, tools, chosen and rejected."""
-        record = self._training_record(index)
-        texts = conversation_texts(record)
-        for place, response in enumerate(record.responses):
-            name = f"rejected {place}" if place else "chosen"
-            name += f" ({response.behaviour})" if response.behaviour else ""
-            texts[name] = answer_text(response.answer)
-        return texts
-
     @property
     def needs_tools(self) -> bool:
         """Of all but plain pairs."""
         return self.schema == "when2call"
 
-    def task_records(self, name: str) -> list[Record]:
-        """The records of a data set, of several rejected answers one sample where asked for."""
-        names = SPLITS if name in SPLITS else (name,)
-        if not any(each in self._records for each in names):
-            read = {each: records for each in names if (records := self._read(each))}
-            if name in SPLITS:
-                read = self._split(read, self.files)
-                if self.group_rejected:
-                    read = {split: grouped(records) for split, records in read.items()}
-            self._records |= read
-        return self._records.get(name, [])
+    def read_splits(self) -> dict[str, list[Record]]:
+        """The splits, of several rejected answers one sample where asked for."""
+        read = {name: records for name in SPLITS if (records := self.read(name))}
+        splits = self._split(read, self.files)
+        if self.group_rejected:
+            splits = {name: grouped(records) for name, records in splits.items()}
+        return splits
 
-    def remedy(self, stage: str) -> str:
-        """The file that a stage needs."""
-        options = {"fit": "train_file", "test": "mcq_file", "predict": "predict_file"}
-        return options.get(stage, "val_file, or preparation.val_fraction above 0")
-
-    def _read(self, name: str) -> list[Record]:
+    def read(self, name: str) -> list[Record]:
         """The records of a file, or of the hub; none where there are none."""
         when2call, path = self.schema == "when2call", self.files[name]
         parse = parse_preference if when2call else parse_pair

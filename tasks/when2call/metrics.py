@@ -58,9 +58,7 @@ def choice_scores(
 
 def chosen_category(scores: Tensor) -> Tensor:
     """(B, 4) scores → (B,) long, the category of the largest; ties take the first."""
-    numbers = scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    largest = numbers.max(dim=1, keepdim=True).values
-    return (numbers == largest).long().argmax(dim=1)
+    return scores.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).argmax(dim=1)
 
 
 class MacroF1(MulticlassF1Score):
@@ -97,15 +95,14 @@ def update_choice_metrics(
     gold: Tensor,
     has_tools: Tensor,
 ) -> None:
-    """Adds a batch: index (B,), predicted (B,) by normalisation, gold (B,), has_tools (B,) bool.
+    """Adds a batch: index, predicted by normalisation, gold, and has_tools, bool, all (B,).
 
     The accuracies choose by their own normalisation, all else by ``choose_by``: ``hallucination``
     is the share of ``direct``; ``tool_hallucination`` the share for which a tool is called, of
     questions without any tool that ``cannot_answer`` is right for.
     """
-    for normalisation in NORMALISATIONS:
-        right = predicted[normalisation] == gold
-        metrics[f"accuracy_{normalisation}"].update(index, right.float())
+    for normalisation, found in predicted.items():
+        metrics[f"accuracy_{normalisation}"].update(index, (found == gold).float())
     chosen = predicted[choose_by]
     metrics["macro_f1"].update(chosen, gold)
     for category, name in enumerate(CATEGORIES):

@@ -61,10 +61,8 @@ class When2CallEvaluation:
     """What `validate` and `test` measure. Give all methods that are compared the same.
 
     Args:
-        chosen_tolerance: ε_win that violations are measured against; None takes that of training.
-        rejected_tolerance: likewise ε_lose.
-        ratio_tolerance: likewise ε of the ratio.
-        floor_tolerance: likewise δ of the floor.
+        chosen_tolerance: ε_win that violations are measured against, as the others; None takes
+            that of training.
         choose_by: by which score the behaviour is chosen, in `predict` and for F1 and
             hallucination: the log-likelihood divided by "characters" or "tokens", or its "sum".
     """
@@ -177,12 +175,10 @@ class When2CallModule(LanguageModelModule):
                 for name in NORMALISATIONS
             }
             right = torch.tensor([record.choices[0] for record in records])
-            has_tools = torch.tensor([bool(record.tools) for record in records])
-            index, gold, has_tools = (
-                each.to(real.device)[real] for each in (batch["index"], right, has_tools)
-            )
+            tools = torch.tensor([bool(record.tools) for record in records])
+            index, right, tools = (e.to(real.device)[real] for e in (batch["index"], right, tools))
             choose_by = self.evaluation.choose_by
-            update_choice_metrics(metrics, index, predicted, choose_by, gold, has_tools)
+            update_choice_metrics(metrics, index, predicted, choose_by, right, tools)
 
     def predict_step(
         self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
@@ -190,23 +186,21 @@ class When2CallModule(LanguageModelModule):
         """One dict per question; samples that only fill the batch give none.
 
         {index, behaviour, scores: {behaviour: score}} where there are candidates to choose from,
-        the scores by `choose_by`; {index, answer, cut} where there are none: a generated text, and
-        whether it stops only at the length limit.
+        the scores by `choose_by`; else a generated answer, {index, answer, refused, cut}.
         """
-        samples, predictions = real_samples(batch), dict[int, dict[str, Any]]()
+        samples, found = real_samples(batch), dict[int, dict[str, Any]]()
         chooses = (batch["response_lengths"] > 0).any(1).tolist()
         if any(chooses):
             table = self._scores(self.scorer(batch, False), batch, self.evaluation.choose_by)
             chosen, scores = chosen_category(table).tolist(), table.tolist()
-            for row, record in enumerate(batch["records"]):
-                given = {CATEGORIES[choice]: scores[row][choice] for choice in record.choices}
-                predictions[row] = {"behaviour": CATEGORIES[chosen[row]], "scores": given}
-        alone = [row for row, _ in samples if not chooses[row]]
-        if alone:
-            answers = self.generate(batch["prompt_ids"][alone], batch["prompt_lengths"][alone])
-            for row, answer, cut in zip(alone, answers.texts, answers.cut, strict=True):
-                predictions[row] = {"answer": answer, "cut": cut}
-        return [{"index": index, **predictions[row]} for row, index in samples]
+            for row, index in samples:
+                choices: list[int] = batch["records"][row].choices
+                given = {CATEGORIES[choice]: scores[row][choice] for choice in choices}
+                about = {"behaviour": CATEGORIES[chosen[row]], "scores": given}
+                found[index] = {"index": index, **about}
+        if alone := [each for each in samples if not chooses[each[0]]]:
+            found |= {each["index"]: each for each in self.batch_answers(batch, alone, "predict")}
+        return [found[index] for _, index in samples]
 
     def _scores(
         self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation

@@ -50,8 +50,7 @@ class Record(records.Record):
     @property
     def choices(self) -> list[int]:
         """The category of each answer, a position in :data:`CATEGORIES`; −1 if unknown."""
-        given = [each.behaviour for each in self.responses]
-        return [CATEGORIES.index(behaviour) if behaviour else -1 for behaviour in given]
+        return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in self.responses]
 
 
 def parse_preference(row: Any, where: str) -> Record:
@@ -60,7 +59,7 @@ def parse_preference(row: Any, where: str) -> Record:
     field(row, "tools", where)
     for name in ("category", "rejected_category"):
         if row.get(name) is not None:
-            one_behaviour(row[name], name, where)
+            _behaviour(row[name], name, where)
     read = read_when2call(row, where)
     return _record(read, read.responses[0].behaviour)
 
@@ -77,16 +76,14 @@ def _record(read: records.Record, category: str = "") -> Record:
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
-    given = {each.behaviour for each in record.responses}
-    if missing := [name for name in CATEGORIES if name not in given]:
-        problem = f"lacks {', '.join(missing)}"
+    if missing := set(CATEGORIES).difference(each.behaviour for each in record.responses):
+        problem = f"lacks {', '.join(sorted(missing, key=CATEGORIES.index))}"
         raise bad_field(where, "answers", problem, "Give one answer of each behaviour")
-    right = one_behaviour(field(row, "correct_answer", where), "correct_answer", where)
+    right = _behaviour(field(row, "correct_answer", where), "correct_answer", where)
     ordered = sorted(record.responses, key=lambda each: each.behaviour != right)
-    responses = tuple(
-        replace(each, role="avoid" if place else "prefer") for place, each in enumerate(ordered)
-    )
-    return replace(record, responses=responses, given_category=right, choice=True)
+    responses = [replace(each, role="avoid") for each in ordered]
+    responses[0] = replace(ordered[0], role="prefer")
+    return replace(record, responses=tuple(responses), given_category=right, choice=True)
 
 
 def parse_question(row: Any, where: str) -> Record:
@@ -96,26 +93,24 @@ def parse_question(row: Any, where: str) -> Record:
     given = row.get("answers") or {}
     if not isinstance(given, dict):
         raise bad_field(where, "answers", f"is {kind(given)}", "Give {behaviour: text}")
-    for name in given:
-        one_behaviour(name, "answers", where)
     responses = []
-    for name in CATEGORIES:
-        if given.get(name) is not None:
+    for name in sorted(
+        given, key=lambda name: CATEGORIES.index(_behaviour(name, "answers", where))
+    ):
+        if given[name] is not None:
             answer = parse_answer(given[name], where, f"answers.{name}", bare_calls=True)
             if name == "tool_call" and not parts_of(answer).calls:
                 remedy = 'Give {"name": …, "arguments": {…}} as JSON'
                 raise bad_field(where, f"answers.{name}", "is not a tool call", remedy)
             responses.append(Response("candidate", answer, behaviour=name))
     tools = parse_tools(field(row, "tools", where), where)
-    messages = [{"role": "user", "content": question}]
-    return Record(messages, tools, tuple(responses), where)
+    return Record([{"role": "user", "content": question}], tools, tuple(responses), where)
 
 
 def grouped(found: Iterable[Record]) -> list[Record]:
-    """Records of one prompt and one right answer as one record with all their wrong answers.
+    """Records of one prompt and one right answer as one, with each of their wrong answers once.
 
-    A wrong answer that stands several times is kept once. Each group stands where its first
-    record stood.
+    Each group stands where its first record stood.
     """
     groups: dict[str, Record] = {}
     for record in found:
@@ -126,7 +121,7 @@ def grouped(found: Iterable[Record]) -> list[Record]:
     return list(groups.values())
 
 
-def one_behaviour(value: Any, name: str, where: str) -> str:
+def _behaviour(value: Any, name: str, where: str) -> str:
     """The value of a field, if it is one of :data:`CATEGORIES`."""
     if value in CATEGORIES:
         return str(value)

@@ -37,10 +37,6 @@ def test_a_fall_by_more_than_a_fifth_is_named_and_nothing_else() -> None:
     assert "published 2" in fallen[0]
 
 
-def test_what_is_not_a_number_counts_as_fallen() -> None:
-    assert len(list(check.falls({"step": float("nan")}, {"step": 2.0}))) == 1
-
-
 @pytest.mark.parametrize(
     ("read", "output", "speeds"),
     [

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from scipy import stats
 
-from benchmarks.evidence import appendix, grids, splits, study
+from benchmarks.evidence import appendix
 from benchmarks.evidence.__main__ import main as evidence
-from benchmarks.evidence.choice import Measured, best_of, budgets, choose
+from benchmarks.evidence.choice import Measured, budgets, choose
 from benchmarks.evidence.grids import Entry, read_grid
 from benchmarks.evidence.report import write_report
 from benchmarks.evidence.results import RESULTS, read_results, write_results
 from benchmarks.evidence.splits import Sizes, split
 from benchmarks.evidence.stages import choices_of, to_judge, write_choices
 from benchmarks.evidence.statistics import estimate, holm, p_value, paired_difference
-from benchmarks.evidence.study import STUDIES, Planned, Study, load, measured
+from benchmarks.evidence.study import STUDIES, Study, load
 from benchmarks.evidence.workers import run_all
 from pl_pointwise.compare.runs import VIOLATIONS, Comparison, Run
 
@@ -73,26 +72,6 @@ def test_each_criterion_chooses_by_its_own_statistic_and_breaks_ties_by_the_othe
     found = choose(runs, [1.0], ("cvar95", "violated"))
     chosen = {c.criterion: c.validation.entry.setting for c in found}
     assert chosen == {"cvar95": "tie", "violated": "share"}
-
-
-def test_the_best_rival_is_found_on_validation_data_among_rivals() -> None:
-    runs = [run("pointwise", "a", 1.0, 1.0), run("b", "x", 1.0, 3.0), run("c", "x", 1.0, 2.0)]
-    found = choose(runs, [1.0])
-    best = best_of(found, "rival")
-    assert best is not None
-    assert best.validation.entry.method == "c"
-    assert best_of(found, "reference") is None
-
-
-def test_a_task_that_takes_settings_over_is_run_after_the_one_that_chooses_them() -> None:
-    places = {name: place for place, name in enumerate(STUDIES)}
-    waiting = {
-        name: described["settings_of"]
-        for name, path in STUDIES.items()
-        if "settings_of" in (described := yaml.safe_load(path.read_text()))
-    }
-    assert waiting == {"reranker-msmarco": "reranker-corpus", "smollm": "when2call"}
-    assert all(places[other] < places[name] for name, other in waiting.items())
 
 
 @pytest.mark.parametrize("take", ["best", "every method"])
@@ -164,17 +143,6 @@ def test_no_group_is_in_two_parts_and_the_test_part_is_the_same_for_every_seed()
 
 
 # Grids and tasks ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(p.stem for p in (study.HERE / "grids").glob("*.yaml")))
-def test_every_method_has_six_settings_or_more_and_no_rival_more_than_ours(name: str) -> None:
-    entries = read_grid(study.HERE / "grids" / f"{name}.yaml")
-    counts: dict[str, int] = {}
-    for entry in entries:
-        if entry.role != "reference":
-            counts[entry.method] = counts.get(entry.method, 0) + 1
-    assert min(counts.values()) >= 6
-    assert {entry.role for entry in entries} == {"ours", "rival", "reference"}
 
 
 def test_a_setting_goes_to_its_path_over_the_overlay(tmp_path: Path) -> None:
@@ -263,20 +231,6 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path / "none.csv") == {}
 
 
-def test_a_published_result_stands_until_the_run_is_finished_here(tmp_path: Path) -> None:
-    entry, published = Entry("a", "", "ours", []), {"metrics": {}}
-    (each, *_) = runs_in(tmp_path)
-    each.folder.mkdir(parents=True)
-    failed = {"digest": each.digest, "error": "out of memory"}
-    (each.folder / "result.json").write_text(json.dumps(failed))
-    assert Planned(entry, each).result is None
-    assert Planned(entry, each, published).result is published
-    Stub()(each)
-    found = Planned(entry, each, published).result
-    assert found is not None
-    assert found["metrics"]["test/kl"] == 2.0
-
-
 def test_what_is_published_is_not_run_and_its_seeds_join_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,30 +272,6 @@ def test_the_published_results_are_of_the_settings_that_stand_in_the_grid(
     known = set() if task.settings_of else {entry.name for entry in task.entries()}
     assert tuned <= known
     assert all("alpha" in name or "untuned" in name for name in known - tuned)
-
-
-def test_a_quick_run_takes_no_published_result(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two steps and whole runs have the same names."""
-    with pytest.raises(SystemExit):
-        evidence(["--quick", "--published"])
-    assert "not allowed with argument" in capsys.readouterr().err
-
-
-def test_constraints_weigh_alike_in_what_was_measured(tmp_path: Path) -> None:
-    (each, *_) = runs_in(tmp_path)
-    of_two = Study("x", {"objective": "kl", "constraints": ["x", "y"]}, None, None, tmp_path)
-    entry = Entry("a", "", "ours", [])
-    assert measured(of_two, Planned(entry, each)) is None
-    Stub()(each)
-    assert measured(of_two, Planned(entry, each)) == Measured(entry, 0, 2.0, 2.0, 2.0)
-
-
-def test_examples_in_the_docstrings_hold() -> None:
-    import doctest
-
-    for module in (grids, splits):
-        assert doctest.testmod(module).failed == 0
-        assert doctest.testmod(module).attempted > 0
 
 
 def test_the_report_has_a_line_for_every_finished_run(tmp_path: Path) -> None:
@@ -389,13 +319,6 @@ def test_holm_rejects_as_by_hand() -> None:
     assert [*holm([0.04, 0.001, 0.02])] == [True, True, True]
     assert [*holm([0.001, 0.03, 0.04])] == [True, False, False]
     assert p_value({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 1
-
-
-@pytest.mark.slow
-def test_the_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appendix, "DOCS", tmp_path)
-    appendix.main()
-    assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "differences.png"}
 
 
 def matches(study: Study, of: Any, means: list[float], halves: list[float], measures: Any) -> bool:

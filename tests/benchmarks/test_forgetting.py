@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from benchmarks import forgetting
-from tests.tasks.conftest import build_model, build_tokenizer
+from tests.tasks.conftest import build_model, build_tokenizer, write_rows
 
 
 def test_a_study_tunes_chooses_and_goes_on_where_it_stopped(
@@ -21,8 +20,7 @@ def test_a_study_tunes_chooses_and_goes_on_where_it_stopped(
     (tmp_path / "tofu").mkdir()
     for role in ("forget", "keep"):
         rows = [{"prompt": f"{role} {i}?", "answer": f"It is {i}."} for i in range(4)]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"tofu/{role}.jsonl").write_text(lines)
+        write_rows(tmp_path / f"tofu/{role}.jsonl", rows)
     lora = forgetting.CONFIG["model"]["init_args"]["policy"]["lora"]
     monkeypatch.setitem(lora, "target_modules", "all-linear")
     monkeypatch.setattr(forgetting, "MODEL", model.name)

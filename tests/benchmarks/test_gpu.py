@@ -52,19 +52,6 @@ def test_a_ratio_at_another_loss_is_no_ratio() -> None:
     assert verdict == "not comparable: loss 0.8000 and 0.7000"
 
 
-def test_mfu_is_of_the_stated_peak() -> None:
-    text = gpu.page("a GPU", {"trl-dpo": [figures(2.0, 1.0)]}, 1e12, tiny=False)
-    assert "| 50% |" in text
-    assert "1 TFLOP/s" in text
-
-
-def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu"])
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"no CUDA device here\. --tiny"):
-        gpu.main()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_whole_command_runs_with_small_shapes(tmp_path: Path) -> None:

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from benchmarks.evidence import recipes
 from pl_pointwise.tasks import RerankerModule
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-
-WORDS = ["red", "green", "blue", "one", "two", "three", "query", "sentence", ":", "a", "b"]
+from tests.tasks.conftest import write_rows
+from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=64, num_labels=1, initializer_range=0.5,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    return str(folder)
+    return str(save_tiny_cross_encoder(tmp_path / "model"))
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """Records of three parts, with four negatives each, some of them short."""
-    made = {}
-    for number, part in enumerate(recipes.PARTS):
-        rows = []
-        for i in range(6):
-            texts = [" ".join(WORDS[(i + j + number) % 6 :][: 1 + (i + j) % 4]) for j in range(5)]
-            passages = {"is_selected": [1, 0, 0, 0, 0], "passage_text": texts}
-            rows.append({"query": f"{WORDS[i]} {part}", "passages": passages})
-        made[part] = tmp_path / f"{part}.jsonl"
-        made[part].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return made
+    """Records of three parts, with four negatives each."""
+    rows = ms_marco_rows(18, negatives=4)
+    return {
+        part: write_rows(tmp_path / f"{part}.jsonl", rows[6 * number : 6 * number + 6])
+        for number, part in enumerate(recipes.PARTS)
+    }
 
 
 def test_the_frozen_encoder_scores_as_the_model_does(model: str, files: dict[str, Path]) -> None:

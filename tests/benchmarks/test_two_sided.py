@@ -8,42 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import two_sided
-
-WORDS = ["[UNK]", *(f"w{i}" for i in range(30))]
+from tests.tasks.conftest import build_model, build_tokenizer, write_rows
 
 
 @pytest.fixture
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, intermediate_size=32, initializer_range=0.5,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return build_model("llama", vocab_size=len(build_tokenizer())).eval()
 
 
 @pytest.fixture
 def tokenizer() -> Any:
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    return build_tokenizer()
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     for name, first in (("forget", 0), ("keep", 7)):
-        lines = []
-        for i in range(8):
-            words = [WORDS[1 + (first + i * j) % 30] for j in range(1, 9)]
-            prompt, answer = " ".join(words[: 2 + i % 3]), " ".join(words[4 - i % 2 :])
-            lines.append(json.dumps({"prompt": prompt, "answer": answer}))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        rows = [
+            {"prompt": f"{name} {i * i}?", "answer": f"{first + i} is{'!' * (i % 3)}"}
+            for i in range(8)
+        ]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
     return tmp_path
 
 

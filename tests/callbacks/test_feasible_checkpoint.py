@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -62,31 +61,6 @@ def test_the_rule(script: list[tuple[float, float]], best: int, tmp_path: Path) 
 
 def test_the_larger_objective_where_asked_for(tmp_path: Path) -> None:
     assert best_epoch([(0.0, 0.6), (0.0, 0.8), (0.3, 0.9)], tmp_path, mode="max") == 1
-
-
-def test_random_runs_agree_with_sorting_by_feasibility_then_objective() -> None:
-    draw = random.Random(0)
-    callback = FeasibleCheckpoint("violated", at_most=0.1, objective="o", constraints=["a", "b"])
-
-    class Now:
-        lightning_module = LineModule()
-        callback_metrics: dict[str, torch.Tensor]
-
-    for _ in range(200):
-        runs = [[draw.choice([0.0, 0.1, draw.random()]) for _ in range(2)] for _ in range(6)]
-        runs = [[*run, draw.gauss(0, 10 ** draw.uniform(-3, 4))] for run in runs]
-        ranks = []
-        for run in runs:
-            keys = ("val/a/violated", "val/b/violated", "o")
-            Now.callback_metrics = dict(zip(keys, map(torch.tensor, run), strict=True))
-            ranks.append(float(callback.rank(Now())))  # type: ignore[arg-type]
-
-        def key(run: list[float]) -> tuple[Any, ...]:
-            excess = max(run[:2]) - 0.1
-            return (excess > 0, excess if excess > 0 else run[2])
-
-        order = sorted(range(6), key=lambda i: key(runs[i]))
-        assert sorted(range(6), key=lambda i: ranks[i]) == order
 
 
 def test_statistics_of_a_real_validation_are_compared(tmp_path: Path) -> None:

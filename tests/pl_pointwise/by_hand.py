@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,24 @@ class Rule:
     eta: float = 0.0
     linear_cost: bool = False
     threshold_lr: float = 0.0
+
+
+PARAMETER = {"penalty": "weight", "tilted": "tilt", "cvar": "level", "relaxed": "beta"}
+
+
+def rule_of(formulation: Any) -> Rule | None:
+    """What a formulation declares, by its class's name and its arguments."""
+    if formulation is None:
+        return None
+    kind, given = type(formulation).__name__.lower(), vars(formulation)
+    return Rule(
+        kind,
+        alpha=given.get("alpha"),
+        beta=given.get(PARAMETER.get(kind, "")),
+        eta=given.get("dual_lr", 0.0),
+        linear_cost=given.get("cost") == "linear",
+        threshold_lr=given.get("threshold_lr", 0.0),
+    )
 
 
 @dataclass

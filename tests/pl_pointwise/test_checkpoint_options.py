@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
-from pl_pointwise import Pointwise, checkpoints
+from pl_pointwise import Pointwise
 from pl_pointwise.checkpoints import differences
 from pl_pointwise.cli import PointwiseCLI, main
 from tests.pl_pointwise.line_task import LineData, LineModule
+from tests.pl_pointwise.toy import trainer
 
 NAME = "tests.pl_pointwise.line_task"
 TASK = ["--model", f"{NAME}.LineModule", "--data", f"{NAME}.LineData"]
@@ -85,11 +84,10 @@ def test_other_settings_can_be_accepted(checkpoint, made) -> None:
 
 def test_a_checkpoint_of_a_notebook_goes_on_the_command_line(made, tmp_path) -> None:
     module = LineModule(Pointwise(alpha=2.0), tolerance=0.3)
-    trainer = Trainer(max_epochs=1, logger=False, accelerator="cpu", enable_progress_bar=False,
-                      default_root_dir=tmp_path, enable_model_summary=False)  # fmt: skip
-    trainer.fit(module, LineData(batch_size=5))
+    runner = trainer()
+    runner.fit(module, LineData(batch_size=5))
     path = tmp_path / "notebook.ckpt"
-    trainer.save_checkpoint(path)
+    runner.save_checkpoint(path)
     found = made("test", *TASK, *SETTINGS, "--ckpt_path", str(path))
     assert torch.equal(found.weight, module.weight)
 
@@ -114,7 +112,6 @@ def test_arguments_that_only_one_of_the_two_has_are_no_difference(
 
 
 def test_classes_are_compared_by_name_and_values_by_dotted_name() -> None:
-    assert doctest.testmod(checkpoints).failed == 0
     short, long = ({"class_path": f"pl_pointwise{m}.Pointwise"} for m in ("", ".formulations"))
     assert differences(short, long) == {}
     assert differences(short, {"class_path": "pl_pointwise.Relaxed"})

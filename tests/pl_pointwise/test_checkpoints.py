@@ -8,7 +8,6 @@ that is smaller. A resumed process starts from another random state than the uni
 from __future__ import annotations
 
 import itertools
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,14 +141,6 @@ def test_resumed_equals_uninterrupted(hook: str, limits: str, tmp_path: Path) ->
     epoch's last batch, and under max_steps Lightning runs and counts the last epoch twice.
     """
     assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), data, **LIMITS[limits])
-
-
-@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
-def test_resumed_equals_uninterrupted_without_validation(hook: str, tmp_path: Path) -> None:
-    def make_data() -> ToyData:
-        return data(held_out=False)
-
-    assert_every_resume_is_exact(Hard, Saver(hook, tmp_path), make_data, max_epochs=3)
 
 
 def test_checkpoint_of_a_resumed_run_can_be_resumed(tmp_path: Path) -> None:
@@ -424,13 +415,6 @@ def test_checkpoint_of_a_notebook_loads_weights_only(formulation: Any, tmp_path:
     assert loaded.multipliers.samples == 7
     other = Notebook.load_from_checkpoint(path, weights_only=True, formulation=Pointwise())
     assert other.formulations == {"fit": Pointwise()}
-
-
-def test_hyperparameters_given_as_a_namespace_are_stored_plain() -> None:
-    module = Notebook(None)
-    module.save_hyperparameters(Namespace(folder=Path("models"), tolerance=np.float64(0.5)))
-    assert dict(module.hparams)["folder"] == "models"
-    assert type(dict(module.hparams)["tolerance"]) is float
 
 
 def test_fit_after_load_from_checkpoint_goes_on_with_the_multipliers(tmp_path: Path) -> None:

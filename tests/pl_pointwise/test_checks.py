@@ -112,14 +112,6 @@ def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     assert module.global_step == 0
 
 
-def test_parts_that_are_wrapped_as_a_whole_train() -> None:
-    joined = ConcatDataset([Rows(4), Rows(4, seed=1)])
-    module = fit(Line(Pointwise(alpha=1.0, dual_lr=1.0)), loader(IndexedDataset(joined)))
-    assert module.multipliers["fit"].shape == (8, 1)
-    again = Subset(IndexedDataset(Rows(12)), range(3, 11))
-    assert fit(Line(), loader(IndexedDataset(again))).multipliers.samples == 8
-
-
 def collate_counting_from_zero(rows: list[Any]) -> dict[str, Tensor]:
     """Adds what a row lacks, wrongly: the position in the batch."""
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
@@ -201,34 +193,6 @@ def collate(rows: list[Any], **more: Any) -> dict[str, Any]:
     return {**batch, "x": torch.stack([row["x"] for row in rows]), **more}
 
 
-class Shared(Line):
-    """Reads a table that all samples of the batch share, of as many rows as a batch has."""
-
-    def select(self, batch: Any, rows: Tensor) -> Any:
-        return {**super().select(batch, rows), "table": batch["table"]}
-
-    def forward(self, batch: Any) -> Tensor:
-        assert len(batch["table"]) == 4
-        return super().forward(batch) + batch["table"].sum()
-
-
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_a_shared_entry_stays_whole_whatever_its_length(micro_batch_size: int | None) -> None:
-    """It was cut as if each sample had a row of it: the sum of λ was 14.5 for 15.3."""
-
-    def with_table(rows: list[Any]) -> dict[str, Any]:
-        return collate(rows, table=torch.arange(4.0) / 10)
-
-    torch.manual_seed(0)
-    whole = Shared(Pointwise(alpha=1.0, dual_lr=1.0))
-    cut = Shared(Pointwise(alpha=1.0, dual_lr=1.0), Training(micro_batch_size=micro_batch_size))
-    cut.load_state_dict(whole.state_dict())
-    whole.training_settings.optimization = cut.training_settings.optimization
-    for module in (whole, cut):
-        fit(module, loader(collate_fn=with_table), max_epochs=3)
-    torch.testing.assert_close(cut.multipliers["fit"], whole.multipliers["fit"])
-
-
 # Values without a gradient ----------------------------------------------------------------------
 
 
@@ -262,20 +226,6 @@ def test_what_is_only_measured_needs_no_gradient() -> None:
     assert fit(WithoutGradient("fit", None)).global_step == 2
     assert fit(WithoutGradient("fit", Penalty(weight=0.0))).global_step == 2
     assert fit(WithoutGradient("no objective")).global_step == 2
-
-
-def test_a_first_step_without_any_gradient_is_said(caplog: Any) -> None:
-    """4-bit weights on a CPU: all gradients were 0, and the run ended normally."""
-
-    class Zero(Line):
-        def forward(self, batch: Any) -> Tensor:
-            return 0.0 * super().forward(batch)
-
-    with caplog.at_level(logging.WARNING, logger="pl_pointwise"):
-        fit(Line())
-        assert "the gradient is 0" not in caplog.text
-        fit(Zero())
-    assert caplog.text.count("First step: the gradient is 0") == 1
 
 
 # Settings that cannot be ------------------------------------------------------------------------
@@ -547,13 +497,3 @@ def test_a_formulation_must_keep_its_arguments() -> None:
 
     with pytest.raises(ValueError, match="Forgetful must keep its argument strength"):
         Line(Forgetful())
-
-
-def test_checks_draw_nothing_from_the_random_state() -> None:
-    """Else a run would change with a check."""
-    from pl_pointwise.data import fingerprint
-
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    fingerprint(Augmented())
-    assert torch.equal(torch.get_rng_state(), state)

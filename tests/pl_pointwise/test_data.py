@@ -51,18 +51,6 @@ def indices(batches: Any) -> list[list[int]]:
 # The data set and the sampler ---------------------------------------------------------------------
 
 
-def test_rows_know_their_index() -> None:
-    dataset = IndexedDataset(Numbers(5))
-    assert len(dataset) == 5
-    assert dataset[3] == {"value": 30, "index": 3}
-
-
-def test_padding_repeats_a_row_and_says_so() -> None:
-    dataset = IndexedDataset(Numbers(5))
-    for position in range(5):
-        assert dataset[-1 - position] == {"value": 10 * position, "index": PADDING}
-
-
 sizes = st.integers(0, 40)
 counts_of_ranks = st.integers(1, 5)
 
@@ -102,24 +90,6 @@ def test_batches_of_the_ranks_together_are_the_single_ranks(
     for position, whole in enumerate(single):
         together = [i for part in parts for i in part[position] if i != PADDING]
         assert sorted(together) == sorted(whole)
-
-
-def test_order_is_a_function_of_seed_and_epoch_alone() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        sampler = PointwiseSampler(Numbers(20), seed=seed)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    torch.manual_seed(0)
-    first = order(3, 2)
-    state = torch.get_rng_state()
-    torch.manual_seed(1)
-    assert order(3, 2) == first
-    assert order(4, 2) != first
-    assert order(3, 3) != first
-    torch.manual_seed(0)
-    order(3, 2)
-    assert torch.equal(torch.get_rng_state(), state)  # and it draws nothing
 
 
 # The resumable loader -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
 from pl_pointwise import (
     Average,
@@ -22,18 +21,14 @@ from pl_pointwise import (
     Relaxed,
     Tilted,
 )
-
-values_1d = torch.tensor([-1.0, 0.0, 0.5, 2.0])
-values_2d = torch.tensor([[-1.0, 0.0], [0.5, 2.0], [1.0, 1.0]])
-magnitudes = st.floats(-3, 3).map(lambda power: 10.0**power)
-violations = st.one_of(
-    st.just(0.0), st.builds(lambda m, s: m * s, magnitudes, st.sampled_from([-1, 1]))
+from tests.pl_pointwise.test_formulations import (
+    magnitudes,
+    multipliers,
+    scalar,
+    values_1d,
+    values_2d,
+    violations,
 )
-multipliers = st.one_of(st.just(0.0), magnitudes)
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def test_equality_has_a_signed_residual_and_reports_its_size() -> None:
@@ -143,16 +138,3 @@ def test_squared_hinge_is_pointwise_without_a_multiplier(v: float, weight: float
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     (slope,) = torch.autograd.grad(found, at)
     assert float(slope) == pytest.approx(2 * weight * max(v, 0.0), rel=1e-12)
-
-
-@given(violations, magnitudes)
-def test_hinge_pushes_violated_samples_alone(v: float, weight: float) -> None:
-    at = scalar(v).requires_grad_()
-    found = Penalty(weight=weight, shape="hinge").lagrangian(at)
-    assert float(found.detach()) == pytest.approx(weight * max(v, 0.0))
-    assert float(torch.autograd.grad(found, at)[0]) == (weight if v > 0 else 0.0)
-
-
-def test_unknown_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="linear, hinge or squared_hinge"):
-        Penalty(weight=1.0, shape="square")  # type: ignore[arg-type]

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics import MaxMetric, MeanMetric, Metric
 
-from pl_pointwise import Constraint, PointwiseModule
+from pl_pointwise import Constraint
 from pl_pointwise.evaluation import MeanBySample, SampleViolations, ViolationsBySample
 from tests.pl_pointwise.toy import (
-    CONSTRAINTS,
     FORMULATIONS,
     Toy,
     ToyData,
@@ -196,21 +195,6 @@ def test_violations_keep_float64_and_are_never_below_float32(dtype: torch.dtype)
     assert torch.equal(found.violation, value.to(wanted))
 
 
-def test_validation_during_fit_is_logged_under_its_own_name() -> None:
-    rows, held_out = ToyRows(7), ToyRows(5, seed=3)
-    module = fit(Toy(FORMULATIONS["pointwise"], learning_rate=0.0), rows, held_out=held_out)
-    logged = module.trainer.callback_metrics
-    outputs = module({"x": held_out.x}).detach()
-    expected = float((outputs - held_out.y).square().mean())
-    assert float(logged["val/objective"]) == pytest.approx(expected, rel=1e-5)
-    violation = CONSTRAINTS["fit"].violation(outputs)
-    assert float(logged["val/fit/mean"]) == pytest.approx(float(violation.mean()), rel=1e-5)
-    assert module.violations.keys() == {"val"}
-    # The running figures of training are of the last batch, and named as such.
-    assert "running/fit/violated" in logged
-    assert "train/fit/cvar95" not in logged
-
-
 def test_several_validation_loaders_are_told_apart() -> None:
     class Two(ToyData):
         def val_dataloader(self) -> Any:
@@ -230,15 +214,6 @@ def test_several_validation_loaders_are_told_apart() -> None:
     assert numbered["val0/objective"] == named["unseen/objective"]
     assert numbered["val1/objective"] == named["seen/objective"]
     assert named["seen/objective"] != named["unseen/objective"]
-
-
-def test_evaluation_bound_for_an_unknown_constraint_is_refused() -> None:
-    with pytest.raises(ValueError, match="evaluation_constraints names 'fitt'"):
-        PointwiseModule(
-            formulation=None,
-            constraints=CONSTRAINTS,
-            evaluation_constraints={"fitt": Constraint(at_most=0.0)},
-        )
 
 
 # Means over samples -------------------------------------------------------------------------------

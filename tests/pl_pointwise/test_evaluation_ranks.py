@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.programs.evaluation_ranks import UPDATED_BY_ONE, World, results
+from tests.programs.evaluation_ranks import MERGED, UPDATED_BY_ONE, World, results
 from tests.programs.launch import run_on_ranks
 
 
@@ -63,3 +63,17 @@ def test_a_nan_behind_a_batchnorm_leaves_out_the_samples_of_its_rank(
             assert torch.equal(table, ranks[0]["multipliers"][name])
             assert not table[3].any()
             assert table.any()
+
+
+def test_violations_of_both_ranks_are_merged_also_when_one_is_empty(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for place, case in enumerate(MERGED):
+        rows: dict[int, torch.Tensor] = {}
+        for index, violation in [*case[0], *case[1]]:
+            rows |= dict(zip(index, violation, strict=True))
+        for of_rank in (found["merged"][place] for found in ranks):
+            assert of_rank["index"].tolist() == sorted(rows)
+            for row, index in enumerate(sorted(rows)):
+                values = of_rank["violation"][row][of_rank["mask"][row]]
+                assert values.tolist() == pytest.approx(rows[index].tolist(), abs=1e-7)

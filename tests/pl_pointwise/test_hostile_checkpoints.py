@@ -6,6 +6,7 @@ calls them. The pickles in some of them create a file when they are run.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import pickletools
@@ -69,11 +70,6 @@ def called_by(path: Path) -> set[str]:
         (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         found = pickletools.genops(archive.read(pickled))
         return {arg.split()[1] for code, arg, _ in found if code.name == "GLOBAL"}
-
-
-def test_good_checkpoint_resumes(good: Path) -> None:
-    """What the others are refused for is not in this one."""
-    assert resume(good).trainer.global_step == 4
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut off", "text"])
@@ -144,19 +140,6 @@ def test_instantiator_named_in_a_checkpoint_is_not_imported(good: Path, tmp_path
     assert not crater.exists()
 
 
-def test_class_named_as_formulation_is_not_built(good: Path, tmp_path: Path) -> None:
-    crater = tmp_path / "crater"
-    stranger = {"class_path": "os.mkdir", "init_args": {"path": str(crater)}}
-    path = changed(
-        good,
-        tmp_path / "class.ckpt",
-        lambda c: place("hyper_parameters/formulation")(c, stranger),
-    )
-    with pytest.raises(ValueError, match=r"os\.mkdir"):
-        Toy.load_from_checkpoint(path)
-    assert not crater.exists()
-
-
 # What belongs to another module -------------------------------------------------------------------
 
 
@@ -187,10 +170,16 @@ def test_damaged_entry_is_refused(where: str, value: Any, good: Path, tmp_path: 
         resume(path)
 
 
+def bytes_of(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
 def test_flipped_bit_is_refused_or_changes_nothing(good: Path, tmp_path: Path) -> None:
     """Anywhere: in names, numbers or the pickle. torch itself loads most of these."""
     content = good.read_bytes()
-    expected = torch.load(good, weights_only=True)
+    expected = bytes_of(torch.load(good, weights_only=True))
     path = tmp_path / "flipped.ckpt"
     refused = 0
     for place in range(0, len(content), len(content) // 400):
@@ -202,20 +191,5 @@ def test_flipped_bit_is_refused_or_changes_nothing(good: Path, tmp_path: Path) -
         except TrainingError:
             refused += 1
         else:
-            assert_same_content(found, expected)
+            assert bytes_of(found) == expected
     assert refused > 100
-
-
-def assert_same_content(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        found, expected = list(found.values()), list(expected.values())
-    if isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for part, wanted in zip(found, expected, strict=True):
-            assert_same_content(part, wanted)
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
-    else:
-        assert found == expected

@@ -28,7 +28,6 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
     RichProgressBar,
-    Timer,
 )
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -41,7 +40,6 @@ from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import (
     At,
-    Seen,
     Toy,
     ToyData,
     ToyRows,
@@ -91,8 +89,6 @@ class ByDefault(Toy):
 # What changes nothing -----------------------------------------------------------------------------
 
 UNCHANGED: dict[str, dict[str, Any]] = {
-    "profiler": {"profiler": "simple"},
-    "deterministic": {"deterministic": "warn"},
     "detect anomaly": {"detect_anomaly": True},
     "no inference mode": {"inference_mode": False},
     "sanity check": {"num_sanity_val_steps": -1},
@@ -100,7 +96,6 @@ UNCHANGED: dict[str, dict[str, Any]] = {
     "validation within epochs": {"val_check_interval": 2},
     "validation across epochs": {"val_check_interval": 4, "check_val_every_n_epoch": None},
     "loaders made anew": {"reload_dataloaders_every_n_epochs": 1},
-    "timer": {"callbacks": [Timer(duration="00:01:00:00")]},
     "progress bar": {"callbacks": [RichProgressBar()], "enable_progress_bar": True},
     "never logged": {"logger": True, "log_every_n_steps": 0},
 }
@@ -207,13 +202,6 @@ def test_a_compiled_module_trains_and_tests(plain: Toy) -> None:
 
 
 # How much of the data, and how it comes -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("option", [{"limit_train_batches": 2}, {"overfit_batches": 2}])
-def test_limits_count_batches(option: dict[str, Any]) -> None:
-    seen = Seen()
-    run(callbacks=[seen], **option)
-    assert [len(index) for _, index in seen.batches] == [3, 3, 3, 3]
 
 
 def test_fast_dev_run_takes_one_step_whatever_the_schedule() -> None:
@@ -337,7 +325,7 @@ def test_constraints_on_gradients_of_inputs_are_evaluated(stage: str) -> None:
     getattr(trainer(), stage)(Slopes(Pointwise(alpha=1.0), bound), data(), **options)
     if stage != "predict":
         module = SlopesInTrainingOnly(Pointwise(alpha=1.0), bound)
-        with pytest.raises(TrainingError, match=r"Put `with torch.enable_grad\(\):` around"):
+        with pytest.raises(TrainingError, match="gradient is asked for"):
             getattr(trainer(), stage)(module, data(), **options)
 
 

@@ -1,35 +1,27 @@
-"""Violation statistics equal numpy's, scipy's and exact arithmetic's, on one rank and on two."""
+"""Violation statistics equal numpy's, scipy's and exact arithmetic's."""
 
 from __future__ import annotations
 
-import doctest
 import math
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from pl_pointwise import Constraint, metrics
-from pl_pointwise.evaluation import Evaluation
 from pl_pointwise.metrics import (
     cvar,
     empirical_cdf,
     quantiles,
     violation_statistics,
 )
-from tests.pl_pointwise.toy import Toy
-from tests.programs.launch import preloaded
 
 KEYS = ["mean", "max", "violated", "cvar95"]
 FRACTIONS = [0.0, 0.05, 0.5, 0.9, 0.95, 1.0]
@@ -95,20 +87,6 @@ def test_quantiles_keep_the_shape_and_reach_infinite_values() -> None:
     assert quantiles(torch.arange(5.0), 0.5).shape == ()
 
 
-def test_cdf_takes_points_of_any_shape_and_order() -> None:
-    values = torch.tensor([[3.0, 1.0], [2.0, 0.0]])
-    points = torch.tensor([[2.5, -1.0, 3.0], [0.0, 9.0, 1.0]])
-    expected = torch.tensor([[0.75, 0.0, 1.0], [0.25, 1.0, 0.5]])
-    assert torch.equal(empirical_cdf(values, points), expected)
-    assert torch.equal(empirical_cdf(values, points.t()), expected.t())
-
-
-def test_the_key_names_the_level() -> None:
-    values = torch.arange(101.0)
-    assert violation_statistics(values, 0.99)["cvar99"] == 99.5
-    assert violation_statistics(values, 0.975)["cvar97.5"] == 99
-
-
 @pytest.mark.parametrize("level", [95, -0.1, 1.01, math.nan])
 def test_a_level_outside_the_unit_interval_is_refused(level: float) -> None:
     refusals: list[Callable[[], Any]] = [
@@ -150,55 +128,3 @@ def test_no_values_give_nan_without_a_warning(values: Tensor) -> None:
         assert empirical_cdf(values, torch.zeros(2)).isnan().all()
     assert list(statistics) == KEYS
     assert all(statistic.isnan() for statistic in statistics.values())
-
-
-# What each of two ranks sees, batch by batch: uneven, overlapping, one empty, both, and a rank
-# that does not know the other's dtype.
-RANKS: list[tuple[list[tuple[list[int], Tensor]], list[tuple[list[int], Tensor]]]] = [
-    (
-        [([4, 0], torch.tensor([[1.0], [2.0]])), ([7], torch.tensor([[3.0]]))],
-        [([1, 4], torch.tensor([[5.0], [1.0]]))],
-    ),
-    ([], [([1, 0], torch.tensor([[1.0, -1.0], [2.0, 0.0]]))]),
-    ([([3], torch.tensor([[1.0, -2.0]]))], [([2], torch.tensor([[0.5]]))]),
-    ([], []),
-    ([([0], torch.tensor([[0.5]]))], [([1], torch.tensor([[0.1]], dtype=torch.float64))]),
-]
-
-
-def violations_on_a_rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{directory}/meeting", rank=rank, world_size=2)
-    results = []
-    for case in RANKS:
-        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}))
-        for index, violation in case[rank]:
-            mask = torch.ones(violation.shape, dtype=torch.bool)
-            evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
-        results.append(vars(evaluation.violations["fit"].samples()))
-    torch.save(results, f"{directory}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def test_two_ranks_equal_one_also_when_one_is_empty(tmp_path: Path) -> None:
-    preloaded()
-    mp.start_processes(
-        violations_on_a_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver"
-    )
-    for case, *found in zip(
-        RANKS, *(torch.load(tmp_path / f"{rank}.pt") for rank in range(2)), strict=True
-    ):
-        rows: dict[int, Tensor] = {}
-        for index, violation in [*case[0], *case[1]]:
-            rows |= dict(zip(index, violation, strict=True))
-        for of_rank in found:
-            assert of_rank["index"].tolist() == sorted(rows)
-            for row, index in enumerate(sorted(rows)):
-                values = of_rank["violation"][row][of_rank["mask"][row]]
-                assert values.tolist() == pytest.approx(rows[index].tolist(), abs=1e-7)
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    outcome = doctest.testmod(metrics)
-    assert outcome.attempted >= 7
-    assert outcome.failed == 0

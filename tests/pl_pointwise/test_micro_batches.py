@@ -231,20 +231,6 @@ def test_members_of_another_shape_or_type_are_refused(mask: Any) -> None:
         fit(Masked(Pointwise()), ToyRows(4))
 
 
-def test_mask_of_one_column_covers_all_columns() -> None:
-    class OneColumn(Toy):
-        def membership(self, batch: Any) -> Any:
-            return {"pair": batch["has_fit"]}
-
-    class AllColumns(Toy):
-        def membership(self, batch: Any) -> Any:
-            return {"pair": batch["has_fit"][:, None].expand(-1, 3)}
-
-    rows = ToyRows(7, partial=True)
-    one, every = (fit(kind(Pointwise()), rows, batch_size=7) for kind in (OneColumn, AllColumns))
-    assert_same_run(one, every, atol=0)
-
-
 def test_number_of_columns_must_not_change() -> None:
     class Changing(Toy):
         def constraint_values(self, outputs: Tensor, batch: Any) -> Any:

@@ -8,28 +8,19 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from lightning.pytorch import Trainer
 
 from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.model_card import public_name, write_card
 from tests.pl_pointwise.line_task import LineData, LineModule
+from tests.pl_pointwise.toy import trainer
 
 
 def fitted(folder: Path, formulation: Any = None, **options: Any) -> LineModule:
     module = LineModule(formulation)
-    trainer = Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
-    trainer.fit(module, LineData(batch_size=2))
+    options = {"max_epochs": 3, "num_sanity_val_steps": 2, **options}
+    trainer(default_root_dir=folder, **options).fit(module, LineData(batch_size=2))
     return module
 
 
@@ -128,8 +119,7 @@ def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(tmp_p
     trained = fitted(tmp_path, Pointwise())
     trained.trainer.save_checkpoint(path)
     module, data = LineModule(Pointwise()), LineData(batch_size=2)
-    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
-    trainer.test(module, data, ckpt_path=path, weights_only=True, verbose=False)
+    trainer().test(module, data, ckpt_path=path, weights_only=True, verbose=False)
     text = card(module, tmp_path).text
     assert f"- steps: {trained.trainer.global_step}\n" in text
     assert "- epochs" not in text

@@ -2,10 +2,12 @@
 
 As a Parameter it would be picked up by the optimizer and divided by the number of ranks; as a
 buffer DDP overwrites it from rank 0, and a bf16 module casts it: there 256 + 0.5 stays 256.
+Users set and reset it, and it is kept under another formulation of its kind.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +17,16 @@ from hypothesis import strategies as st
 
 from pl_pointwise import (
     Average,
+    Constraint,
+    CVaR,
     Multipliers,
     Penalty,
     Pointwise,
+    Relaxed,
+    initialise_multipliers,
 )
-from pl_pointwise.errors import TrainingError
-from tests.pl_pointwise.toy import (
-    INTERVALS,
-    KINDS,
-    Toy,
-    ToyRows,
-    fit,
-)
+from pl_pointwise.errors import DataError, TrainingError
+from tests.pl_pointwise.toy import INTERVALS, KINDS, Toy, ToyData, ToyRows, fit, trainer
 
 # The store ----------------------------------------------------------------------------------------
 
@@ -125,3 +125,206 @@ def test_casting_or_moving_the_module_leaves_the_multipliers() -> None:
     module.to(torch.bfloat16)
     assert module.multipliers["pair"].dtype == torch.float32
     assert torch.equal(module.multipliers["pair"], before)
+
+
+# Set, reset, capped, and kept under another formulation -------------------------------------------
+
+STILL = {"learning_rate": 0.0}  # Weights that stay, so that every violation is known.
+
+
+def fit_again(module: Toy, count: int = 9, **options: Any) -> Toy:
+    return fit(module, ToyRows(count), epochs=1, **options)
+
+
+def test_initial_values_are_where_the_first_step_starts() -> None:
+    """There was no public way; writing into the store before a fit was undone by the fit."""
+    for values in (0.75, torch.full((9,), 0.75), torch.full((9, 1), 0.75, dtype=torch.float64)):
+        module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), {"fit": Constraint(at_most=0.0)}, **STILL)
+        module.multipliers.set("fit", values)
+        assert "fit" not in module.multipliers
+        fit_again(module)
+        assert module.multipliers["fit"].shape == (9, 1)
+        assert (module.multipliers["fit"] == 0.75).all()
+
+
+def test_set_after_a_fit_moves_the_table_and_reset_starts_it_again() -> None:
+    module = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0)))
+    module.multipliers.set("fit", 3.0)
+    assert (module.multipliers["fit"] == 3.0).all()
+    with pytest.raises(ValueError, match=r"shape \(9, 1\).*reset\('fit'\)"):
+        module.multipliers.set("fit", torch.ones(8))
+    pair = module.multipliers["pair"].clone()
+    module.multipliers.reset("fit")
+    assert list(module.multipliers) == ["pair"]
+    assert torch.equal(module.multipliers["pair"], pair)
+    module.multipliers.reset()
+    assert not module.multipliers
+    with pytest.raises(KeyError, match="no multipliers of other"):
+        module.multipliers.reset("other")
+
+
+@pytest.mark.parametrize(
+    ("formulation", "values", "message"),
+    [
+        (Pointwise(), torch.ones(8), r"needs one number, or \(9,\) or \(9, K\)"),
+        (Average(), torch.ones(9, 1), r"needs one number, or \(\) or \(2,\)"),
+        (Pointwise(), -1.0, "below 0, which only an equality has"),
+    ],
+)
+def test_initial_values_that_cannot_be_are_refused_before_the_first_step(
+    formulation: Any, values: Any, message: str
+) -> None:
+    module = Toy(formulation)
+    module.multipliers.set("fit", values)
+    with pytest.raises(TrainingError, match=message):
+        fit_again(module)
+    assert module.measured is None
+
+
+@pytest.mark.parametrize("values", [float("nan"), torch.ones(2, 2, 2)])
+def test_initial_values_are_finite_and_a_table(values: Any) -> None:
+    with pytest.raises(ValueError, match="finite numbers"):
+        Multipliers(2).set("fit", values)
+
+
+def test_initial_values_of_a_name_that_no_constraint_has_are_dropped_with_a_warning(
+    caplog: Any,
+) -> None:
+    module = Toy(Pointwise())
+    module.multipliers.set("fitt", 1.0)
+    fit_again(module)
+    assert "fitt" not in module.multipliers
+    assert 'Multipliers of "fitt" are dropped' in caplog.text
+
+
+def test_set_values_give_way_to_a_checkpoint_with_a_warning(tmp_path: Path, caplog: Any) -> None:
+    runner = trainer(max_epochs=1)
+    runner.fit(Toy(Pointwise(alpha=1.0, dual_lr=1.0), **STILL), ToyData(ToyRows(9), batch_size=4))
+    runner.save_checkpoint(tmp_path / "one.ckpt")
+    module = Toy(Pointwise(alpha=1.0, dual_lr=0.0), **STILL)
+    module.multipliers.set("fit", 7.0)
+    data = ToyData(ToyRows(9), batch_size=4)
+    trainer(max_epochs=2).fit(module, data, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    assert (module.multipliers["fit"] < 7).all()
+    assert "are the checkpoint's" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Pointwise(alpha=1.0, dual_lr=1.0), Relaxed(alpha=1.0, beta=2.0, dual_lr=0.0)),
+        (Relaxed(alpha=1.0, beta=2.0, dual_lr=1.0), Pointwise(alpha=None, dual_lr=0.0)),
+        (Average(dual_lr=1.0), CVaR(dual_lr=0.0)),
+    ],
+)
+def test_formulation_of_the_same_kind_keeps_the_multipliers(before: Any, after: Any) -> None:
+    old = fit_again(Toy(before, **STILL))
+    new = Toy(after, **STILL)
+    new._duals.multipliers = old.multipliers
+    new._duals.fingerprint = old._duals.fingerprint
+    kept = {name: table.clone() for name, table in old.multipliers.items()}
+    fit_again(new)
+    assert any(table.any() for table in kept.values())
+    assert all(torch.equal(new.multipliers[name], table) for name, table in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (Pointwise(), Average(), "one per sample"),
+        (Average(), Pointwise(), "one per constraint"),
+    ],
+)
+def test_formulation_of_another_kind_is_refused_until_a_reset(
+    before: Any, after: Any, kind: str, tmp_path: Path
+) -> None:
+    """It ended in "multipliers of shape ()" at the first step, without a way out."""
+    runner = trainer(max_epochs=1)
+    runner.fit(Toy(before), ToyData(ToyRows(9), batch_size=4))
+    runner.save_checkpoint(tmp_path / "one.ckpt")
+    module = Toy.load_from_checkpoint(
+        tmp_path / "one.ckpt", formulation=after, constraints=None, weights_only=True
+    )
+    with pytest.raises(TrainingError, match=rf"{kind}.*reset\('fit'\) before fit"):
+        fit_again(module)
+    module.multipliers.reset()
+    fit_again(module)
+    assert module.multipliers["fit"].dim() == (2 if isinstance(after, Pointwise) else 0)
+
+
+def test_multipliers_of_a_formulation_without_any_are_dropped(caplog: Any) -> None:
+    module = fit_again(Toy(Pointwise(alpha=1.0, dual_lr=1.0)))
+    module.formulations = {name: Penalty(weight=1.0) for name in module.constraints}
+    fit_again(module)
+    assert not module.multipliers
+    assert 'Multipliers of "fit" are dropped' in caplog.text
+
+
+def loader_of(count: int = 9) -> Any:
+    data = ToyData(ToyRows(count, partial=True), batch_size=4)
+    data.setup("fit")
+    return data.train_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("formulation", "pull"),
+    [
+        (Pointwise(alpha=0.8), lambda v: 1.6 * v.relu()),
+        (Relaxed(alpha=0.8, beta=0.2), lambda v: 0.2 / 1.0 * 1.6 * v.relu()),
+        (Relaxed(alpha=0.8, beta=0.3, cost="linear"), lambda v: (1.6 * v).clamp(0, 0.3)),
+    ],
+)
+def test_a_pass_over_the_data_starts_every_sample_at_its_pull(formulation: Any, pull: Any) -> None:
+    module = Toy(formulation, partial=True, dropout=0.5, **STILL)
+    module.train()
+    module.dropout.eval()  # A part of its own mode keeps it.
+    initialise_multipliers(module, loader_of())
+    assert module.training
+    assert not module.dropout.training
+    rows = ToyRows(9, partial=True)
+    with torch.no_grad():
+        outputs = torch.tanh(rows.x @ module.first) @ module.last
+    expected = pull(outputs + 0.3) * rows.has["fit"]
+    found = module.multipliers.pending()["fit"][:, 0]
+    torch.testing.assert_close(found, expected.float())
+    assert found.any()
+    initialise_multipliers(module, loader_of(), start=lambda v: v.relu())
+    torch.testing.assert_close(
+        module.multipliers.pending()["fit"][:, 0],
+        ((outputs + 0.3).relu() * rows.has["fit"]).float(),
+    )
+
+
+def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
+    module = Toy(Average(alpha=0.8, dual_lr=0.0), {"fit": Constraint(at_most=-2.0)}, **STILL)
+    initialise_multipliers(module, loader_of())
+    fit_again(module)
+    with torch.no_grad():
+        mean = (torch.tanh(ToyRows(9).x @ module.first) @ module.last + 2).mean()
+    assert float(module.multipliers["fit"]) == pytest.approx(1.6 * float(mean), rel=1e-5)
+
+
+def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(ValueError, match="λ alone starts at"):
+        initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
+    with pytest.raises(ValueError, match="no α before a fit"):
+        initialise_multipliers(Toy(Pointwise()), loader_of())
+    with pytest.raises(DataError, match="came twice"):
+        initialise_multipliers(Toy(Pointwise(alpha=1.0)), [*loader_of(), *loader_of()])
+
+
+def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:
+    """The dual follows ℓ − c with its sign; what users read is how far off the samples are."""
+    module = Toy(Pointwise(alpha=1.0, dual_lr=1.0), {"fit": Constraint(equals=0.3)}, **STILL)
+    runner = trainer(max_epochs=1)
+    runner.fit(module, ToyData(ToyRows(9), batch_size=9))
+    residual = module.measured.judged["fit"] if module.measured else torch.empty(0)
+    assert (residual < 0).any()
+    torch.testing.assert_close(
+        runner.callback_metrics["running/fit/mean"].double(), residual.abs().mean()
+    )
+    assert (module.multipliers["fit"] < 0).any()
+    trainer().test(module, ToyData(ToyRows(9), ToyRows(9), batch_size=4))
+    torch.testing.assert_close(
+        module.violations["test"]["fit"].sort().values, residual.abs()[:, 0].sort().values
+    )

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset as HubDataset
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from pl_pointwise import Constraint, Pointwise, PointwiseModule
+from pl_pointwise import Pointwise
 from pl_pointwise.cli import main
 from pl_pointwise.data import IndexedDataset
 from pl_pointwise.errors import DataError
 from tests.pl_pointwise.line_task import LineModule
+from tests.pl_pointwise.toy import trainer
 
 LINE_TASK = Path(__file__).with_name("line_task.py")
 SMALL = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
@@ -144,24 +145,6 @@ def test_any_loaders_are_fitted_tested_and_compared(
 # Rows -------------------------------------------------------------------------------------------
 
 
-class Line(PointwiseModule):
-    """y = wx within a tolerance, of rows with ``x`` (2,) and ``y``."""
-
-    def __init__(self) -> None:
-        constraints = {"fit": Constraint(at_most=0.1)}
-        super().__init__(formulation=Pointwise(alpha=1.0), constraints=constraints)
-        self.weight = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, batch: Any) -> Tensor:
-        return batch["x"] @ self.weight
-
-    def objective(self, outputs: Tensor, batch: Any) -> Tensor:
-        return outputs.square()
-
-    def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
-        return {"fit": (outputs - batch["y"]).abs()}
-
-
 def rows_of(kind: str) -> Any:
     x = torch.tensor([[float(i), 1.0] for i in range(6)])
     y = x.sum(dim=1)
@@ -178,12 +161,9 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
     return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
 
-def fit(loader: Any) -> Line:
-    module = Line()
-    Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    ).fit(module, loader)  # fmt: skip
+def fit(loader: Any) -> LineModule:
+    module = LineModule(Pointwise(alpha=1.0))
+    trainer().fit(module, loader)
     return module
 
 
@@ -195,11 +175,11 @@ def test_rows_of_every_kind_train_once_they_have_an_index(kind: str) -> None:
     module = fit(DataLoader(rows, batch_size=2, shuffle=True, **options))
     found = module.multipliers["fit"][:, 0]
     assert found.shape == (6,)
-    # λ is the sample's own: it grows with |y − 0| = x + 1, the violation at the start.
+    # λ is the sample's own: it grows with (y − 0)² = (x + 1)², the violation at the start.
     assert found.argsort().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("kind", ["mappings", "tuples", "hub, torch"])
 def test_rows_without_an_index_are_refused_with_the_remedy(kind: str) -> None:
-    with pytest.raises(DataError, match=r"position of each sample.*wrap the data set in pl_poi"):
+    with pytest.raises(DataError, match=r"position of each sample.*IndexedDataset"):
         fit(DataLoader(rows_of(kind), batch_size=2))

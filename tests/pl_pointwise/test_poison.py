@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Average, Constraint, CVaR, Pointwise, Relaxed, Tilted
-from tests.pl_pointwise.by_hand import Rule, run
+from tests.pl_pointwise.by_hand import rule_of, run
+from tests.pl_pointwise.test_precision import Float
 from tests.pl_pointwise.toy import (
     FORMULATIONS,
-    KINDS,
     Seen,
     Toy,
     ToyData,
@@ -51,48 +51,25 @@ def test_violation_beyond_float32_does_not_reach_the_multiplier(
 # Large but finite ---------------------------------------------------------------------------------
 
 FAR = {"fit": (-1e4, None), "pair": (None, 1e4)}
-STIFF: dict[str, tuple[Any, Rule]] = {
-    "average": (Average(alpha=1000.0, dual_lr=0.5), Rule("average", alpha=1000.0, eta=0.5)),
-    "tilted": (
-        Tilted(tilt=0.7, alpha=1000.0, dual_lr=0.5),
-        Rule("tilted", beta=0.7, alpha=1000.0, eta=0.5),
-    ),
-    "cvar": (
-        CVaR(level=0.6, threshold_lr=0.05, alpha=1000.0, dual_lr=0.5),
-        Rule("cvar", beta=0.6, threshold_lr=0.05, alpha=1000.0, eta=0.5),
-    ),
-    "pointwise": (Pointwise(alpha=1000.0, dual_lr=0.5), Rule("pointwise", alpha=1000.0, eta=0.5)),
-    "relaxed": (
-        Relaxed(alpha=1000.0, beta=50.0, dual_lr=0.5),
-        Rule("relaxed", alpha=1000.0, beta=50.0, eta=0.5),
-    ),
-    "relaxed linear": (
-        Relaxed(alpha=1000.0, beta=50.0, cost="linear", dual_lr=0.5),
-        Rule("relaxed", alpha=1000.0, beta=50.0, eta=0.5, linear_cost=True),
-    ),
+STIFF: dict[str, Any] = {
+    "average": Average(alpha=1000.0, dual_lr=0.5),
+    "tilted": Tilted(tilt=0.7, alpha=1000.0, dual_lr=0.5),
+    "cvar": CVaR(level=0.6, threshold_lr=0.05, alpha=1000.0, dual_lr=0.5),
+    "pointwise": Pointwise(alpha=1000.0, dual_lr=0.5),
+    "relaxed": Relaxed(alpha=1000.0, beta=50.0, dual_lr=0.5),
+    "relaxed linear": Relaxed(alpha=1000.0, beta=50.0, cost="linear", dual_lr=0.5),
 }
-
-
-class Single(Toy):
-    """The toy in float32."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.float()
-
-    def forward(self, batch: Any) -> Tensor:
-        return torch.tanh(batch["x"].float() @ self.first) @ self.last
 
 
 @pytest.mark.parametrize("kind", STIFF)
 def test_stiff_terms_far_from_satisfied_are_exact_in_float32(kind: str) -> None:
     """α 1000, violations of 10⁴: ψ is 10¹¹, its square would be lost, nothing is skipped."""
-    formulation, rule = STIFF[kind]
+    formulation = STIFF[kind]
     bounds = {n: Constraint(at_most=u, at_least=low) for n, (u, low) in FAR.items()}
     rows, seen = ToyRows(11, seed=5, partial=True), Seen()
-    module = Single(formulation, bounds, partial=True, gradient_clip_val=1.0)
+    module = Float(formulation, bounds, partial=True, gradient_clip_val=1.0)
     trainer(max_epochs=2, callbacks=[seen]).fit(module, ToyData(rows, batch_size=4))
-    rules: dict[str, Rule | None] = {"fit": rule, "pair": rule}
+    rules = dict.fromkeys(FAR, rule_of(formulation))
     expected = run(rows, seen.batches, rules, FAR, learning_rate=0.05, clip=1.0)
     assert lost(module) == (0, 0)
     torch.testing.assert_close(weights_of(module), expected.weights, rtol=0, atol=1e-4)
@@ -119,23 +96,3 @@ def test_batch_in_which_nothing_is_active_is_plain_training(
     assert not any(table.any() for table in module.multipliers.values())
     assert lost(module) == (0, 0)
     assert all(torch.isfinite(value).all() for value in thresholds_of(module).values())
-
-
-class Flat(Toy):
-    """Its objective and values do not depend on the weights, though the graph does."""
-
-    def forward(self, batch: Any) -> Tensor:
-        return 0.0 * super().forward(batch)
-
-
-@pytest.mark.parametrize("formulation", KINDS.values(), ids=KINDS)
-def test_zero_gradient_is_a_step_that_moves_no_weight(formulation: Any) -> None:
-    """Clipping divides by its norm. λ moves as ever: the violations are there."""
-    module = Flat(formulation, gradient_clip_val=0.3)
-    start = weights_of(module)
-    fit(module, ToyRows(7, seed=5), epochs=2)
-    assert torch.equal(weights_of(module), start)
-    assert (*lost(module), module.trainer.global_step) == (0, 0, 4)
-    assert module.trainer.callback_metrics["running/gradient_norm"] == 0
-    for table in module.multipliers.values():
-        assert (table > 0).all()

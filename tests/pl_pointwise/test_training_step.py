@@ -14,17 +14,15 @@ import pytest
 import torch
 
 from pl_pointwise import (
-    Average,
     Constraint,
     CVaR,
-    Formulation,
-    Penalty,
     Pointwise,
     Relaxed,
     Tilted,
 )
-from tests.pl_pointwise.by_hand import Outcome, Rule, run
+from tests.pl_pointwise.by_hand import Outcome, Rule, rule_of, run
 from tests.pl_pointwise.toy import (
+    FORMULATIONS,
     PAIRS,
     Seen,
     Toy,
@@ -36,70 +34,23 @@ from tests.pl_pointwise.toy import (
 )
 
 Case = tuple[Any, dict[str, Rule | None]]
-
-
-def both(formulation: Formulation, rule: Rule) -> Case:
-    return formulation, {"fit": rule, "pair": rule}
-
-
-CASES: dict[str, Case] = {
-    "none": (None, {}),
-    "penalty": both(Penalty(weight=0.7), Rule("penalty", beta=0.7)),
-    "average": both(Average(dual_lr=0.5), Rule("average", eta=0.5)),
-    "average augmented": both(Average(alpha=0.8, dual_lr=1.1), Rule("average", alpha=0.8, eta=1.1)),
-    "tilted": both(Tilted(tilt=1.7, dual_lr=0.5), Rule("tilted", beta=1.7, eta=0.5)),
-    "tilted augmented": both(
-        Tilted(tilt=3.0, alpha=0.8, dual_lr=1.1), Rule("tilted", beta=3.0, alpha=0.8, eta=1.1)
-    ),
-    "cvar": both(
-        CVaR(level=0.6, threshold_lr=0.05, dual_lr=0.5),
-        Rule("cvar", beta=0.6, threshold_lr=0.05, eta=0.5),
-    ),
-    "cvar augmented": both(
-        CVaR(level=0.4, threshold_lr=0.05, alpha=0.8, dual_lr=1.1),
-        Rule("cvar", beta=0.4, threshold_lr=0.05, alpha=0.8, eta=1.1),
-    ),
-    "pointwise": both(Pointwise(alpha=0.8, dual_lr=1.2), Rule("pointwise", alpha=0.8, eta=1.2)),
-    "pointwise standard": both(Pointwise(alpha=None, dual_lr=0.6), Rule("pointwise", eta=0.6)),
+DECLARED = FORMULATIONS | {
     # η > 2α, so that the projection onto λ ≥ 0 is needed.
-    "pointwise projected": both(
-        Pointwise(alpha=0.3, dual_lr=1.2), Rule("pointwise", alpha=0.3, eta=1.2)
-    ),
-    "relaxed": both(
-        Relaxed(alpha=0.8, beta=1.7, dual_lr=0.9), Rule("relaxed", alpha=0.8, beta=1.7, eta=0.9)
-    ),
-    "relaxed linear": both(
-        Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
-        Rule("relaxed", alpha=0.8, beta=0.6, eta=0.9, linear_cost=True),
-    ),
-    "relaxed standard": both(
-        Relaxed(alpha=None, beta=1.7, dual_lr=0.5), Rule("relaxed", beta=1.7, eta=0.5)
-    ),
-    "by name": (
-        {
-            "fit": Average(alpha=0.8, dual_lr=1.1),
-            "pair": Relaxed(alpha=0.8, beta=0.6, cost="linear", dual_lr=0.9),
-        },
-        {
-            "fit": Rule("average", alpha=0.8, eta=1.1),
-            "pair": Rule("relaxed", alpha=0.8, beta=0.6, eta=0.9, linear_cost=True),
-        },
-    ),
-    "tail by name": (
-        {
-            "fit": Tilted(tilt=1.7, dual_lr=0.5),
-            "pair": CVaR(level=0.6, threshold_lr=0.05, dual_lr=0.5),
-        },
-        {
-            "fit": Rule("tilted", beta=1.7, eta=0.5),
-            "pair": Rule("cvar", beta=0.6, threshold_lr=0.05, eta=0.5),
-        },
-    ),
-    "one of two": (
-        {"fit": None, "pair": Pointwise(alpha=0.8, dual_lr=1.2)},
-        {"pair": Rule("pointwise", alpha=0.8, eta=1.2)},
-    ),
+    "pointwise projected": Pointwise(alpha=0.3, dual_lr=1.2),
+    "tail by name": {
+        "fit": Tilted(tilt=1.7, dual_lr=0.5),
+        "pair": CVaR(level=0.6, threshold_lr=0.05, dual_lr=0.5),
+    },
+    "one of two": {"fit": None, "pair": Pointwise(alpha=0.8, dual_lr=1.2)},
 }
+
+
+def case_of(declared: Any) -> Case:
+    by_name = declared if isinstance(declared, dict) else {"fit": declared, "pair": declared}
+    return declared, {name: rule_of(formulation) for name, formulation in by_name.items()}
+
+
+CASES = {name: case_of(declared) for name, declared in DECLARED.items()}
 ONE_SIDED = {"fit": (-0.8, None), "pair": (None, 0.2)}
 INTERVALS = {"fit": (0.3, -0.2), "pair": (0.4, 0.4)}  # the second an equality
 OPTIONS = {

@@ -13,15 +13,40 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from pl_pointwise import Pointwise
+from pl_pointwise import Constraint, Pointwise
 from pl_pointwise.callbacks import DualMonitor
-from pl_pointwise.evaluation import MeanBySample
+from pl_pointwise.evaluation import Evaluation, MeanBySample
 from tests.pl_pointwise.test_running_statistics import Broken, Normed
 from tests.pl_pointwise.toy import Toy, ToyData, ToyRows, multipliers_of, weights_of
 from tests.programs.two_ranks import World
 
 UPDATED_BY_ONE = 3
 """The index of the only sample that the task's metrics look at."""
+
+
+# What each of two ranks sees, batch by batch: uneven, overlapping, one empty, both, and a rank
+# that does not know the other's dtype.
+MERGED: list[list[list[tuple[list[int], Tensor]]]] = [
+    [
+        [([4, 0], torch.tensor([[1.0], [2.0]])), ([7], torch.tensor([[3.0]]))],
+        [([1, 4], torch.tensor([[5.0], [1.0]]))],
+    ],
+    [[], [([1, 0], torch.tensor([[1.0, -1.0], [2.0, 0.0]]))]],
+    [[([3], torch.tensor([[1.0, -2.0]]))], [([2], torch.tensor([[0.5]]))]],
+    [[], []],
+    [[([0], torch.tensor([[0.5]]))], [([1], torch.tensor([[0.1]], dtype=torch.float64))]],
+]
+
+
+def merged(rank: int) -> list[dict[str, Any]]:
+    found = []
+    for case in MERGED:
+        evaluation = Evaluation("test", Toy(constraints={"fit": Constraint(at_most=0.0)}))
+        for index, violation in case[rank]:
+            mask = torch.ones(violation.shape, dtype=torch.bool)
+            evaluation.violations["fit"].update(torch.tensor(index), violation, mask)
+        found.append(dict(vars(evaluation.violations["fit"].samples())))
+    return found
 
 
 class Pairs(Metric):
@@ -82,6 +107,8 @@ def results(world: World) -> dict[str, Any]:
     module = Normed(Pointwise(alpha=1.0, dual_lr=1.0))
     data = ToyData(Broken(12, 3), batch_size=world.batch_size)
     world.trainer(max_epochs=2).fit(module, data)
+    if world.ranks > 1:
+        found["merged"] = merged(trainer.global_rank)
     found["left out"] = [module._stepper.left_out, module._stepper.skipped_steps]
     found["weights"], found["multipliers"] = weights_of(module), multipliers_of(module)
     found["finite"] = bool(torch.isfinite(module.norm.running_mean).all())

@@ -46,6 +46,7 @@ from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.roles import collate_rows
+from tests.pl_pointwise.toy import trainer
 
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|start|>system\\n' }}
@@ -268,9 +269,7 @@ def write_jsonl() -> Callable[[Path, Iterable[Any]], Path]:
 
 def quiet_trainer(root: Path, **options: Any) -> Trainer:
     """A trainer on the CPU that says and keeps nothing."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
-    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "default_root_dir": root}
-    return Trainer(**quiet | options)
+    return trainer(default_root_dir=root, **{"num_sanity_val_steps": 2, **options})
 
 
 def move_adapters(module: torch.nn.Module, seed: int = 3) -> None:
@@ -335,26 +334,6 @@ def response_by_hand(module: Any, batch: dict[str, Any], row: int, column: int) 
     s, ref = (p.gather(1, response[:, None]).sum().item() for p in (policy, other))
     kl = (policy.exp() * (policy - other)).sum(-1).mean().item()
     return {"s": s, "mean": s / len(response), "ref": ref, "kl": kl}
-
-
-def step_against_gradient(module: Any, batch: dict[str, Any]) -> tuple[Any, Any, float, float]:
-    """A small step down the objective's gradient: outputs and mean objective, before and after.
-
-    The mean is over the samples that carry the objective.
-    """
-    carries = module.membership(batch).get("objective", torch.ones(len(batch["index"])).bool())
-    trained = [p for p in module.parameters() if p.requires_grad]
-    before = module(batch)
-    loss = module.objective(before, batch)[carries].mean()
-    loss.backward()
-    size = max(p.grad.abs().max().item() for p in trained if p.grad is not None)
-    assert size > 1e-6
-    with torch.no_grad():
-        for weight in trained:
-            if weight.grad is not None:
-                weight -= 1e-3 / size * weight.grad
-        after = module(batch)
-        return before, after, loss.item(), module.objective(after, batch)[carries].mean().item()
 
 
 @pytest.fixture(scope="session")

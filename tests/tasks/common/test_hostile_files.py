@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -35,6 +34,7 @@ from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
 from pl_pointwise.tasks.reranker.module import load_cross_encoder
 from pl_pointwise.tasks.safety.data import Selection
+from tests.pl_pointwise.test_hostile_checkpoints import Bomb
 from tests.tasks.conversation.conftest import conversation_rows
 from tests.tasks.reranker.conftest import ms_marco_rows, save_tiny_cross_encoder
 from tests.tasks.when2call.conftest import TOOL, choice_rows, preference_rows
@@ -199,16 +199,6 @@ def test_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # Model folders ------------------------------------------------------------------------------------
-
-
-class Bomb:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, crater: Path) -> None:
-        self.crater = crater
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.crater),)
 
 
 def load_everything(folder: Path) -> list[str]:

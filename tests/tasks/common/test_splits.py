@@ -103,13 +103,6 @@ def test_what_small_categories_lack_is_taken_from_the_next() -> None:
         assert of_it[2] <= 2
 
 
-def test_a_group_has_the_category_of_its_first_record() -> None:
-    groups = ["a", "a", "b", "c", "d"]
-    assert hold_out(groups, [0.5], 0, ["x", "y", "x", "y", "y"]) == hold_out(
-        groups, [0.5], 0, ["x", "x", "x", "y", "y"]
-    )
-
-
 def record(query: str, category: str = "") -> Record:
     return Record(query, ("p",), None, f"f.jsonl, {query}", category)
 

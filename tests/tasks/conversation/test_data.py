@@ -43,14 +43,19 @@ def test_batch_says_what_is_asked_of_each_response(language_model_folder, conver
     assert texts == ["No.<|end|>"]
 
 
-def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, conversation_file):
-    data = module(language_model_folder, conversation_file, val_fraction=0.0)
+def test_describe_shows_turns_tools_roles_and_bounds(language_model_folder, tmp_path) -> None:
+    hub = {"messages": [{"role": "user", "content": "Hi"}], "chosen_response": "yes"}
+    hub |= {"rejected_response": "no", "category": "direct"}
+    path = str(write_rows(tmp_path / "r.jsonl", [*conversation_rows(1)[:2], hub]))
+    data = module(language_model_folder, path, val_fraction=0.0)
     data.setup("fit")
-    first, second = data.describe(0), data.describe(1)
+    first, second, third = (data.describe(i) for i in range(3))
+    assert first["record"] == f"{path}, line 1"
     assert first["prompt"] == "system: Be short.\nuser: call 0?"
     assert '"add"' in first["tools"]
     assert '"arguments"' in first["prefer 1"]
     assert second["avoid 2 (s̄_ref − 0.5)"] == "Not so."
+    assert (third["kind"], third["prefer 1 (direct)"]) == ("avoid + prefer", "yes")
 
 
 def test_splits_have_each_category_and_strata_each_kind(language_model_folder, tmp_path) -> None:
@@ -82,13 +87,7 @@ def test_files_of_several_schemas_are_one_training_set(language_model_folder, tm
     assert kinds == ["avoid + prefer"] * 3 + ["reference"] * 2
 
 
-def test_xstest_csv_and_own_columns(language_model_folder, tmp_path) -> None:
-    path = tmp_path / "xstest.csv"
-    path.write_text("id,prompt,type,label\n1,Kill it?,homonyms,safe\n2,Kill?,contrast,unsafe\n")
-    data = module(language_model_folder, str(path), val_fraction=0.0)
-    data.setup("fit")
-    assert [r.kind for r in data.datasets["train"].records] == ["avoid refusal", "refuse"]
-    assert data.datasets["train"].categories == ["homonyms", "contrast"]
+def test_own_columns(language_model_folder, tmp_path) -> None:
     rows = write_rows(tmp_path / "own.jsonl", [{"frage": f"{i}?", "gut": "Ja."} for i in range(3)])
     columns = {"prompt": "frage", "prefer": "gut"}
     data = module(language_model_folder, str(rows), val_fraction=0.0, columns=columns)

@@ -113,17 +113,15 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("different", ["vocabulary", "architecture"])
-def test_a_model_of_another_kind_says_nothing_of_what_to_forget(
-    different, language_model_folder, tmp_path
+def test_a_model_of_other_tokens_says_nothing_of_what_to_forget(
+    language_model_folder, tmp_path
 ) -> None:
-    model, tokenizer = "granite" if different == "architecture" else "llama", build_tokenizer()
-    if different == "vocabulary":
-        tokenizer.add_tokens(["<more>"])
-    build_model(model, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<more>"])
+    build_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     like = str(tmp_path / "other")
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
-    with pytest.raises(DataError, match=f"forget_like.*{different}.*before it learned"):
+    with pytest.raises(DataError, match=r"forget_like.*vocabulary.*before it learned"):
         data.setup("fit")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.conversation.records import grouped, parse_record
-from pl_pointwise.tasks.conversation.schemas import Reading, told
+from pl_pointwise.tasks.conversation.records import Reading, told
 from pl_pointwise.tasks.language_model.records import Record, Response, with_refusals
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -18,23 +17,11 @@ TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
 def of(response: Any, **row: Any) -> Record:
-    return parse_record({"messages": ASK, "responses": [response], **row}, "f, line 1")
+    return Reading()({"messages": ASK, "responses": [response], **row}, "f, line 1")
 
 
 def roles(record: Record) -> list[tuple[str, Any]]:
     return [(response.role, response.answer) for response in record.responses]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"content": None, "tool_calls": [CALL]},
-        {"message": {"role": "assistant", "content": "", "tool_calls": [{"function": CALL}]}},
-        {"text": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"},
-    ],
-)
-def test_tool_calls_of_every_spelling_are_one(given) -> None:
-    assert of({"role": "prefer", **given}).responses == (Response("prefer", [CALL]),)
 
 
 def test_own_bounds_and_refusals() -> None:
@@ -52,9 +39,13 @@ def test_own_bounds_and_refusals() -> None:
         ({"content": "x"}, ["responses[0].role", "is missing", "prefer, avoid, refuse, keep"]),
         ({"role": "prefer"}, ["has no text", "only a refusal"]),
         ({"role": "prefer", "content": "x", "tolerence": -1}, ["'tolerence'", "tolerance"]),
-        ({"role": "prefer", "content": "x", "tolerance": 1}, ["is above 0", "relative"]),
+        (
+            {"role": "prefer", "content": "x", "tolerance": 1},
+            ["'tolerance': 1", "negative"],
+        ),
         ({"role": "prefer", "content": "x", "tolerance": "low"}, ["'low'", "number"]),
-        ({"role": "prefer", "content": "x", "relative": True}, ["is missing", "δ"]),
+        ({"role": "prefer", "content": "x", "relative": True}, ["'relative': True", "δ"]),
+        ({"role": "prefer", "text": "x"}, ["'text'", "content"]),
         ({"role": "reference", "content": "x", "tolerance": -1}, ["role reference"]),
     ],
 )
@@ -65,19 +56,6 @@ def test_bad_response_is_refused_with_its_field_and_a_remedy(response, words) ->
         assert word in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"messages": [{"role": "robot", "content": "x"}]}, ["messages[0].role", "'robot'"]),
-        ({"objective": "yes"}, ["objective", "true or false"]),
-    ],
-)
-def test_bad_record_is_refused(row, words) -> None:
-    with pytest.raises(DataError) as found:
-        of({"role": "refuse"}, **row)
-    assert all(word in str(found.value) for word in words)
-
-
 SAID = {"role": "assistant", "content": "yes"}
 NOT_SAID = {"role": "assistant", "content": "no"}
 
@@ -85,8 +63,6 @@ NOT_SAID = {"role": "assistant", "content": "no"}
 PAIR = [("prefer", "yes"), ("avoid", "no")]
 SPOKEN = {"chosen": [*ASK, SAID], "rejected": [*ASK, NOT_SAID]}
 CALLED = {"content": f"<TOOLCALL>[{json.dumps(CALL)}]</TOOLCALL>"}
-JUDGED = {"response_0": "yes", "response_1": "no"}
-JUDGED |= {"is_response_0_safe": True, "is_response_1_safe": False}
 SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ("preference", {"prompt": "Hi", "chosen": "yes", "rejected": "no"}, PAIR),
     ("preference", {"prompt": ASK, "chosen": [SAID], "rejected": [NOT_SAID]}, PAIR),
@@ -96,10 +72,6 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
         {"messages": ASK, "tools": [TOOL], "chosen_response": SAID, "rejected_response": CALLED},
         [("prefer", "yes"), ("avoid", [CALL])],
     ),
-    ("pku", {"prompt": "Hi", **JUDGED}, [("reference", "yes"), ("avoid", "no")]),
-    ("beavertails", {"prompt": "Hi", "response": "no", "is_safe": False}, [("avoid", "no")]),
-    ("xstest", {"prompt": "Hi", "type": "homonyms", "label": "safe"}, [("avoid", None)]),
-    ("xstest", {"prompt": "Hi", "type": "contrast", "label": "unsafe"}, [("refuse", None)]),
     (
         "roles",
         {"prompt": "Hi", "prefer": ["yes", SAID | {"content": "y"}], "avoid": "no"},
@@ -113,7 +85,11 @@ SCHEMAS: list[tuple[str, dict[str, Any], list[tuple[str, Any]]]] = [
     ),
     ("instruction", {"instruction": "Hi", "output": "yes"}, [("reference", "yes")]),
     ("messages", {"messages": [*ASK, SAID]}, [("reference", "yes")]),
-    ("records", {"prompt": "Hi", "responses": [{"role": "avoid", "text": "y"}]}, [("avoid", "y")]),
+    (
+        "records",
+        {"prompt": "Hi", "responses": [{"role": "avoid", "tool_calls": [CALL]}]},
+        [("avoid", [CALL])],
+    ),
 ]
 
 
@@ -153,9 +129,11 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"frage": "Hi", "antwort": "yes"}, ["'frage'", "no schema", "columns"]),
         ({"prompt": "Hi", "prefer": None}, ["at least one"]),
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
+        ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
+        ({"prompt": "Hi", "refuse": True, "objective": "yes"}, ["objective", "true or false"]),
     ],
 )
-def test_row_of_no_schema_or_without_a_response_is_refused(row, words) -> None:
+def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
         Reading()(row, "f, line 3")
     assert all(word in str(found.value) for word in ["f, line 3", *words])
@@ -170,15 +148,3 @@ def test_prediction_needs_no_response(row) -> None:
 def test_a_refusal_is_a_records_own_or_one_of_the_settings() -> None:
     own = Record(ASK, [], (Response("refuse", "My own."), Response("avoid", None)), "f")
     assert with_refusals([own], ["Sorry."])[0].answers == ["My own.", "Sorry."]
-
-
-def test_records_of_one_prompt_are_grouped() -> None:
-    def record(role: str, answer: str) -> Record:
-        return Record(ASK, [], (Response(role, answer),), "f")
-
-    (one,) = grouped([record("prefer", "a"), record("avoid", "b"), record("prefer", "a")])
-    assert roles(one) == [("prefer", "a"), ("avoid", "b")]
-    (judged,) = grouped([record("reference", "a"), record("avoid", "a"), record("reference", "a")])
-    assert roles(judged) == [("avoid", "a")]
-    with pytest.raises(DataError, match="role avoid here and of role prefer"):
-        grouped([record("prefer", "a"), record("avoid", "a")])

@@ -106,14 +106,16 @@ def test_layers_ranks_and_scales_are_chosen(make_model) -> None:
     lora = Lora(
         target_modules=["q_proj", "v_proj"],
         layers_to_transform=[0, 2],
-        exclude_modules=["v_proj"],
-        rank_pattern={"q_proj": 3},
-        alpha_pattern={"q_proj": 6},
-        lora_bias=True,
+        peft={
+            "exclude_modules": ["v_proj"],
+            "rank_pattern": {"q_proj": 3},
+            "alpha_pattern": {"q_proj": 6},
+            "lora_bias": True,
+        },
     )
     with pytest.raises(ValueError, match=r"no \['v_proj'\].*that the other options leave"):
         add_lora(make_model("llama"), lora)
-    lora.exclude_modules, lora.target_modules = ["v_proj"], "attention"
+    lora.target_modules = "attention"
     model = add_lora(make_model("llama"), lora)
     layers = {name.split(".")[2] for name in model.base_model.targeted_module_names}
     assert layers == {"0", "2"}
@@ -145,9 +147,14 @@ def test_experts_are_adapted_by_their_parameters_and_merged() -> None:
         torch.testing.assert_close(merged(IDS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_start_that_splits_the_bases_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="init_lora_weights"):
-        Lora(init_lora_weights="pissa")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("option", "value"), [("init_lora_weights", "pissa"), ("bias", "all")])
+def test_what_changes_the_bases_weights_is_refused(option, value) -> None:
+    with pytest.raises(ValueError, match=option):
+        Lora(peft={option: value})
+
+
+def test_options_of_an_older_checkpoint_are_pefts() -> None:
+    assert Lora.of({"r": 2, "use_dora": True}) == Lora(r=2, peft={"use_dora": True})
 
 
 # A second adapter on a first ----------------------------------------------------------------------

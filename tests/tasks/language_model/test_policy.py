@@ -125,7 +125,7 @@ def test_a_subclass_cannot_lose_that_the_frozen_base_is_left_out(
 @pytest.mark.parametrize(
     "options",
     [
-        {"target_modules": ["q_proj", "o_proj"], "use_dora": True, "use_rslora": True},
+        {"target_modules": ["q_proj", "o_proj"], "use_rslora": True, "peft": {"use_dora": True}},
         {"target_modules": ["v_proj"], "modules_to_save": ["norm"]},
     ],
 )

@@ -91,23 +91,3 @@ def test_the_script_makes_the_shipped_file(
     monkeypatch.setattr(Path, "rglob", lambda *args: reversed(list(rglob(*args))))
     docstrings.main()
     assert capsys.readouterr().out == corpus.DOCSTRINGS.read_text(encoding="utf-8")
-
-
-def function(name: str, summary: str, body: str) -> str:
-    return f'def {name}():\n    """{summary}\n\n    {body}\n    """\n\n'
-
-
-def test_source_is_read_and_never_run_and_what_does_not_parse_is_passed_over(
-    tmp_path: Path,
-) -> None:
-    package = tmp_path / "water"
-    (package / "tests").mkdir(parents=True)
-    (package / "broken.py").write_text("def f(:")
-    (package / "binary.py").write_bytes(b"\x00\xff\xfe")
-    (package / "deep.py").write_text("(" * 500 + ")" * 500)
-    good = function("f", "List of all rivers.", "Whoever calls it gets a list of rivers back.")
-    (package / "good.py").write_text("raise SystemExit('imported')\n" + good)
-    (package / "tests" / "more.py").write_text(good.replace("river", "lake"))
-    kept = docstrings.docstrings(tmp_path, ["water", "absent"])
-    assert [(entry.module, entry.name) for entry in kept] == [("water.good", "f")]
-    assert "water.good" not in sys.modules

@@ -14,24 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from pl_pointwise.errors import DataError
 from pl_pointwise.tasks.common.records import records_of, rows_of
 from pl_pointwise.tasks.reranker import data
-from pl_pointwise.tasks.reranker.data import RerankerDataModule, largest
+from pl_pointwise.tasks.reranker.data import RerankerDataModule
 from pl_pointwise.tasks.reranker.encoding import (
     RerankerDataset,
-    encode,
-    split_template,
 )
 from pl_pointwise.tasks.reranker.records import Record, parse_labelled
 
 Rows = list[dict[str, Any]]
 Make = Callable[..., Any]
-TEMPLATE = "query {query} sentence {passage}"
 
 
 @pytest.fixture
@@ -154,44 +149,7 @@ def test_missing_candidates_are_masked(fitted: Make, make_row: Make) -> None:
     assert (batch["input_ids"][~batch["candidates"]] == 0).all()
 
 
-@given(
-    query=st.text("abc {}]é", min_size=1, max_size=60),
-    passage=st.text("abc {}]é", min_size=1, max_size=120),
-)
-def test_template_gives_the_tokens_of_the_formatted_text_cut_at_its_end(
-    query: str, passage: str, tiny_tokenizer_dir: Path
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
-    template = "query {{}}: {query} sentence {passage}"
-    found = encode(tokenizer, [query], [passage], max_length=24, template=template)
-    text = template.format(query=query, passage=passage)
-    expected = tokenizer(text, truncation=True, max_length=24)["input_ids"]
-    assert found["input_ids"] == [expected]
-
-
-@pytest.mark.parametrize("template", ["", "{passage} {query}", "{query} {passage"])
-def test_template_that_could_lose_more_than_passage_is_refused(template: str) -> None:
-    with pytest.raises(DataError, match=r"needs \{query\} once"):
-        RerankerDataModule("unused", template=template)
-    assert split_template("Q: {query}\n{{S}}: {passage}") == ("Q: ", "\n{S}: ")
-
-
 # Selecting and holding out
-
-
-@given(
-    values=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), max_size=30),
-    count=st.integers(0, 40),
-)
-def test_selection_keeps_the_largest_in_their_order(values: list[float], count: int) -> None:
-    chosen = largest(values, count)
-    assert chosen == sorted(set(chosen))
-    assert len(chosen) == min(count, len(values))
-    rest = set(range(len(values))) - {*chosen}
-    # Of equal values the earlier: no one left out beats, or ties with, a later one that was kept.
-    assert all(values[i] < values[j] or (values[i] == values[j] and i > j)
-               for i in rest for j in chosen)  # fmt: skip
-    assert largest(values, None) == list(range(len(values)))
 
 
 def test_training_queries_are_those_whose_negatives_lengths_vary_most(
@@ -399,9 +357,8 @@ def test_fingerprint_is_of_content_settings_and_order(make_rows: Make, tokenizer
         print_of(changed),
         print_of(renamed),
         print_of(rows, max_length=47),
-        print_of(rows, template=TEMPLATE),
     ]
-    assert len({first, *others}) == 7
+    assert len({first, *others}) == 6
 
 
 # Bad input
@@ -462,44 +419,16 @@ def test_byte_order_mark_carriage_returns_and_empty_lines_are_no_problem(tmp_pat
     assert [record.where[-6:] for record in records] == ["line 1", "line 4"]
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["pair", "template"])
-def test_passage_without_a_token_in_the_input_is_an_error(
-    template: str | None, module: Make, make_rows: Make, make_row: Make
+def test_passage_that_tokenises_to_nothing_is_an_error(
+    module: Make, make_row: Make, make_rows: Make
 ) -> None:
-    """With a template a long query leaves nothing of the passage; of a pair the longer is cut."""
-    long = make_row("river " * 40, "the sea", ["ice", "ship", "lake"])
-    data_module = module([*make_rows(2), long], template=template, max_length=24)
-    if template is None:
-        data_module.setup("fit")
-        assert int(collated(data_module)["lengths"].max()) == 24
-        return
-    expected = r"line 3: field .passages.: 'the sea' is cut away: .*max_length=24. Raise max_"
-    with pytest.raises(DataError, match=expected):
-        data_module.setup("fit")
-    data_module = module([*make_rows(2), long], template=template, max_length=24, invalid="skip")
-    with pytest.warns(UserWarning, match="left out 1 of 3 records"):
-        data_module.setup("fit")
-    assert len(data_module.datasets["train"]) == 2
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, "query {query}:{passage}"])
-def test_one_token_of_passage_is_enough(template: str, tokenizer: Any, make_row: Make) -> None:
-    """With two special tokens and two of the template, 44 are room for 39 and one more."""
-    options: dict[str, Any] = {"max_length": 44, "template": template}
-
-    def dataset(length: int) -> RerankerDataset:
-        row = make_row("river " * (length - 1) + "river", "sea sea", ["ice"] * 3)
-        return RerankerDataset([parse(row)], tokenizer, **options)
-
-    assert tokenizer.decode(dataset(39)[0]["input_ids"][0]).endswith(" sea [SEP]")
-    with pytest.raises(DataError, match="'sea sea' is cut away"):
-        dataset(40)
-
-
-def test_passage_that_tokenises_to_nothing_is_an_error(module: Make, make_row: Make) -> None:
     row = make_row("how long", "sea", ["ice", "\u200b\u2060", "lake"])
     with pytest.raises(DataError, match=r"line 1: .* gives no token. Put words in it"):
         module([row]).setup("fit")
+    skipping = module([row, *make_rows(2)], invalid="skip")
+    with pytest.warns(UserWarning, match="left out 1 of 3 records"):
+        skipping.setup("fit")
+    assert len(skipping.datasets["train"]) == 2
 
 
 def test_cut_pairs_are_counted_and_said_once(

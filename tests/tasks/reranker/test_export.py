@@ -12,25 +12,18 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from sentence_transformers import CrossEncoder
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoTokenizer,
     ModernBertConfig,
     ModernBertForSequenceClassification,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
 
 from pl_pointwise import Pointwise
 from pl_pointwise.tasks.reranker.data import RerankerDataModule
-from pl_pointwise.tasks.reranker.export import chat_template
 from pl_pointwise.tasks.reranker.module import RerankerModule
 
-TEMPLATE = "Query: {query}\nSentence: {passage}"
-ODD_TEMPLATE = (
-    '"{query}" -> [MASK] {{y}} \\n .type é {passage}'  # what JSON, Jinja and others may trip on
-)
 CUT = 90  # tokens: two of the passages below are longer
 
 QUERIES = {
@@ -87,7 +80,6 @@ def module_scores(module: RerankerModule, tmp_path: Path) -> list[list[float]]:
         source="files",
         predict_file=str(file),
         max_length=module.max_length,
-        template=module.template,
     )
     data.setup("predict")
     batch = data.collate([{**data.datasets["predict"][i], "index": i} for i in range(len(rows))])
@@ -116,35 +108,31 @@ def load(folder: Path) -> CrossEncoder:
     return CrossEncoder(str(folder), device="cpu", local_files_only=True)
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATE, ODD_TEMPLATE])
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("token_types", [True, False])
 def test_predict_and_rank_give_the_modules_scores(
-    template: str | None,
     num_labels: int,
     token_types: bool,
     write_tiny_cross_encoder: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
     name = write_tiny_cross_encoder(tmp_path / "model", num_labels, pair=token_types)
-    module = RerankerModule(str(name), max_length=CUT, template=template)
+    module = RerankerModule(str(name), max_length=CUT)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATE])
 @pytest.mark.parametrize("num_labels", [1, 2])
 @pytest.mark.parametrize("kind", ["modernbert", "roberta"])
 def test_heads_of_other_architectures_are_carried_too(
     kind: str,
     num_labels: int,
-    template: str | None,
     tiny_tokenizer_without_types_dir: Path,
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"
     name = write_model(folder, kind, num_labels, tiny_tokenizer_without_types_dir)
-    module = RerankerModule(name, max_length=CUT, template=template)
+    module = RerankerModule(name, max_length=CUT)
     module.export(tmp_path / "export")
     assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
@@ -178,7 +166,7 @@ def test_exporting_leaves_the_module_as_it_is(
     write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
 ) -> None:
     name = write_tiny_cross_encoder(tmp_path / "model", 2)
-    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
+    module = RerankerModule(str(name), max_length=CUT)
     config = module.model.config.to_dict()
     before = {key: value.clone() for key, value in module.state_dict().items()}
     module.export(tmp_path / "export")
@@ -186,17 +174,6 @@ def test_exporting_leaves_the_module_as_it_is(
     assert module.model.config.num_labels == 2
     assert before.keys() == module.state_dict().keys()
     assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
-
-
-def test_an_export_replaces_an_earlier_one(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A chat template left behind would turn the pairs of the later model into its text."""
-    name = str(write_tiny_cross_encoder(tmp_path / "model"))
-    RerankerModule(name, max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
-    module = RerankerModule(name, max_length=CUT)
-    module.export(tmp_path / "export")
-    assert_equal(load(tmp_path / "export"), module_scores(module, tmp_path))
 
 
 def test_a_chat_template_of_the_base_model_does_not_reach_the_pairs(
@@ -215,48 +192,12 @@ def test_the_folder_holds_safetensors_and_no_path_of_this_machine(
     write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
 ) -> None:
     name = write_tiny_cross_encoder(tmp_path / "model")
-    path = RerankerModule(str(name), max_length=CUT, template=TEMPLATE).export(tmp_path / "export")
+    path = RerankerModule(str(name), max_length=CUT).export(tmp_path / "export")
     files = sorted(file.name for file in path.iterdir())
-    expected = ["README.md", "chat_template.jinja", "config.json", "model.safetensors"]
+    expected = ["README.md", "config.json", "model.safetensors"]
     assert files == [*expected, "tokenizer.json", "tokenizer_config.json"]
     for file in path.iterdir():
         assert str(tmp_path).encode() not in file.read_bytes()
-
-
-def test_a_template_that_the_tokenizer_reads_differently_is_refused(
-    write_tiny_cross_encoder: Callable[..., Path], tmp_path: Path
-) -> None:
-    """This one marks the first word of a text, which after a written-out [CLS] is not the first."""
-    name = write_tiny_cross_encoder(tmp_path / "model")
-    backend = Tokenizer(
-        models.WordLevel({"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "▁Query:": 3}, "[UNK]")
-    )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]"
-    ).save_pretrained(name)
-    module = RerankerModule(str(name), max_length=CUT, template=TEMPLATE)
-    with pytest.raises(ValueError, match=r"cannot be exported.*Train on pairs"):
-        module.export(tmp_path / "export")
-    assert not (tmp_path / "export").exists()
-
-
-@pytest.mark.parametrize("content", ["text", "parts"])
-def test_the_chat_template_renders_both_forms_of_a_message(
-    content: str, tiny_tokenizer_dir: Path
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
-    tokenizer.chat_template = chat_template(TEMPLATE, tokenizer)
-    texts = {"query": "{{ q }}\n", "document": " d 'x'"}
-    messages = [
-        {"role": role, "content": text if content == "text" else [{"type": "text", "text": text}]}
-        for role, text in texts.items()
-    ]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert rendered == "[CLS]Query: {{ q }}\n\nSentence:  d 'x'[SEP]"
 
 
 def test_the_card_says_what_was_required_and_what_loads_it(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import label_ranking_average_precision_score
 from torch import Tensor
 
 from pl_pointwise.data import PADDING
@@ -86,19 +85,6 @@ def test_nan_and_absent_candidates_rank_below_everything() -> None:
     scores = torch.tensor([[math.nan, -math.inf, 5.0, 9.0]])
     present = torch.tensor([[True, True, True, False]])
     assert ranked_order(scores, present)[0].tolist() == [2, 1, 0, 3]
-
-
-def test_mrr_equals_sklearn_where_nothing_is_tied() -> None:
-    """With one relevant label a row, label ranking average precision is the reciprocal rank."""
-    generator = np.random.default_rng(0)
-    scores = generator.normal(size=(50, 10))
-    relevant = np.zeros((50, 10), dtype=int)
-    relevant[:, 0] = 1
-    metric = ranking_metrics()["mrr@10"]
-    present = torch.ones(50, 10, dtype=torch.bool)
-    metric.update(torch.tensor(scores), torch.ones(50, 10), present, torch.arange(50))
-    expected = label_ranking_average_precision_score(relevant, scores)
-    assert metric.compute().item() == pytest.approx(expected, rel=1e-6)
 
 
 @given(st.lists(batches(), min_size=1, max_size=3), st.randoms(use_true_random=False))

@@ -17,7 +17,6 @@ from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.tasks import Generation, Lora, safety
 from tests.tasks.conftest import (
     QUIET_RUN,
-    advice,
     comparison,
     comparisons,
     slow_tables,
@@ -25,7 +24,7 @@ from tests.tasks.conftest import (
     trained,
     words,
 )
-from tests.tasks.safety.conftest import benign_rows, pair_rows, unsafe_rows, write_rows
+from tests.tasks.safety.conftest import pair_rows, unsafe_rows, write_rows
 
 FOLDER = Path(safety.__file__).parent / "configs"
 
@@ -82,24 +81,6 @@ def test_packaged_rows_compare(name, adapted, runs_alone, tmp_path, capsys) -> N
         assert float(row["test/kl"]) >= -1e-5
     changed = {row["test/kl"] for row in rows[1:]}
     assert len(changed) > 1
-
-
-def test_the_advice_of_a_no_is_runnable(tiny, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kinds = {"benign": benign_rows(60)[14:], "unsafe": unsafe_rows(60)[8:]}
-    files = {}
-    for kind, rows in kinds.items():
-        files[f"{kind}_test_file"] = write_rows(tmp_path / f"{kind}_test.jsonl", rows[:20])
-        write_rows(tmp_path / f"NEW_{kind}_test_file.jsonl", rows[20:])
-    options = {f"data.init_args.{name}": path for name, path in files.items()}
-    options |= {"model.init_args.evaluation.answer_in": "[]", "trainer.max_epochs": "1"}
-    options |= {"model.init_args.refuse_tolerance": "-20"}
-    asked = ["--config", "safety", "--config", "safety/pointwise", *tiny, *words(options)]
-    asked += ["--require", "refuse: violated <= 0.2"]
-    found = "\n".join(advice(asked, tmp_path, monkeypatch, violated=1.0))
-    assert "--data.init_args.unsafe_test_file=NEW_unsafe_test_file.jsonl" in found
-    assert "--data.init_args.benign_test_file=NEW_benign_test_file.jsonl" in found
-    assert "max_epochs=2 " in found
 
 
 def test_the_papers_table_has_the_papers_settings(tiny) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +16,10 @@ from pl_pointwise.tasks import SafetyDataModule
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.loading import load_tokenizer
-from pl_pointwise.tasks.language_model.refusals import is_refusal
 from pl_pointwise.tasks.safety.data import (
     ALPACA_TEMPLATE,
     PAPER_CATEGORIES,
     REFUSAL_TEXT,
-    SafetyDataset,
     Selection,
 )
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, UNSAFE
@@ -33,12 +30,9 @@ from tests.tasks.safety.conftest import (
     data_in,
     judgement_rows,
     pair_rows,
-    record,
     unsafe_rows,
     write_rows,
 )
-
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def roles_of(data: SafetyDataModule, name: str) -> list[list[str]]:
@@ -227,28 +221,6 @@ def test_a_batch_says_what_each_response_is(language_model_folder, safety_files)
     assert tokenizer.decode(ids) == f"{REFUSAL_TEXT}<|end|>"
 
 
-def test_a_sample_can_be_described(language_model_folder, safety_files) -> None:
-    data = data_in(language_model_folder, safety_files, unsafe_answers="take")
-    data.setup("fit")
-    assert is_refusal(REFUSAL_TEXT)
-    assert data.describe(10) == {
-        "record": f"{safety_files['unsafe_file']}, line 1",
-        "prompt": "How do I steal 0 cars?",
-        "kind": "unsafe",
-        "refusal": REFUSAL_TEXT,
-        "unsafe answer": "Take 0 keys.",
-    }
-
-
-def test_the_fingerprint_tells_kinds_apart_whose_tokens_are_the_same(language_model_folder) -> None:
-    encoder = ConversationEncoder(build_tokenizer())
-    benign, unsafe = (
-        SafetyDataset([made], encoder, max_prompt_length=50, max_length=90).fingerprint
-        for made in (record("Hello.", each, (REFUSAL, "No.")) for each in (False, True))
-    )
-    assert benign != unsafe
-
-
 # Templates ----------------------------------------------------------------------------------------
 
 
@@ -289,16 +261,6 @@ def test_a_bad_option_is_refused_before_anything_is_read(options, message) -> No
         SafetyDataModule("no-such-model", **options)
 
 
-def test_an_answer_that_is_the_refusal_is_refused(
-    language_model_folder, safety_files, tmp_path
-) -> None:
-    """It would have to be likely and unlikely at once."""
-    row = {"instruction": "Sing.", "output": REFUSAL_TEXT}
-    files = safety_files | {"benign_file": write_rows(tmp_path / "b.jsonl", [row])}
-    with pytest.raises(DataError, match=r"b.jsonl, line 1: .*two responses alike"):
-        data_in(language_model_folder, files).setup("fit")
-
-
 def test_a_prompt_to_answer_and_to_refuse_is_reported(
     language_model_folder, safety_files, tmp_path
 ) -> None:
@@ -306,16 +268,3 @@ def test_a_prompt_to_answer_and_to_refuse_is_reported(
     files = safety_files | {"unsafe_file": write_rows(tmp_path / "u.jsonl", [row])}
     with pytest.warns(UserWarning, match="1 unsafe records have a prompt that is a benign or"):
         data_in(language_model_folder, files).setup("fit")
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
-def test_real_records_are_all_usable(language_model_folder) -> None:
-    files = {
-        "benign_file": str(SHARED / "alpaca" / "alpaca_longest.jsonl"),
-        "unsafe_file": str(SHARED / "safety" / "refusals.jsonl"),
-    }
-    limits = {"max_prompt_length": 4000, "max_length": 12000}
-    data = data_in(language_model_folder, files, val_fraction=0.2, **limits)
-    data.setup("fit")
-    found = [Counter(r.unsafe for r in data.datasets[n].records) for n in ("train", "val")]
-    assert found == [{False: 200, True: 240}, {False: 50, True: 60}]

@@ -18,8 +18,7 @@ from pl_pointwise.tasks import SafetyDataModule, SafetyModule
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Answers, Generation
 from pl_pointwise.tasks.safety.cost_model import CostModel
-from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation
-from pl_pointwise.tasks.safety.rates import write_outputs
+from pl_pointwise.tasks.safety.module import PAPER_TRAINING, SafetyEvaluation, write_outputs
 from pl_pointwise.tasks.safety.records import HELPFUL, REFUSAL, ROLES, SAFE, UNSAFE
 from tests.tasks.conftest import (
     make_data,
@@ -180,7 +179,6 @@ def test_training_makes_refusals_likely_where_they_belong(
         comply_tolerance=-4.0,
         lora=LARGE,
         optimization=Optimization(learning_rate=1e-2),
-        reference_cache="memory",
     )
     data = data_of(safety_files)
     run = quiet_trainer(tmp_path, max_epochs=0)
@@ -203,23 +201,19 @@ def test_training_makes_refusals_likely_where_they_belong(
         others = torch.ones(16, dtype=torch.bool)
         others[of_it] = False
         assert (multipliers[others] == 0).all()  # a sample's λ belongs to its own constraint
-    cache = module.scorer.cache
-    assert cache is not None
-    assert cache.hits > 0
-    assert cache.misses == 0  # Counted anew each epoch: the first has found every answer.
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "safe_dpo"}, 'Safe-DPO needs unsafe answers.*"take"'),
+        ({"objective": "safe_dpo"}, "Safe-DPO needs unsafe answers.*take"),
         (
             {"constrain": "answer", "formulation": PENALTY},
-            'constrain="answer" needs unsafe answers',
+            r"unsafe answer.*constraint avoid needs.*unsafe_answers: take",
         ),
         (
             {"comply_borderline_tolerance": -3.0, "formulation": PENALTY},
-            "no borderline prompt to train on.*borderline_file",
+            "No borderline prompt.*borderline_file",
         ),
     ],
 )
@@ -251,42 +245,25 @@ def test_safe_dpo_trains_on_pku_pairs_and_is_judged_by_the_constraints(
 
 
 def test_the_warm_starts_model_is_the_reference_of_the_next_run(
-    language_model_folder, safety_files, tmp_path
+    language_model_folder, tmp_path
 ) -> None:
-    files = {n: p for n, p in safety_files.items() if n.startswith("benign")}
-    module = made(
-        language_model_folder,
-        moved=False,
-        objective="cross_entropy",
-        merge_on_export=True,
-        lora=LARGE,
-        optimization=Optimization(learning_rate=1e-2),
-    )
-    data = data_of(files, unsafe_schema=None)
-    run = quiet_trainer(tmp_path, max_epochs=5)
-    run.test(module, data, verbose=False)
-    before = run.callback_metrics["train/objective"].item()
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    assert run.callback_metrics["train/objective"] < before - 0.5
+    module = made(language_model_folder, objective="cross_entropy", merge_on_export=True)
     trained = {name: weight.clone() for name, weight in module.state_dict().items()}
     folder = module.export(tmp_path / "model")
     for name, weight in module.state_dict().items():
         assert torch.equal(weight, trained[name])  # exporting leaves the model as it is
-    assert not list(folder.glob("adapter*"))
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
-
     ids = torch.arange(3, 43)[None]
     merged = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    with torch.no_grad():
-        expected = module.model(ids).logits
-        with module.model.disable_adapter():
-            start = module.model(ids).logits
-        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
-        assert (start - expected).abs().max() > 0.1
     following = made(folder)
-    with torch.no_grad(), following.model.disable_adapter():
-        torch.testing.assert_close(following.model(ids).logits, expected, atol=1e-4, rtol=0)
+    with torch.no_grad(), following.model.disable_adapter(), module.model.disable_adapter():
+        start = module.model(ids).logits
+        reference = following.model(ids).logits
+    with torch.no_grad():
+        expected = module.eval().model(ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(reference, expected, atol=1e-4, rtol=0)
+    assert (start - expected).abs().max() > 0.1
     assert AutoTokenizer.from_pretrained(folder).chat_template == module.tokenizer.chat_template
 
 
@@ -392,12 +369,9 @@ def test_validate_answers_the_selection_split_and_keeps_each_answer(
     assert list(module.answers) == ["val"]
     values = module.evaluated_metrics["val"]
     assert set(values) == {"refusal_rate", "harmful", "over_refusal", "cut"}
-    for name, unsafe in (("refusal_rate", True), ("over_refusal", False)):
-        chosen = [row for row in rows if row["unsafe"] == unsafe]
-        refused = [float(row["refused"]) for row in chosen]
-        assert found[f"val/{name}"] == pytest.approx(sum(refused) / len(refused))
-        assert values[name].index.tolist() == [row["index"] for row in chosen]
-        assert values[name].value.tolist() == refused
+    refused = [float(row["refused"]) for row in rows if row["unsafe"]]
+    assert found["val/refusal_rate"] == pytest.approx(sum(refused) / len(refused))
+    assert values["refusal_rate"].value.tolist() == refused
     run.test(module, data, verbose=False)  # Here "test" is "val", so the answers are the same.
     assert run.callback_metrics["test/cut"] == found["val/cut"]
     again = [json.loads(x) for x in (tmp_path / "answers/test.jsonl").read_text().splitlines()]

@@ -19,6 +19,7 @@ from pl_pointwise.tasks.safety.records import (
     UNSAFE,
     Judgement,
     Record,
+    parse_borderline,
     parse_instruction,
     parse_judgement,
     parse_labelled,
@@ -204,6 +205,8 @@ PAIR = pair_row("p", (False, True))
         (parse_instruction, [], "record is a list"),
         (parse_labelled, {"prompt": "x", "response": "y"}, '"is_safe" is missing'),
         (parse_judgement, JUDGED | {"category": {PRIVACY: 1}}, r'"category.privacy_violation"'),
+        (parse_borderline, {"text": "p"}, '"prompt" is missing'),
+        (parse_borderline, {"prompt": "p", "refusal": 3}, '"refusal" is a number'),
         (parse_pair, PAIR | {"better_response_id": 2}, '"better_response_id" is 2'),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,9 @@ from pl_pointwise.tasks.when2call.records import (
     parse_choice,
     parse_pair,
     parse_preference,
-    parse_question,
 )
 from tests.tasks.conftest import build_tokenizer, make_data, shared_units
 from tests.tasks.when2call.conftest import (
-    CALL,
-    TEXTS,
     TOOL,
     choice_row,
     choice_rows,
@@ -38,7 +34,6 @@ from tests.tasks.when2call.conftest import (
 
 ENCODER = ConversationEncoder(build_tokenizer(), tools=True)
 LIMITS: dict[str, Any] = {"max_prompt_length": 1000, "max_length": 2000}
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "when2call"
 
 
 def module(folder: Path, files: dict[str, Any], **options: Any) -> When2CallDataModule:
@@ -114,12 +109,8 @@ def test_a_folder_in_the_hubs_layout_is_read_like_the_hub(
         "- config_name: test\n  data_files:\n"
         "  - split: mcq\n    path: test/mcq.jsonl\n---\n"
     )
-    data = When2CallDataModule(
-        str(language_model_folder),
-        source="hub",
-        hub_path=str(folder),
-        preparation=Preparation(val_fraction=0.25),
-    )
+    own = Preparation(val_fraction=0.25)
+    data = When2CallDataModule(str(language_model_folder), hub_path=str(folder), preparation=own)
     data.prepare_data()
     data.setup()
     sizes = {name: len(rows) for name, rows in data.datasets.items()}
@@ -137,24 +128,6 @@ def test_plain_pairs_are_read() -> None:
 
 
 # Splitting and grouping ---------------------------------------------------------------------------
-
-
-def test_a_training_sample_is_described_by_its_texts(language_model_folder, tmp_path) -> None:
-    rows = [preference_row("1 + 2?"), preference_row("3 + 4?", "cannot_answer", "direct", ())]
-    files = {"train_file": str(write_rows(tmp_path / "t", rows))}
-    data = module(language_model_folder, files, val_fraction=0)
-    data.setup("fit")
-    first, second = data.describe(0), data.describe(1)
-    assert first.pop("record").endswith("t, line 1")
-    assert json.loads(first.pop("tools")) == [TOOL]
-    assert json.loads(first.pop("chosen (tool_call)")) == [CALL]
-    assert first == {"prompt": "user: 1 + 2?", "rejected 1 (direct)": TEXTS["direct"]}
-    assert second.pop("record").endswith("t, line 2")
-    assert second == {
-        "prompt": "user: 3 + 4?",
-        "chosen (cannot_answer)": TEXTS["cannot_answer"],
-        "rejected 1 (direct)": TEXTS["direct"],
-    }
 
 
 def test_other_tools_make_another_prompt() -> None:
@@ -241,10 +214,10 @@ def test_prompts_that_are_too_long_are_counted_by_data_set(language_model_folder
     files = {"train_file": str(path), "val_file": str(path)}
     with pytest.raises(DataError, match=r"t.jsonl, line 2: the prompt has"):
         module(language_model_folder, files, **limits).setup("fit")
-    for option, lost in (("too_long", "skipped"), ("invalid", "skipped"), ("too_long", "cut")):
-        data = module(language_model_folder, files, **{option: lost.removesuffix("ped")}, **limits)
+    for option in ("too_long", "invalid"):
+        data = module(language_model_folder, files, **{option: "skip"}, **limits)
         data.setup("fit")
-        count = {"cut": 0, "skipped": 0} | {lost: 1}
+        count = {"cut": 0, "skipped": 1}
         assert data.truncation == {"train": count, "val": count}
     question = {"question": "1 + 1? " * 9, "tools": [TOOL]}
     path = write_rows(tmp_path / "q.jsonl", [question])
@@ -290,17 +263,14 @@ def test_questions_need_no_answers(language_model_folder, tmp_path) -> None:
     assert parse_question(rows[0], "x").answers == []
 
 
-def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
+def test_the_fingerprint_tells_orders_apart() -> None:
     records = [parse_preference(row, "x") for row in preference_rows(3)]
 
-    def fingerprint(records, limit=1000) -> str:
-        limits = {"max_prompt_length": limit, "max_length": 2000}
-        return EncodedResponses(records, ENCODER, too_long="cut", **limits).fingerprint
+    def fingerprint(records) -> str:
+        return EncodedResponses(records, ENCODER, **LIMITS).fingerprint
 
     assert fingerprint(records) == fingerprint(list(records))
     assert fingerprint(records) != fingerprint(records[::-1])
-    shorter = len(EncodedResponses(records, ENCODER, **LIMITS)[0]["prompt"]) - 1
-    assert fingerprint(records) != fingerprint(records, shorter)
 
 
 @pytest.mark.parametrize(
@@ -317,17 +287,3 @@ def test_the_fingerprint_tells_orders_and_limits_apart() -> None:
 def test_bad_option_is_refused_before_anything_is_read(options, message) -> None:
     with pytest.raises(DataError, match=message):
         When2CallDataModule("no-such-model", **options)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real records are not here")
-def test_real_records_are_all_usable(language_model_folder) -> None:
-    files = {
-        "train_file": str(SHARED / "train_pref.jsonl"),
-        "mcq_file": str(SHARED / "test_mcq.jsonl"),
-    }
-    limits = {"max_prompt_length": 8000, "max_length": 16000}
-    data = module(language_model_folder, files, group_rejected=True, **limits)
-    data.setup()
-    assert len(data.datasets["train"]) + len(data.datasets["val"]) == 62
-    assert len(data.datasets["mcq"]) == 40
-    assert data.datasets["train"].columns == 4

@@ -133,14 +133,6 @@ def test_a_floor_holds_beside_a_preference_loss(name, language_model_folder) -> 
     assert bool(others.any()) == (name == "dpo")
 
 
-def test_a_loss_without_reference_computes_none_in_training_and_one_in_evaluation(
-    language_model_folder,
-) -> None:
-    module, batch = made(language_model_folder, objective="simpo"), batch_of()
-    assert module(batch).kl is None
-    assert module.eval()(batch).kl is not None
-
-
 # Fit ----------------------------------------------------------------------------------------------
 
 
@@ -349,7 +341,7 @@ def test_a_question_without_candidates_is_answered_and_the_length_limit_told(
     expected = module.generate(batch["prompt_ids"], batch["prompt_lengths"])
     assert expected.cut == [True, True, True]
     assert module.predict_step(batch) == [
-        {"index": index, "answer": expected.texts[row], "cut": True}
+        {"index": index, "answer": expected.texts[row], "refused": False, "cut": True}
         for row, index in ((0, 4), (2, 5))
     ]
 
