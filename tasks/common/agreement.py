@@ -150,8 +150,9 @@ def clone_problem(
             for each in values.values():
                 scale = torch.linspace(0.5, 1.5, each.numel()).to(each)
                 loss = loss + (each.flatten() * scale).sum()
-            options = {"allow_unused": True, "materialize_grads": True}
-            return values, torch.autograd.grad(loss, weights, **options)
+            return values, torch.autograd.grad(
+                loss, weights, allow_unused=True, materialize_grads=True
+            )
 
         (values, gradients), (plain_values, slopes) = computed(fast), computed(plain)
         bound = rounding(clone)

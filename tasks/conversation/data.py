@@ -157,9 +157,9 @@ class ConversationDataModule(ResponseDataModule):
         check_kept_and_forgotten(records)
         return with_refusals(records, self.refusals)
 
-    def _within_positions(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+    def _encode(self, name: str, records: Sequence[Any]) -> EncodedResponses:
         """Besides, of every answer to forget how likely it is to be."""
-        encoded = super()._within_positions(name, records)
+        encoded = super()._encode(name, records)
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)
         return encoded

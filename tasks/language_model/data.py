@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -234,18 +234,21 @@ class ResponseDataModule(PointwiseDataModule):
             if "val" in self.datasets:
                 self.datasets["test"] = self.datasets["val"]
         elif records:
-            own, skips = self.preparation, self._skips(name)
-            encoded = self.dataset_class(
-                records,
-                self._encoder,
-                name=name,
-                max_prompt_length=own.max_prompt_length,
-                max_length=own.max_length,
-                skip_long=name != "predict"
-                and (own.too_long or ("skip" if skips else "")) == "skip",
-                skip_invalid=skips,
-            )
+            encoded = self._encode(name, records)
             self.datasets[name], self.truncation[name] = encoded, encoded.truncation
+
+    def _encode(self, name: str, records: Sequence[Any]) -> EncodedResponses:
+        """The data set of records, tokenised."""
+        own, skips = self.preparation, self._skips(name)
+        return self.dataset_class(
+            records,
+            self._encoder,
+            name=name,
+            max_prompt_length=own.max_prompt_length,
+            max_length=own.max_length,
+            skip_long=name != "predict" and (own.too_long or ("skip" if skips else "")) == "skip",
+            skip_invalid=skips,
+        )
 
     def _split(
         self, read: Mapping[str, list[R]], files: Mapping[str, str | None]

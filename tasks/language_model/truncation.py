@@ -9,6 +9,7 @@ for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pl_pointwise.errors import DataError
 
@@ -19,7 +20,7 @@ from .records import Record
 _KEPT = ("system", "developer")
 
 
-def fit_prompt(encoder: ConversationEncoder, record: Record, limit: int) -> list[Message] | None:
+def fit_prompt(encoder: ConversationEncoder, record: Record, limit: int) -> list[Any] | None:
     """A record's conversation, shortened to a prompt of ``limit`` tokens; None if it cannot."""
 
     def fits(turns: Sequence[Message]) -> bool:

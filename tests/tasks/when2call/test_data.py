@@ -21,6 +21,7 @@ from pl_pointwise.tasks.when2call.records import (
     parse_choice,
     parse_pair,
     parse_preference,
+    parse_question,
 )
 from tests.tasks.conftest import build_tokenizer, make_data, shared_units
 from tests.tasks.when2call.conftest import (
