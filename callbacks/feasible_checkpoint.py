@@ -18,10 +18,9 @@ RANK = "feasible_then_objective"
 class FeasibleCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose best is feasible if any checkpoint of the run is.
 
-    The excess of a checkpoint is how far the largest ``val/{constraint}/{statistic}`` over the
-    constraints lies above ``at_most``. It is feasible where that is not above 0. A feasible one
-    comes before any other; of two feasible ones the better objective, of two others the smaller
-    excess. ``best_model_score`` only orders: up to −0.5 is feasible, above 0 is not.
+    A checkpoint is feasible if the largest ``val/{constraint}/{statistic}`` is at most ``at_most``.
+    A feasible one comes before any other; of two feasible ones the better objective, of two others
+    the smaller excess. ``best_model_score`` only orders: up to −0.5 is feasible, above 0 is not.
 
     Args:
         statistic: "cvar95", "max", "mean" or "violated" (the share, to be at most a fraction).

@@ -121,21 +121,13 @@ def _print_runs(comparison: Comparison) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("compare", __doc__.split("\n")[0], overview())
-    parser.add_argument(
-        "-c", "--config", action="append", required=True, help="base, then overlays; name or path"
-    )
-    parser.add_argument(
-        "--methods",
-        help="YAML of name: overlay; name or path. Without: the configuration alone",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=V,V,…",
-        help="sweep a hyperparameter, model.formulation.init_args.beta=0.1,1,10; "
-        "several give every combination",
-    )
+    several: dict[str, Any] = {"action": "append", "default": []}
+    which = "base, then overlays; name or path"
+    parser.add_argument("-c", "--config", action="append", required=True, help=which)
+    which = "YAML of name: overlay; name or path. Without: the configuration alone"
+    parser.add_argument("--methods", help=which)
+    swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
+    parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--output", type=Path, required=True, help="folder for runs and results")
     parser.add_argument(
@@ -148,12 +140,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pdf", action="store_true", help="write the plots as PDF too")
     parser.add_argument(
         "--require",
-        action="append",
-        default=[],
         metavar="REQUIREMENT",
         help="what the chosen model has to meet on new inputs: 'relevance: violated <= 0.05', "
         "'relevance: q90 <= 0.5', 'mcq/tool_call: violated <= 0.1', 'over_refusal <= 0.05', "
         "'lost(relevance) <= 0.02'; several hold together",
+        **several,
     )
     parser.add_argument(
         "--against",
@@ -171,12 +162,8 @@ def _parser() -> argparse.ArgumentParser:
         help="check every method, then list the runs and their commands; run and write nothing",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--jobs",
-        type=_at_least_one,
-        help="this many runs at once, each in a process of its own; without: one after the other "
-        "in this process",
-    )
+    jobs = "this many runs at once, each in a process of its own; without: all in this one"
+    how.add_argument("--jobs", type=_at_least_one, help=jobs)
     how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
     return parser
 

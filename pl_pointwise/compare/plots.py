@@ -71,9 +71,8 @@ class Axis(NamedTuple):
 
 
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
-    """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better.
-
-    higher_is_better: what the metrics say of themselves, by name without the data set.
+    """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better, else the
+    metric itself, by its name without the data set.
     """
     metric, _, better = name.partition(":")
     if metric not in metrics or better not in ("", "max", "min"):
@@ -86,10 +85,7 @@ def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str,
 
 
 def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
-    """Returns the objective, and CVaR95 of the first constraint, "" where there is none.
-
-    objective: the metric that says the objective of every method, without its stage.
-    """
+    """Returns the objective, and CVaR95 of the first constraint, "" where there is none."""
     stage = deciding_stage(metrics)
     tails = (name for name in metrics if re.fullmatch(f"{stage}/.*/cvar95", name))
     return [f"{stage}/{objective}", next(tails, "")]
@@ -184,8 +180,7 @@ TITLES = {"test": "held-out", "val": "held-out (selection)", "running": "trainin
 def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) -> None:
     """Writes the empirical CDF of violations, a panel per ``stage/constraint``, a curve per method.
 
-    What a curve lacks to 1 at the line, 0, is the share violated. Where a few values would flatten
-    all others, the axis is logarithmic far from 0.
+    What a curve lacks to 1 at the line, 0, is the share violated.
     """
     looks = {
         method: {

@@ -1,8 +1,7 @@
 """What a comparison runs: methods × values of its settings × seeds, each run with its own folder.
 
-A methods file is YAML, name → overlay, where an overlay is a mapping merged over the configuration
-(``model: {init_args: {tolerance: 3}}``), the name or path of another configuration, or a list of
-such. Settings sweep one hyperparameter each, by its dotted path on the command line.
+A methods file is YAML, name → overlay: a mapping merged over the configuration, the name or path of
+another one, or a list of such. Settings sweep one hyperparameter each, by its dotted path.
 """
 
 from __future__ import annotations

@@ -119,10 +119,7 @@ def deciding_stage(names: Sequence[str]) -> str:
 
 
 def shared_objective(outcomes: Sequence[Outcome]) -> str:
-    """Returns the metric, without its stage, that says the objective of every method of the task.
-
-    A method's own ``objective`` is what it was trained by, which may be another loss for each.
-    """
+    """Returns the metric, without its stage, that is the objective of every method of the task."""
     names = metric_names(outcomes)
     shared = (str(result.get("shared_objective", OBJECTIVE)) for _, result in outcomes)
     stage = deciding_stage(names)
@@ -130,11 +127,8 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
-    """Returns a line per method: the objective that all share, and of every constraint the shares
-    of violated samples and, where a sample has several, of values, and CVaR95: held-out, mean ± std
-    over seeds. A run that failed says why.
-
-    objective: its metric.
+    """Returns a line per method: the objective that all share, and of every constraint shares
+    violated and CVaR95: held-out, mean ± std over seeds. A run that failed says why.
     """
     stage = deciding_stage(names)
     shown = {f"{stage}/{objective}": objective.replace("_", " ")}

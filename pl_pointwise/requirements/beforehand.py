@@ -25,9 +25,7 @@ def samples_to_come(
 ) -> DataFrame:
     """Returns the table of samples.py with NaN for the values: no forward pass is made.
 
-    A metric is taken to be of every sample: the task decides later.
-
-    loaders: by data set, without the training data.
+    A metric is taken to be of every sample. loaders: by data set, without the training data.
     """
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
@@ -71,8 +69,7 @@ def check_splits(
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples.
 
-    samples: what there will be, as :func:`samples_to_come` returns it.
-    training_units: hashes of the units that are trained on.
+    samples: of :func:`samples_to_come`. training_units: hashes of those that are trained on.
     """
     units = {split: set(found["unit"]) for split, found in samples.groupby("split")}
     for split in (SELECTION, CERTIFICATION):

@@ -122,9 +122,7 @@ def own_classes_only(path: Path) -> dict[str, Any]:
 
 
 def config_for_new_records(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns model, data and precision of a run's configuration, without the run's files: an
-    export names no folder of the machine it was made on, but that of a base model.
-    """
+    """Returns model, data and precision of a run's configuration, without the run's files."""
     data = config.get("data")
     if isinstance(data, dict):
         arguments = data.get("init_args") or {}

@@ -40,17 +40,7 @@ DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 
 def main(args: Sequence[str]) -> None:
     """Runs the command; options it does not know are LightningCLI's."""
-    parser = CommandParser(
-        "tolerances",
-        "Which ε which share of the samples meets, and how many samples certify a "
-        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
-        overview(),
-    )
-    which, default = "base, then overlays; name or path", "default: %(default)s"
-    parser.add_argument("-c", "--config", action="append", default=[], help=which)
-    parser.add_argument("--ckpt_path", help="of a model that is trained already")
-    parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
-    parser.add_argument("--confidence", type=fraction, default=0.95, help=default)
+    parser = _parser()
     known, options = parser.parse_known_args(list(args))
     quieten()
     options += ["--trainer.default_root_dir", str(known.output)]
@@ -71,6 +61,21 @@ def main(args: Sequence[str]) -> None:
     (known.output / "tolerances.md").write_text(text, encoding="utf-8")
     shares.to_csv(known.output / "tolerances.csv", index=False)
     print(f"Written to {known.output}: tolerances.md, tolerances.csv")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "tolerances",
+        "Which ε which share of the samples meets, and how many samples certify a "
+        "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
+        overview(),
+    )
+    which, default = "base, then overlays; name or path", "default: %(default)s"
+    parser.add_argument("-c", "--config", action="append", default=[], help=which)
+    parser.add_argument("--ckpt_path", help="of a model that is trained already")
+    parser.add_argument("--output", type=Path, default="results/tolerances", help=default)
+    parser.add_argument("--confidence", type=fraction, default=0.95, help=default)
+    return parser
 
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
