@@ -111,7 +111,9 @@ class Ascending(Formulation):
     reach: float | None = None
     """r of an adaptive one in force: beyond it ψ is linear, and a visit's v counts as ±r."""
 
-    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
+    def __init__(
+        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
+    ) -> None:
         name = type(self).__name__
         if isinstance(alpha, str) and alpha != "adaptive":
             raise ValueError(

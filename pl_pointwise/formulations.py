@@ -105,9 +105,11 @@ class BatchFormulation(Ascending):
     anchor: Anchor = "zero"
     threshold_lr: float = 0.0
 
-    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
+    def __init__(
+        self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
+    ) -> None:
         stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
-        super().__init__(alpha, stated)
+        super().__init__(alpha=alpha, dual_lr=stated)
 
     @property
     def linear(self) -> bool:
@@ -151,14 +153,6 @@ class Average(BatchFormulation):
             "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
 
-    def __init__(
-        self,
-        *,
-        dual_lr: float | None = None,
-        alpha: float | Adaptive | None = None,
-    ) -> None:
-        super().__init__(alpha, dual_lr)
-
 
 class Tilted(BatchFormulation):
     """One multiplier for the tilted mean of a constraint: g = (1/τ) log mean exp(τv) ≤ 0.
@@ -182,7 +176,7 @@ class Tilted(BatchFormulation):
         dual_lr: float | None = None,
         alpha: float | Adaptive | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)
 
     @property
@@ -227,7 +221,7 @@ class CVaR(BatchFormulation):
         dual_lr: float | None = None,
         alpha: float | Adaptive | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
             raise ValueError(f"CVaR(level={level!r}): level must be a fraction below 1.")
@@ -257,11 +251,6 @@ class Pointwise(Ascending):
     """
 
     scope: Scope = "sample"
-
-    def __init__(
-        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
-    ) -> None:
-        super().__init__(alpha, dual_lr)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
@@ -310,7 +299,7 @@ class Relaxed(Ascending):
         cost: Literal["quadratic", "linear"] | None = None,
         dual_lr: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         if (beta is None) == (price is None):
             raise ValueError("Relaxed needs a price of relaxing: either beta=… or price=….")
         if cost not in ("quadratic", "linear", None):

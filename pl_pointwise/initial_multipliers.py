@@ -11,10 +11,9 @@ from torch import Tensor
 from .batch_statistic import batch_statistic
 from .errors import DataError
 from .formulations import BatchFormulation, Formulation
-from .modes import evaluation_mode
 from .module import PointwiseModule
 from .step import carries, micro_batches_of, terms_of
-from .task import judges_strictly
+from .task import evaluation_mode, judges_strictly
 
 Start = Callable[[Tensor], Tensor]
 """Multipliers of violations, elementwise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral, Real
@@ -64,12 +64,10 @@ class Training:
     order: Order = "simultaneous"
 
     def __post_init__(self) -> None:
-        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
-            self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
-                f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
-                "another optimizer override configure_optimizers."
+                f"optimization={self.optimization!r}: give an Optimization(learning_rate=…), or "
+                "override configure_optimizers."
             )
         for name in ("micro_batch_size", "primal_steps"):
             count = getattr(self, name)
@@ -81,8 +79,8 @@ class Training:
         one_of("order", self.order, get_args(Order))
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
-                'order="dual_first" updates λ before every step of the weights, so it has no '
-                "meaning with primal_steps > 1: set one of the two back."
+                'order="dual_first" updates λ before every step of the weights: it has no meaning '
+                "with primal_steps > 1."
             )
 
 

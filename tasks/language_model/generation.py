@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder

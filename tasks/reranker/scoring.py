@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
     Values,
