@@ -51,8 +51,7 @@ class Training:
         micro_batch_size: samples per forward and backward pass; None takes the whole batch. Gives
             the same step, in less memory.
         gradient_clip_val: largest norm of the gradient, or None.
-        primal_steps: S, steps of the weights per dual step. A visited sample's dual step is taken
-            at the end of its window of S steps.
+        primal_steps: S, steps of the weights per dual step, which ends a window of S.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
     """
