@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral, Real
@@ -63,6 +63,8 @@ class Training:
     order: Order = "simultaneous"
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimization, Mapping):  # From a checkpoint's hyperparameters.
+            self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
                 f"optimization={self.optimization!r}: give an Optimization(learning_rate=…), or "
