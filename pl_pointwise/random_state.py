@@ -13,9 +13,10 @@ import torch
 
 def random_state(device: torch.device | None = None) -> dict[str, Any]:
     """The state of this process's generators, as plain values and tensors."""
-    kind, keys, *rest = np.random.get_state()
+    numbers: Any = np.random.get_state()
+    kind, keys, *rest = numbers
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    state["numpy"] = [kind, keys.tolist(), *rest]  # type: ignore[union-attr]
+    state["numpy"] = [kind, keys.tolist(), *rest]
     if device is not None and device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
