@@ -230,6 +230,15 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return updated
 
 
+def stages_of(stage: str, loaders: Any) -> list[str]:
+    """The names of the evaluated data sets: of a dict its keys, of a list numbered ones."""
+    if isinstance(loaders, Mapping):
+        return list(loaders)
+    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+        return [f"{stage}{number}" for number in range(len(loaders))]
+    return [stage]
+
+
 class Evaluator:
     """``validate`` and ``test`` of a task, sample by sample."""
 
@@ -248,11 +257,7 @@ class Evaluator:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         trainer = self.task.trainer
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        stages = ["test" if trainer.testing else "val"]
-        if isinstance(loaders, Mapping):
-            stages = list(loaders)
-        elif isinstance(loaders, (list, tuple)) and len(loaders) > 1:
-            stages = [f"{stages[0]}{number}" for number in range(len(loaders))]
+        stages = stages_of("test" if trainer.testing else "val", loaders)
         self._evaluations = {stage: Evaluation(stage, self.task) for stage in stages}
 
     def add(self, batch: Any, dataloader_idx: int) -> None:
