@@ -88,7 +88,7 @@ def check_settings(task: Task) -> None:
         if getattr(type(task), hook) is not getattr(LightningModule, hook):
             raise TrainingError(
                 f"{type(task).__name__} overrides {hook}, which is never called under manual "
-                "optimization: override on_before_optimizer_step, or set Training(…)."
+                "optimization: set Training(gradient_clip_val=…), or use on_before_optimizer_step."
             )
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
-from .random_state import generator_states
+from .random_state import random_state
 from .sampler import Drawing
 from .sampler import PointwiseSampler as PointwiseSampler  # Where users look for it.
 
@@ -109,7 +109,7 @@ class ResumableDataLoader(DataLoader[Any]):
         sampler.draws_by_sample = num_workers > 0
         self.position = 0  # Batches handed out in the current epoch.
         # The generators' states while a batch is fetched: a resume may have to fetch it again.
-        self.before_fetch: tuple[Any, Any, Tensor] | None = None
+        self.before_fetch: dict[str, Any] | None = None
         self.limit: float = len(self)  # Batches of an epoch, as the trainer limits them.
         self._resume_at: Mapping[str, int] | None = None
 
@@ -134,7 +134,7 @@ class ResumableDataLoader(DataLoader[Any]):
         batches = super().__iter__()
         while True:
             if not self.num_workers:  # Its rows draw from this process's generators.
-                self.before_fetch = generator_states()
+                self.before_fetch = random_state()
             try:
                 batch = next(batches)
             except StopIteration:

@@ -23,11 +23,8 @@ class Formulation(ABC):
     """ψ(v, λ) with its derivative in λ, and the size of the dual step.
 
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
-    column), one statistic of the batch ("batch", see :class:`BatchFormulation`), or, with "none",
-    each sample's violation without any multiplier.
-
-    ``signed`` is True where it enforces an equality by one multiplier of either sign: v is then the
-    residual ℓ − c. See :meth:`for_equality`.
+    column), one statistic of the batch ("batch"), or, with "none", each sample's violation without
+    any multiplier. ``signed``: an equality's, of either sign, with v the residual ℓ − c.
     """
 
     scope: Scope
@@ -111,7 +108,9 @@ class Ascending(Formulation):
     reach: float | None = None
     """r of an adaptive one in force: beyond it ψ is linear, and a visit's v counts as ±r."""
 
-    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
+    def __init__(
+        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
+    ) -> None:
         name = type(self).__name__
         if isinstance(alpha, str) and alpha != "adaptive":
             raise ValueError(

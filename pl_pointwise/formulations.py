@@ -3,10 +3,9 @@
 Sign convention, everywhere in this package: a violation ``v ≤ 0`` is satisfied, ``v > 0`` violates.
 
 A formulation is one scalar function ψ(v, λ) of a violation and its multiplier. Training minimises
-mean ℓ₀ + Σ mean ψ(v, λ) over the weights (primal) and ascends along ∂ψ/∂λ over the multipliers
-(dual). Where one number stands for the batch, ψ acts on it: on the mean of the violations, or with
-:class:`Tilted` and :class:`CVaR` on their tail. Everything here is elementwise and pure: no mean,
-no storage, no step of the weights. docs/formulations.md has the table these functions implement.
+mean ℓ₀ + Σ mean ψ(v, λ) over the weights and ascends along ∂ψ/∂λ over the multipliers. Where one
+number stands for the batch, ψ acts on it. Everything here is elementwise and pure.
+docs/formulations.md has the table these functions implement.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class Penalty(Formulation):
     def for_equality(self) -> Formulation:
         if self.shape == "linear":
             raise ValueError(
-                'Penalty(shape="linear") cannot enforce an equality: λ₀(ℓ − c) pushes one way, '
-                'past c too. Take shape="hinge" for λ₀|ℓ − c| or "squared_hinge" for λ₀(ℓ − c)².'
+                'Penalty(shape="linear") cannot enforce an equality: it pushes past c. Take '
+                'shape="hinge" or "squared_hinge".'
             )
         return self
 
@@ -105,9 +104,11 @@ class BatchFormulation(Ascending):
     anchor: Anchor = "zero"
     threshold_lr: float = 0.0
 
-    def __init__(self, alpha: float | Adaptive | None, dual_lr: float | None) -> None:
+    def __init__(
+        self, *, dual_lr: float | None = None, alpha: float | Adaptive | None = None
+    ) -> None:
         stated = dual_lr if dual_lr is not None or alpha == "adaptive" else STANDARD_STEP
-        super().__init__(alpha, stated)
+        super().__init__(alpha=alpha, dual_lr=stated)
 
     @property
     def linear(self) -> bool:
@@ -151,22 +152,13 @@ class Average(BatchFormulation):
             "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
 
-    def __init__(
-        self,
-        *,
-        dual_lr: float | None = None,
-        alpha: float | Adaptive | None = None,
-    ) -> None:
-        super().__init__(alpha, dual_lr)
-
 
 class Tilted(BatchFormulation):
     """One multiplier for the tilted mean of a constraint: g = (1/τ) log mean exp(τv) ≤ 0.
 
     Between :class:`Average` (τ → 0) and a constraint on the worst sample of the batch (τ → ∞): each
     sample's share of the price grows with its violation as exp(τv). Known as tilted risk, or the
-    entropic risk measure; 1/τ is a temperature, in the units of the violation. In a small batch g
-    is lower than over all samples, which the expectation of the logarithm always is.
+    entropic risk measure. In a small batch g is lower than over all samples.
 
     Args:
         tilt: τ > 0, in one over the units of the violation.
@@ -182,7 +174,7 @@ class Tilted(BatchFormulation):
         dual_lr: float | None = None,
         alpha: float | Adaptive | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)
 
     @property
@@ -202,10 +194,9 @@ class CVaR(BatchFormulation):
     """One multiplier for the mean of a constraint's tail: g = t + mean (v − t)₊/(1 − p) ≤ 0.
 
     The least g over t is CVaR_p, the mean of the worst 1 − p of the violations, and the t that
-    gives it their p-quantile (Rockafellar and Uryasev). Only samples above t are pushed. t is
-    learned: one number per side, from 0, after every step of the weights
-    t ← t − ``threshold_lr``·∂g/∂t with ∂g/∂t = 1 − share(v > t)/(1 − p) of the batch. So a batch of
-    fewer than 1/(1 − p) samples does: the quantile is that of the data, not of the batch.
+    gives it their p-quantile (Rockafellar and Uryasev). t is learned: one number per side, from 0,
+    after every step t ← t − ``threshold_lr``·∂g/∂t with ∂g/∂t = 1 − share(v > t)/(1 − p) of the
+    batch. So the quantile is that of the data, and a small batch does.
 
     p = 0 is :class:`Average` once t is below every violation; p → 1 the worst sample.
 
@@ -227,7 +218,7 @@ class CVaR(BatchFormulation):
         dual_lr: float | None = None,
         alpha: float | Adaptive | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.level = number("CVaR", "level", level, minimum=0.0)
         if self.level >= 1.0:
             raise ValueError(f"CVaR(level={level!r}): level must be a fraction below 1.")
@@ -257,11 +248,6 @@ class Pointwise(Ascending):
     """
 
     scope: Scope = "sample"
-
-    def __init__(
-        self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
-    ) -> None:
-        super().__init__(alpha, dual_lr)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(v, λ) = α(v + λ/2α)₊² − λ²/4α, elementwise; ∂ψ/∂v = (λ + 2αv)₊.
@@ -310,21 +296,15 @@ class Relaxed(Ascending):
         cost: Literal["quadratic", "linear"] | None = None,
         dual_lr: float | None = None,
     ) -> None:
-        super().__init__(alpha, dual_lr)
+        super().__init__(alpha=alpha, dual_lr=dual_lr)
         if (beta is None) == (price is None):
             raise ValueError("Relaxed needs a price of relaxing: either beta=… or price=….")
         if cost not in ("quadratic", "linear", None):
             raise ValueError(f'Relaxed(cost={cost!r}): cost is "quadratic" or "linear".')
         if price is not None and (alpha != "adaptive" or cost == "quadratic"):
-            raise ValueError(
-                "Relaxed(price=…) is in the unit of the gradients, and linear: leave alpha and "
-                "cost out, or give beta=…."
-            )
+            raise ValueError("Relaxed(price=…) leaves alpha and cost out; or give beta=….")
         if cost == "linear" and alpha is None:
-            raise ValueError(
-                'Relaxed(cost="linear", alpha=None) is unbounded below in u once λ > β: '
-                'give an alpha > 0, or take cost="quadratic".'
-            )
+            raise ValueError('Relaxed(cost="linear", alpha=None) is unbounded: give an alpha > 0.')
         self.beta = None if beta is None else number("Relaxed", "beta", beta, above=0.0)
         self.price = None if price is None else number("Relaxed", "price", price, above=0.0)
         self.cost = cost or ("quadratic" if price is None else "linear")

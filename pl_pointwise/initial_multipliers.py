@@ -11,10 +11,9 @@ from torch import Tensor
 from .batch_statistic import batch_statistic
 from .errors import DataError
 from .formulations import BatchFormulation, Formulation
-from .modes import evaluation_mode
 from .module import PointwiseModule
 from .step import carries, micro_batches_of, terms_of
-from .task import judges_strictly
+from .task import evaluation_mode, judges_strictly
 
 Start = Callable[[Tensor], Tensor]
 """Multipliers of violations, elementwise."""
@@ -25,22 +24,14 @@ def initialise_multipliers(
 ) -> None:
     """Sets λ before a fit from the violations that the module has now, in one pass over the data.
 
-    The pass takes no gradients, is in evaluation mode, and runs on the module's device. λ is
-    ``start(v)``, of a sample's violations, or of the statistic of all samples where there is one
-    multiplier per constraint; 0 where a sample does not carry the constraint.
-
-    Call it in every process, with a loader over the whole training set: each sample once.
+    In evaluation mode, without gradients. λ is ``start(v)``, of a sample's violations, or of the
+    statistic of all samples; 0 where a sample does not carry the constraint.
 
     Args:
-        module: with its multipliers per sample, or per constraint, as its formulations say.
-        loader: of batches as in training.
+        module: its formulations say whether it has multipliers per sample or per constraint.
+        loader: of batches as in training, over the whole training set, in every process.
         start: λ of violations, elementwise; None takes ∂ψ/∂v at λ = 0, which is (2αv)₊ for
-            ``Pointwise``. That of a standard Lagrangian is 0, and of an adaptive one not known
-            yet: these need a ``start``.
-
-    Raises:
-        DataError: a sample that comes twice.
-        ValueError: a standard Lagrangian or an adaptive one without ``start``.
+            ``Pointwise``. A standard Lagrangian or an adaptive one needs a ``start``.
     """
     learned = {n: f for n, f in module.formulations.items() if f.scope != "none"}
     for name, formulation in learned.items():
@@ -53,8 +44,7 @@ def initialise_multipliers(
     real = index >= 0
     if len(index[real].unique()) < int(real.sum()):
         raise DataError(
-            "A sample came twice in the pass over the data: give initialise_multipliers a loader "
-            "that takes every sample of the training set once."
+            "A sample came twice in the pass over the data: initialise_multipliers takes each once."
         )
     dataset: Any = getattr(loader, "dataset", None)
     samples = len(dataset) if hasattr(dataset, "__len__") else int(index.max()) + 1

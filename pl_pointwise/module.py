@@ -74,12 +74,10 @@ class PointwiseModule(Task):
             def constraint_values(self, outputs, batch):
                 return {"fit": (outputs - batch["y"]).square()}
 
-    A batch of the training DataLoader is one optimisation step, whatever the micro-batch size. In
-    a step, in this order: :meth:`membership`; then, per micro-batch, ``forward`` once,
-    :meth:`objective` and :meth:`constraint_values` on its output, and the backward pass; then the
-    step of the weights; last the step of the batch's multipliers. A batch is a mapping with
-    ``index``, (B,), each sample's position in the training set, or a list of such mappings
-    (micro-batches made by the collate function, of like length).
+    A batch of the training DataLoader is one optimisation step. In this order: :meth:`membership`;
+    per micro-batch ``forward`` once, :meth:`objective`, :meth:`constraint_values` and the backward
+    pass; the step of the weights; that of the batch's multipliers. A batch is a mapping with
+    ``index``, (B,), each sample's position in the training set, or a list of such micro-batches.
 
     Args:
         formulation: one for all constraints, one for each by name, or None for plain training.
@@ -159,10 +157,7 @@ class PointwiseModule(Task):
     trainer: Any = LightningModule.trainer.setter(_attach)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """One step of the weights and one of the batch's multipliers.
-
-        Returns: mean ℓ₀ + Σ mean ψ(v, λ) over the samples of all ranks, without a gradient.
-        """
+        """One step of both; returns mean ℓ₀ + Σ mean ψ(v, λ) of all ranks, without a gradient."""
         self._run.open_step(batch_idx)
         measured = self._stepper.take(batch)
         self._stepper.log()

@@ -51,8 +51,7 @@ class Training:
         micro_batch_size: samples per forward and backward pass; None takes the whole batch. Gives
             the same step, in less memory.
         gradient_clip_val: largest norm of the gradient, or None.
-        primal_steps: S, steps of the weights per dual step. A visited sample's dual step is taken
-            at the end of its window of S steps.
+        primal_steps: S, steps of the weights per dual step, which ends a window of S.
         order: "simultaneous": the step of the weights uses λ before this step's dual update;
             "dual_first": after it.
     """
@@ -68,8 +67,8 @@ class Training:
             self.optimization = Optimization(**self.optimization)
         if not isinstance(self.optimization, Optimization):
             raise ValueError(
-                f"optimization={self.optimization!r}: give an Optimization(learning_rate=…). For "
-                "another optimizer override configure_optimizers."
+                f"optimization={self.optimization!r}: give an Optimization(learning_rate=…), or "
+                "override configure_optimizers."
             )
         for name in ("micro_batch_size", "primal_steps"):
             count = getattr(self, name)
@@ -81,8 +80,8 @@ class Training:
         one_of("order", self.order, get_args(Order))
         if self.primal_steps > 1 and self.order == "dual_first":
             raise ValueError(
-                'order="dual_first" updates λ before every step of the weights, so it has no '
-                "meaning with primal_steps > 1: set one of the two back."
+                'order="dual_first" updates λ before every step of the weights: it has no meaning '
+                "with primal_steps > 1."
             )
 
 

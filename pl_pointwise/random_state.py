@@ -9,24 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 
-def generator_states() -> tuple[Any, Any, Tensor]:
-    """Those of Python, numpy and torch on the CPU, as they give them."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def plain_random_state(python: Any, numbers: Any, torch_state: Tensor) -> dict[str, Any]:
-    """What :func:`generator_states` gives, as plain values and a tensor."""
-    kind, keys, *rest = numbers
-    return {"python": python, "numpy": [kind, keys.tolist(), *rest], "torch": torch_state}
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
+def random_state(device: torch.device | None = None) -> dict[str, Any]:
     """The state of this process's generators, as plain values and tensors."""
-    state = plain_random_state(*generator_states())
-    if device.type == "cuda":
+    numbers: Any = np.random.get_state()
+    kind, keys, *rest = numbers
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    state["numpy"] = [kind, keys.tolist(), *rest]
+    if device is not None and device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 

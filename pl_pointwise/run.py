@@ -38,7 +38,7 @@ from .evaluation import Evaluator
 from .formulations import Formulation
 from .optimizers import number_of_steps
 from .own_hooks import part_of
-from .random_state import plain_random_state, random_state, restore_random_state
+from .random_state import random_state, restore_random_state
 from .stepper import Stepper
 from .task import Task, warn
 
@@ -293,7 +293,7 @@ class Run:
         state = random_state(self.task.device)
         loader = self.task.trainer.train_dataloader
         if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:
-            state |= plain_random_state(*loader.before_fetch)
+            state |= loader.before_fetch
         return state
 
     @part_of("on_load_checkpoint")

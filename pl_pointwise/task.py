@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from .errors import TrainingError
@@ -239,3 +240,16 @@ def _take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, list):
         return taken
     return type(value)._make(taken) if hasattr(value, "_make") else tuple(taken)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode (no dropout). Left as it was found."""
+    in_training = [module for module in model.modules() if module.training]
+    for module in in_training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True

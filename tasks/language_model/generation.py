@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 from pl_pointwise.tasks.common.records import digest
 
 from .conversations import ConversationEncoder

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:

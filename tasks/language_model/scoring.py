@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.errors import one_of
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
     Values,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pl_pointwise.modes import evaluation_mode
+from pl_pointwise.task import evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     Values,
     clone_problem,
