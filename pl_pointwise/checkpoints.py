@@ -285,10 +285,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
         except FileNotFoundError:
             raise
         except Exception as error:  # What reading a damaged archive or pickle raises has no base.
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            # The first sentence: torch's next ones advise to run what the file holds.
+            reason = str(error).strip().partition("\n")[0].partition(". ")[0]
             raise TrainingError(
-                f"The checkpoint {path} cannot be read: it is damaged, or holds more than plain "
-                f"values, of which nothing was run ({reason}). Resume from another one."
+                f"The checkpoint {path} cannot be read ({reason or type(error).__name__}): it is "
+                "damaged, or holds more than tensors and plain values, of which nothing was run. "
+                "Resume from another one."
             ) from error
         if not isinstance(found, dict) or not {"state_dict", LIGHTNING_VERSION} <= found.keys():
             raise TrainingError(f"{path} is no checkpoint of Lightning: give ckpt_path one.")

@@ -41,7 +41,7 @@ WORDS = {
     "docs/conversation.md": 1000,
     "docs/devices.md": 800,
     "docs/evidence.md": 1_600,
-    "docs/formulations.md": 1100,
+    "docs/formulations.md": 1170,
     "docs/index.md": 200,
     "docs/keep.md": 1_100,
     "docs/lightning.md": 900,

@@ -93,7 +93,7 @@ def conversation(root: Path, folder: Path) -> tuple[Any, Any]:
         {
             "prompt": f"What is {i}?",
             "responses": [
-                {"text": f"It is {i}{'.' * j}", "role": roles[(i + j) % 4]} for j in range(2)
+                {"content": f"It is {i}{'.' * j}", "role": roles[(i + j) % 4]} for j in range(2)
             ],
         }
         for i in range(12)

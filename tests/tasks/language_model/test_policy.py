@@ -176,7 +176,7 @@ def test_two_models_are_refused(language_model_folder, data, tmp_path) -> None:
     build_tokenizer().save_pretrained(tmp_path / "other")
     data.given_name = str(tmp_path / "other")
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
-    with pytest.raises(DataError, match=r"model_name: .*must be the same"):
+    with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
