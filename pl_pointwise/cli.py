@@ -229,11 +229,7 @@ class PointwiseCLI(LightningCLI):
 
 
 def find_classes_of_the_folder() -> None:
-    """Makes the files of the current folder importable, as ``python -m`` does.
-
-    Behind everything else, so that none stands in for a library of its name. Not where Python was
-    told to leave the folder out (``-P``, PYTHONSAFEPATH).
-    """
+    """Makes the files of the current folder importable, behind everything else; not with ``-P``."""
     folder = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
         sys.path.append(folder)

@@ -1,7 +1,4 @@
-"""What every formulation has, and what those with learned multipliers share.
-
-Their mathematics: ``formulations.py``.
-"""
+"""What every formulation has, and what those with learned multipliers share."""
 
 from __future__ import annotations
 
