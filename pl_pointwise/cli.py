@@ -84,12 +84,7 @@ class PointwiseCLI(LightningCLI):
         build: False only reads and checks the command line.
     """
 
-    def __init__(
-        self,
-        args: ArgsType = None,
-        run: bool = True,
-        build: bool = True,
-    ) -> None:
+    def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
         self._build = build

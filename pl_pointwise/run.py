@@ -13,20 +13,8 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoints import (
-    STATE_KEY,
-    VERSION,
-    WholeCheckpointIO,
-    damaged,
-    state_of,
-)
-from .checks import (
-    check_launcher,
-    check_module,
-    check_settings,
-    training_set,
-    warn_of_checkpoints,
-)
+from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
+from .checks import check_launcher, check_module, check_settings, training_set, warn_of_checkpoints
 from .data import ResumableDataLoader
 from .duals import Duals
 from .errors import TrainingError

@@ -233,11 +233,7 @@ Layout = dict[tuple[str, str], int]
 
 
 def pack(
-    index: Tensor,
-    terms: Terms,
-    multipliers: Mapping[str, Tensor],
-    lagrangian: Tensor,
-    strict: bool,
+    index: Tensor, terms: Terms, multipliers: Mapping[str, Tensor], lagrangian: Tensor, strict: bool
 ) -> tuple[Tensor, Layout]:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 
