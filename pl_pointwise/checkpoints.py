@@ -237,7 +237,10 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes beside the checkpoint and renames, so that a file of its name is always whole."""
+    """Writes beside the checkpoint and renames, so that a file of its name is always whole.
+
+    Lightning's own may copy over the last one, and a kill leaves neither. Remote paths are its.
+    """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None

@@ -178,7 +178,10 @@ class Duals:
         return total
 
     def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
-        """The judged statistic (sides,), then the followed, if another; moves the threshold."""
+        """The judged statistic (sides,), then the followed one if another, on the CPU.
+
+        Adds ψ of the latter to the Lagrangian, and steps the threshold.
+        """
         formulation, count = self.on_batch[name], measured.counts[name]
         parts = [(measured.followed[name], measured.masks[name])]
         value = self._statistic(name, parts, count, CPU).value
@@ -253,7 +256,10 @@ class Duals:
         self.fingerprint = found
 
     def _fit_tables(self) -> None:
-        """Fits multipliers and thresholds to the formulations of now: keeps those of one scope."""
+        """Fits multipliers and thresholds to the formulations of now, or refuses them.
+
+        Kept under another formulation of the same scope; dropped, with a warning, without one.
+        """
         task, multipliers = self.task, self.multipliers
         for name in set(multipliers).intersection(multipliers.pending()):
             warn(task, f'Multipliers of "{name}" are the checkpoint\'s, not those that were set.')

@@ -194,7 +194,10 @@ class Evaluation:
 
 
 def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Those that some rank updated, ready to be computed, which is a collective, on every rank."""
+    """Those that some rank updated, ready to be computed, which is a collective, on every rank.
+
+    A rank that updated none of its own gets empty states of the other ranks' types.
+    """
     own: dict[str, Any] = {}
     for name, metric in metrics.items():
         states = {state: getattr(metric, state) for state in metric._defaults}

@@ -14,7 +14,7 @@ class MissingPackageError(ImportError):
 
 @contextmanager
 def needs(extra: str, user: str) -> Iterator[None]:
-    """MissingPackageError with the extra to install, where an import in the block fails."""
+    """Says which extra to install where an import in the block fails; ``user`` is what needs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -28,7 +28,7 @@ def needs(extra: str, user: str) -> Iterator[None]:
 
 
 def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's ``__getattr__``, which imports classes on use; ``modules`` by their names."""
+    """A package's ``__getattr__``, which imports classes on use; ``modules``: by class name."""
 
     def get(name: str) -> Any:
         if name not in modules:

@@ -21,7 +21,7 @@ Process = subprocess.Popen[bytes]
 
 
 def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: int) -> None:
-    """Runs these, numbered from 1, in processes of their own, which end with this one, however."""
+    """Runs these, by number from 1, each in its own process; whatever ends this one ends them."""
     runs, waiting, free = comparison.runs, list(numbers), list(range(jobs))
     running: dict[Process, tuple[int, int]] = {}
 

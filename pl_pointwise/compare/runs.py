@@ -34,7 +34,7 @@ judged by, and the violations of the certification split for its model card."""
 
 @dataclass(frozen=True)
 class Run:
-    """One method at one seed; finished by a faultless result of this very configuration."""
+    """One method at one seed; finished once its folder holds a result of this configuration."""
 
     method: str
     seed: int

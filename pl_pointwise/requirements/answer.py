@@ -110,7 +110,7 @@ class Answer:
         ]
 
     def nearest(self) -> int:
-        """The model with the smallest p-value, of equal ones the smaller mean loss over rate."""
+        """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
 
         def key(position: int) -> tuple[float, float]:
             found = self.findings[position]
@@ -197,7 +197,7 @@ def choose_model(
     confidence: float = 0.95,
     predecessor: str | None = None,
 ) -> Answer:
-    """Which model meets all requirements, with its certificate; ``predecessor`` is to be named."""
+    """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
     known = known_from(models[0].samples)
     subjects = [known.subject(requirement) for requirement in requirements]
     candidates = [

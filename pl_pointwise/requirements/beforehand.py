@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def samples_to_come(
     module: PointwiseModule, loaders: Mapping[str, Any], datasets: Mapping[str, Any]
 ) -> DataFrame:
-    """The table of samples.py, NaN for values: no forward pass is made. Metrics: of all samples."""
+    """The table of samples.py before any forward pass: values are NaN, metrics of every sample."""
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
     for dataset, loader in loaders.items():

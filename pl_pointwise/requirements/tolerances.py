@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
-    """Runs the model over the data, but no metrics: the table of samples.py, and notes on it."""
+    """Runs the model over the data, not its metrics: the table of samples.py, what is missing."""
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
@@ -113,7 +113,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
 
 
 def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
-    """A test's data sets, the certification split replaced; ``notes`` says why it is missing."""
+    """A test's data sets, selection for certification split; ``notes`` says if there is none."""
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
     try:
