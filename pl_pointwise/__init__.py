@@ -3,15 +3,7 @@
 from importlib.metadata import version
 
 from .data import PointwiseDataModule
-from .formulations import (
-    Average,
-    CVaR,
-    Formulation,
-    Penalty,
-    Pointwise,
-    Relaxed,
-    Tilted,
-)
+from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
 from .initial_multipliers import initialise_multipliers
 from .loading import load
 from .module import PointwiseModule

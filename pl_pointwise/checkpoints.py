@@ -1,7 +1,4 @@
-"""Checkpoints: there whole or not at all, of plain values, with the multipliers checked.
-
-What a checkpoint may hold, so that it loads without running code; writing and reading files.
-"""
+"""Checkpoints: there whole or not at all, of plain values, with the multipliers checked."""
 
 from __future__ import annotations
 
@@ -36,10 +33,9 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """``value`` out of dicts, lists, strings, numbers, tensors and None, to load weights-only.
+    """``value`` as plain data, to load weights-only; NotPlainError where that cannot be.
 
-    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists;
-    else NotPlainError.
+    Formulations become ``{class_path, init_args}``, dataclasses dicts, paths strings, arrays lists.
     """
     if value is None or type(value) in (bool, int, float, str, torch.dtype):
         return value

@@ -1,7 +1,4 @@
-"""What is refused before a fit and in its first steps: what would go wrong in silence.
-
-docs/lightning.md lists all of it.
-"""
+"""What is refused before a fit and in its first steps; docs/lightning.md lists all of it."""
 
 from __future__ import annotations
 

@@ -84,12 +84,7 @@ class PointwiseCLI(LightningCLI):
         build: False only reads and checks the command line.
     """
 
-    def __init__(
-        self,
-        args: ArgsType = None,
-        run: bool = True,
-        build: bool = True,
-    ) -> None:
+    def __init__(self, args: ArgsType = None, run: bool = True, build: bool = True) -> None:
         args = sys.argv[1:] if args is None else args
         self._words = args if isinstance(args, list) else []
         self._build = build
@@ -229,11 +224,7 @@ class PointwiseCLI(LightningCLI):
 
 
 def find_classes_of_the_folder() -> None:
-    """Makes the files of the current folder importable, as ``python -m`` does.
-
-    Behind everything else, so that none stands in for a library of its name. Not where Python was
-    told to leave the folder out (``-P``, PYTHONSAFEPATH).
-    """
+    """Makes the files of the current folder importable, behind everything else; not with ``-P``."""
     folder = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", folder}.intersection(sys.path):
         sys.path.append(folder)

@@ -1,8 +1,6 @@
 """Errors of the command line in one sentence: which option, what is wrong, and the remedy.
 
-jsonargparse tells all it tried over several screens. The errors behind its own lead to the first
-that says why, which is shown with the option's name and the name that was perhaps meant; of one in
-a user's own code with its place. With ``--debug``, or PL_POINTWISE_DEBUG=1, everything is shown.
+With ``--debug``, or PL_POINTWISE_DEBUG=1, everything is shown.
 """
 
 from __future__ import annotations
@@ -144,11 +142,7 @@ def shortened(text: str, longest: int = 400) -> str:
 
 @contextmanager
 def short_errors(program: str, refused: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Ends the process with a sentence where the block raises what a user can mend.
-
-    These are the package's own errors, missing files and models, what Lightning calls a wrong
-    configuration, and ``refused``. Everything else passes.
-    """
+    """Ends the process with a sentence where the block raises ``refused`` or a user's mistake."""
     try:
         yield
     except Exception as error:

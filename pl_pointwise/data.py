@@ -224,11 +224,7 @@ class PointwiseDataModule(LightningDataModule):
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
     def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
-        """An option that module and data must agree on; None of its ``own`` takes the module's.
-
-        Raises:
-            DataError: both have one, and they differ.
-        """
+        """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
         theirs = getattr(module, name, None)
         if own is not None and theirs is not None and own != theirs:

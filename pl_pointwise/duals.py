@@ -1,7 +1,4 @@
-"""The multipliers with the rule that moves them: what of λ is in force, stepped, saved, kept.
-
-Where λ is stored: multipliers.py. ψ and its derivative: formulations.py.
-"""
+"""The multipliers with the rule that moves them: what of λ is in force, stepped, saved, kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``validate`` and ``test``: one full pass over every data set, and what came of it.
-
-The objective, violations sample by sample, and a task's metrics; nothing is learned.
-"""
+"""``validate`` and ``test``: one full pass over every data set; nothing is learned."""
 
 from __future__ import annotations
 
@@ -60,10 +57,7 @@ class SampleValues:
 
 
 class ViolationsBySample(Metric):
-    """Collects violations with the index of their samples, over all ranks; each sample counts once.
-
-    Kept element by element, so that batches may differ in K.
-    """
+    """Violations with the index of their samples, each counted once, over all ranks; K may vary."""
 
     full_state_update = False
     index: list[Tensor]
@@ -180,10 +174,7 @@ class Evaluation:
     def results(
         self,
     ) -> tuple[dict[str, Tensor], dict[str, SampleViolations], dict[str, SampleValues]]:
-        """What to log; violations by constraint; the values of each :class:`MeanBySample` by name.
-
-        Without what no sample carries and metrics never updated. A collective over the ranks.
-        """
+        """What to log; violations and MeanBySample values by name. A collective over the ranks."""
         shown: dict[str, Tensor] = {}
         violations: dict[str, SampleViolations] = {}
         values: dict[str, SampleValues] = {}

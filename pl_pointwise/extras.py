@@ -14,13 +14,7 @@ class MissingPackageError(ImportError):
 
 @contextmanager
 def needs(extra: str, user: str) -> Iterator[None]:
-    """Says which package is lacking, and which extra brings it, where an import in the block fails.
-
-    user: what needs it, for the message.
-
-    Raises:
-        MissingPackageError: a package other than this one is not installed.
-    """
+    """Says which extra to install where an import in the block fails; ``user`` is what needs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -34,10 +28,7 @@ def needs(extra: str, user: str) -> Iterator[None]:
 
 
 def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a package's ``__getattr__``, which imports its classes when they are used.
-
-    modules: by the name of a class, the module of the package that it is in.
-    """
+    """A package's ``__getattr__``, which imports classes on use; ``modules``: by class name."""
 
     def get(name: str) -> Any:
         if name not in modules:
@@ -48,12 +39,7 @@ def imported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
 
 
 def import_classes(words: Iterable[str] | None = None) -> None:
-    """Imports the tasks' and callbacks' classes that are among the words, by their short names.
-
-    jsonargparse finds a class by its short name only if it is imported, and lists only those.
-
-    words: None takes all whose packages are installed.
-    """
+    """Imports the classes among the words (None: all): jsonargparse finds only what is imported."""
     for package in map(import_module, ("pl_pointwise.tasks", "pl_pointwise.callbacks")):
         for name in package.__all__ if words is None else {*words}.intersection(package.__all__):
             with suppress(MissingPackageError) if words is None else nullcontext():

@@ -1,7 +1,4 @@
-"""What every formulation has, and what those with learned multipliers share.
-
-Their mathematics: ``formulations.py``.
-"""
+"""What every formulation has, and what those with learned multipliers share."""
 
 from __future__ import annotations
 
@@ -170,12 +167,7 @@ class Ascending(Formulation):
 
 
 def number(
-    owner: str,
-    name: str,
-    value: float,
-    *,
-    minimum: float | None = None,
-    above: float | None = None,
+    owner: str, name: str, value: float, *, minimum: float | None = None, above: float | None = None
 ) -> float:
     """``value`` as a plain float; a ValueError names the owner's argument that is out of range."""
     valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -168,11 +168,7 @@ class Tilted(BatchFormulation):
     anchor: Anchor = "largest"  # v − a ≤ 0, so that no exponential overflows
 
     def __init__(
-        self,
-        *,
-        tilt: float,
-        dual_lr: float | None = None,
-        alpha: float | Adaptive | None = None,
+        self, *, tilt: float, dual_lr: float | None = None, alpha: float | Adaptive | None = None
     ) -> None:
         super().__init__(alpha=alpha, dual_lr=dual_lr)
         self.tilt = number("Tilted", "tilt", tilt, above=0.0)

@@ -116,10 +116,7 @@ def number_of_steps(trainer: Any) -> int | None:
 
 
 def keeping_monitors(configure: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps a ``configure_optimizers`` so that its schedulers know what they monitor.
-
-    Keys that Lightning drops under manual optimization become attributes of the scheduler.
-    """
+    """Wraps ``configure_optimizers``: schedulers keep the keys that Lightning drops."""
 
     @wraps(configure)
     def configured(module: Any) -> Any:

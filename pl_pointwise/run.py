@@ -1,8 +1,4 @@
-"""A run's life: how it starts, what its epochs end with, how it is saved and goes on.
-
-A run may stop anywhere, planned or not, and goes on as if it had never stopped. Where Lightning's
-counters do not say so: :func:`correct_loaded_progress`.
-"""
+"""A run's life. Stopped anywhere, planned or not, it goes on as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -17,20 +13,8 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .checkpoints import (
-    STATE_KEY,
-    VERSION,
-    WholeCheckpointIO,
-    damaged,
-    state_of,
-)
-from .checks import (
-    check_launcher,
-    check_module,
-    check_settings,
-    training_set,
-    warn_of_checkpoints,
-)
+from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
+from .checks import check_launcher, check_module, check_settings, training_set, warn_of_checkpoints
 from .data import ResumableDataLoader
 from .duals import Duals
 from .errors import TrainingError
@@ -147,10 +131,7 @@ class Run:
         return max(0.0, (total - step) / decay) if optimization.schedule == "linear" else 1.0
 
     def step_schedulers(self, after_epoch: bool = False, epoch: int | None = None) -> None:
-        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation.
-
-        epoch: how many there were; None takes the trainer's.
-        """
+        """Steps the schedulers that are due after a batch, or (plateaus) an epoch's validation."""
         trainer = self.task.trainer
         for config in trainer.lr_scheduler_configs:
             scheduler, by_epoch = config.scheduler, config.interval == "epoch"
@@ -369,13 +350,11 @@ class Run:
 
 
 def correct_loaded_progress(checkpoint: Mapping[str, Any]) -> bool:
-    """Changes the loops' counters in a checkpoint so that Lightning goes on where the run stood.
+    """Changes a checkpoint's counters to where the run stood; True if an epoch's start is next.
 
     A stop within an epoch (``max_steps``, ``should_stop``) counts that epoch as done, and Lightning
     would drop its other batches; a save after the fit, or at an epoch's start, leaves the counters
     of the epoch before. An evaluation that broke off is made again whole.
-
-    Returns: whether an epoch's start comes next.
     """
     loops = checkpoint.get("loops")
     if loops is None:  # Weights only: the trainer says so.

@@ -71,10 +71,7 @@ class PointwiseSampler(DistributedSampler[Any]):
 
 
 class Drawing(int):
-    """A position whose row draws its random numbers from a state of its own.
-
-    In a loader's worker they depend on the seed, the epoch and the sample alone.
-    """
+    """A position whose row draws by seed, epoch and sample alone, in a loader's worker too."""
 
     draws: int
 

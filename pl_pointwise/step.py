@@ -145,10 +145,7 @@ def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
 def terms_of(
     task: Task, micro: MicroBatch, outputs: Any, strict: bool, evaluating: bool = False
 ) -> Terms:
-    """What the terms of a micro-batch are by its forward pass; ``strict``: by strict values too.
-
-    evaluating: by the bounds of evaluation, and of an equality |ℓ − c|.
-    """
+    """A micro-batch's terms, ``strict`` ones too; ``evaluating``: by its bounds, with |ℓ − c|."""
     objective = task.objective(outputs, micro.batch)
     given = task.constraint_values(outputs, micro.batch)
     if not isinstance(given, Mapping) or given.keys() != task.constraints.keys():
@@ -236,11 +233,7 @@ Layout = dict[tuple[str, str], int]
 
 
 def pack(
-    index: Tensor,
-    terms: Terms,
-    multipliers: Mapping[str, Tensor],
-    lagrangian: Tensor,
-    strict: bool,
+    index: Tensor, terms: Terms, multipliers: Mapping[str, Tensor], lagrangian: Tensor, strict: bool
 ) -> tuple[Tensor, Layout]:
     """A micro-batch as one row per sample, for one gather and one copy; see :func:`unpack`.
 

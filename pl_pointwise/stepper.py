@@ -287,10 +287,7 @@ class Stepper:
     def _measure_units(
         self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
     ) -> None:
-        """Of these constraints, the norms of ∇ mean ℓ₀ and of ∇ mean v over the violated values.
-
-        One more plain pass over the batch for each, whose gradients are dropped.
-        """
+        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass."""
         formulations, units = self.task.formulations, self.duals.units
         objective: float | None = None
         for name in names:

@@ -65,10 +65,7 @@ TO_SET_UP_DATA: dict[str, Any] = {
 
 
 def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool = True) -> None:
-    """Refuses requirements that cannot come to a certificate, before anything is trained.
-
-    cli: model and data of a run. measure: the predecessor.
-    """
+    """Refuses what cannot come to a certificate, before training; ``measure`` the predecessor."""
     requirements = _requirements(comparison)
     _replaceable(comparison.output)
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
@@ -97,10 +94,7 @@ def _requirements(comparison: Comparison) -> list[Requirement]:
 
 
 def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
-    """Returns what the predecessor measures on both splits; None without a requirement beside it.
-
-    It is measured once: the output folder keeps the table.
-    """
+    """What the predecessor measures on both splits, kept in a file; None if nothing asks for it."""
     paired = [each for each in _requirements(comparison) if each.beside]
     if not paired:
         return None
@@ -146,11 +140,7 @@ def _name_of_old(comparison: Comparison) -> str | None:
 
 
 def answer_requirements(comparison: Comparison) -> Answer | None:
-    """Chooses among the finished runs, writes the answer, and exports the chosen model.
-
-    Returns: None while a run has failed or was not run: the certification split is opened once,
-        for all of them.
-    """
+    """Chooses, writes the answer, exports; None until all runs are done: the split opens once."""
     runs, output, first = comparison.runs, comparison.output, on_first_rank()
     open_runs = [run.title for run in runs if not run.finished]
     if open_runs:

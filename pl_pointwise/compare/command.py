@@ -56,13 +56,7 @@ def main(args: Sequence[str]) -> None:
 
 
 def check_methods(comparison: Comparison, measure: bool = True) -> None:
-    """Refuses a comparison before it runs, with all that is wrong, method by method.
-
-    Every method that has a run to come is built once; files are looked for, and read with
-    ``--require`` alone.
-
-    measure: the predecessor.
-    """
+    """Builds every method that has a run to come; refuses all that is wrong, method by method."""
     quieten()
     runs, problems, names = comparison.planned
     problems, cli = dict(problems), None
@@ -174,10 +168,7 @@ def compare(
     axes: Sequence[str] | None = None,
     pdf: bool = False,
 ) -> list[str]:
-    """Runs what has not been run, then writes tables and plots; returns what failed.
-
-    jobs: this many runs at once, in processes of their own; None runs them here, one by one.
-    """
+    """Runs what is left, ``jobs`` at once, then writes tables and plots; returns what failed."""
     quieten()
     with alone_in(comparison.output):
         outcomes = _run(comparison, jobs)

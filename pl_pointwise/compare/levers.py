@@ -20,10 +20,7 @@ from .runs import Comparison, Run
 
 
 def advice(answer: Answer, comparison: Comparison, run: Run) -> list[str]:
-    """Returns lines on what may help, for the requirement with the largest p-value.
-
-    run: of the nearest model.
-    """
+    """What may help the requirement with the largest p-value; ``run`` is of the nearest model."""
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
     found = zip(answer.findings[answer.nearest()], answer.subjects, strict=True)
     finding, subject = max(found, key=lambda pair: pair[0].p)
@@ -52,9 +49,7 @@ def advice(answer: Answer, comparison: Comparison, run: Run) -> list[str]:
 def _levers(
     answer: Answer, subject: Subject, comparison: Comparison, run: Run, config: Mapping[str, Any]
 ) -> list[tuple[str, Comparison]]:
-    """What may help but data, with the comparison that does it: by whether the training data meet
-    the constraint.
-    """
+    """What may help but data, by whether the training data meet the constraint."""
     required, metrics = subject.requirement, (run.result() or {})["metrics"]
     trained, epochs = share_in_training(metrics, subject.quantity), epochs_of(config)
     if required.beyond is None or trained is None:

@@ -71,9 +71,7 @@ class Axis(NamedTuple):
 
 
 def parse_axis(name: str, metrics: Sequence[str], higher_is_better: Mapping[str, bool]) -> Axis:
-    """Returns the axis of a metric; ``METRIC:max`` or ``:min`` says which end is better, else the
-    metric itself, by its name without the data set.
-    """
+    """The axis of ``METRIC:max`` or ``:min``, else of ``METRIC`` with its own better end."""
     metric, _, better = name.partition(":")
     if metric not in metrics or better not in ("", "max", "min"):
         raise UnknownMetricError(
@@ -92,10 +90,7 @@ def default_axes(metrics: Sequence[str], objective: str) -> list[str]:
 
 
 def draw(done: Sequence[Outcome], output: Path, axes: Sequence[str] | None, pdf: bool) -> None:
-    """Draws every plot there is something for, and removes earlier ones.
-
-    done: the runs that did not fail. axes: of the Pareto plot; None takes :func:`default_axes`.
-    """
+    """Draws every plot there is something for, of runs that did not fail; removes earlier ones."""
     for name in PLOTS:
         for ending in (".png", ".pdf"):
             (output / name).with_suffix(ending).unlink(missing_ok=True)
@@ -178,10 +173,7 @@ TITLES = {"test": "held-out", "val": "held-out (selection)", "running": "trainin
 
 
 def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) -> None:
-    """Writes the empirical CDF of violations, a panel per ``stage/constraint``, a curve per method.
-
-    What a curve lacks to 1 at the line, 0, is the share violated.
-    """
+    """Writes the empirical CDF of violations by ``stage/constraint``, a curve per method."""
     looks = {
         method: {
             "color": style.colour,
@@ -205,10 +197,7 @@ def violation_cdfs(violations: Curves, styles: Mapping[str, Style], path: Path) 
 
 
 def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path) -> None:
-    """Writes the empirical CDF of violations, a panel per ``stage/constraint``, a curve per epoch.
-
-    violations: values (n,) by ``stage/constraint`` and epoch; NaN are left out.
-    """
+    """Writes the empirical CDF of violations (n,) by ``stage/constraint``, a curve per epoch."""
     epochs = sorted({epoch for by_epoch in violations.values() for epoch in by_epoch})
     # From light to dark: in grey, and to colour-blind eyes, the order stays.
     shades = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.05, len(epochs) + 1)[1:])
@@ -226,10 +215,7 @@ def cdfs_by_epoch(violations: Mapping[str, Mapping[int, np.ndarray]], path: Path
 def _cdf_grid(
     curves: Curves, styles: Mapping[str, Mapping[str, Any]], path: Path, note: str
 ) -> None:
-    """Writes empirical CDFs: a line of panels per constraint, on one axis, and a column per stage.
-
-    styles: by curve, in the legend's order. note: what the curves are of.
-    """
+    """Writes CDFs: a line of panels per constraint, on one axis, and a column per stage."""
     stages = list(dict.fromkeys(name.partition("/")[0] for name in curves))
     constraints = list(dict.fromkeys(name.partition("/")[2] for name in curves))
     size = (0.8 + 4.2 * len(stages), 0.7 + 3.3 * len(constraints))
@@ -272,11 +258,7 @@ def _compress(values: Sequence[np.ndarray], panels: Iterable[Any]) -> None:
 def save(
     figure: Figure, panels: Iterable[Any], names: Sequence[str], columns: int, note: str, path: Path
 ) -> None:
-    """Writes a plot in the format that the path ends in. The same plot, the same bytes.
-
-    Below the panels stand a line that says what is shown, and their named curves, each once and in
-    the order of ``names``.
-    """
+    """Writes a plot in the path's format, curves and note below. The same plot, the same bytes."""
     handles = {
         label: handle.lines[0] if isinstance(handle, ErrorbarContainer) else handle
         for panel in panels

@@ -21,11 +21,7 @@ Process = subprocess.Popen[bytes]
 
 
 def execute_in_processes(comparison: Comparison, numbers: Sequence[int], jobs: int) -> None:
-    """Runs the given runs, by number from 1, each in a process of its own, ``jobs`` at once.
-
-    The processes share the cores, and the GPUs where there are several. Whatever ends this one,
-    Ctrl-C and SIGTERM included, ends them too.
-    """
+    """Runs these, by number from 1, each in its own process; whatever ends this one ends them."""
     runs, waiting, free = comparison.runs, list(numbers), list(range(jobs))
     running: dict[Process, tuple[int, int]] = {}
 

@@ -36,12 +36,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
 from pl_pointwise.requirements.exported import CHECKPOINT
-from pl_pointwise.requirements.samples import (
-    SPLITS,
-    bounds_of,
-    certification_units,
-    samples_of,
-)
+from pl_pointwise.requirements.samples import SPLITS, bounds_of, certification_units, samples_of
 from pl_pointwise.task import notes_of
 
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
@@ -84,10 +79,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def execute(run: Run) -> dict[str, Any]:
-    """Fits and tests one run; an error becomes the result, which ``result.json`` holds.
-
-    A run that was interrupted, or failed, goes on from the newest checkpoint it left, if any.
-    """
+    """Fits and tests one run, on from its newest checkpoint if any; an error becomes the result."""
     versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     result: dict[str, Any] = {"digest": run.digest, "versions": versions}
     try:
@@ -222,9 +214,7 @@ def _marker(run: Run) -> Path:
 
 
 def _checkpoint(run: Run) -> Path | None:
-    """Returns the newest checkpoint that an unfinished run of this configuration left: younger than
-    the file that marks its start.
-    """
+    """The newest checkpoint of an unfinished run: younger than the file that marks its start."""
     marker = _marker(run)
     if not marker.is_file() or json.loads(marker.read_text()) != {"digest": run.digest}:
         write_whole(marker, json.dumps({"digest": run.digest}))

@@ -34,11 +34,7 @@ judged by, and the violations of the certification split for its model card."""
 
 @dataclass(frozen=True)
 class Run:
-    """One method at one seed.
-
-    It is finished once its folder holds the violations and a ``result.json`` without an error, of
-    this very configuration, by its ``digest``.
-    """
+    """One method at one seed; finished once its folder holds a result of this configuration."""
 
     method: str
     seed: int

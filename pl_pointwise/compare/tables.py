@@ -20,8 +20,7 @@ STAGES = {
     "val": "Held-out data of the selection split",
     "train": "Training data, as there are no test data",
 }
-"""What methods are compared by: the first of these data sets that there is. Where a requirement is
-to be certified there is no "test"."""
+"""What methods are compared by: the first of these data sets that there is."""
 
 OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
@@ -127,9 +126,7 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
-    """Returns a line per method: the objective that all share, and of every constraint shares
-    violated and CVaR95: held-out, mean ± std over seeds. A run that failed says why.
-    """
+    """A line per method: the shared objective, shares violated, CVaR95, held-out; or its error."""
     stage = deciding_stage(names)
     shown = {f"{stage}/{objective}": objective.replace("_", " ")}
     constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
@@ -181,10 +178,7 @@ def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
 
 
 def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """Returns λ's share of the pull and its overshoot by constraint, a line per method.
-
-    "–" for a method without multipliers, or whose last epoch pulled nothing.
-    """
+    """λ's share of the pull and its overshoot by constraint, a line per method; "–" if none."""
     shown = {}
     for name in names:
         start, key = name.partition("/")[0], name.rpartition("/")[2]
@@ -231,10 +225,7 @@ def mean_and_std(values: Series) -> str:
 
 
 def _by_method(values: DataFrame, runs: DataFrame, skip_missing: bool = False) -> DataFrame:
-    """Returns mean and std over the seeds of every column; ``values`` has the runs' index.
-
-    skip_missing: leave out what is not a number; "–" where nothing else is.
-    """
+    """Mean and std over the seeds of every column; ``skip_missing``: of what is a number."""
     if values.empty:
         return DataFrame()
     methods = runs["method"].loc[values.index]

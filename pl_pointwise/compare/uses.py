@@ -32,10 +32,7 @@ def users_folder() -> Path:
 def remember_use(
     use: Mapping[str, Any], units: Iterable[str], by: Path, output: Path | None = None
 ) -> None:
-    """Records a use of units; called on rank 0.
-
-    by: the folder of what used them. output: where to record it beside the user's folder.
-    """
+    """Records, on rank 0, that ``by`` used units; in ``output`` and the user's folder."""
     known = sorted(set(units))
     if not known:
         return

@@ -110,9 +110,7 @@ class Answer:
         ]
 
     def nearest(self) -> int:
-        """Returns the position of the model with the smallest p-value on the certification split,
-        of equal ones with the smaller mean loss over its rate.
-        """
+        """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""
 
         def key(position: int) -> tuple[float, float]:
             found = self.findings[position]
@@ -199,10 +197,7 @@ def choose_model(
     confidence: float = 0.95,
     predecessor: str | None = None,
 ) -> Answer:
-    """Returns which model meets all requirements, with its certificate.
-
-    predecessor: what ``before`` in the models' tables is of, for the statement.
-    """
+    """Which model meets all requirements, with its certificate; ``predecessor``: for the text."""
     known = known_from(models[0].samples)
     subjects = [known.subject(requirement) for requirement in requirements]
     candidates = [

@@ -34,9 +34,6 @@ class MeanAbove:
         """Bets on these losses, in an order that does not depend on them.
 
         A share b of the money wins b(L − α)/α, so that at worst, of a loss of 0, 1 − b is left.
-
-        Raises:
-            ValueError: a loss outside [0, 1].
         """
         gains = np.array(list(losses), dtype=np.float64)
         if not ((gains >= 0) & (gains <= 1)).all():  # NaN is refused too.
@@ -73,8 +70,6 @@ class Drift:
 
         If all are drawn alike, the ranks p are independent and even in (0, 1); a share b of the
         money on small ones becomes (1 − b)·p^(−b) times as much.
-
-        seed: of the draws that break ties.
         """
         generator = np.random.default_rng([seed, len(self.values)])
         ranks = []

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 def samples_to_come(
     module: PointwiseModule, loaders: Mapping[str, Any], datasets: Mapping[str, Any]
 ) -> DataFrame:
-    """Returns the table of samples.py with NaN for the values: no forward pass is made.
-
-    A metric is taken to be of every sample. loaders: by data set, without the training data.
-    """
+    """The table of samples.py before any forward pass: values are NaN, metrics of every sample."""
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
     for dataset, loader in loaders.items():
@@ -46,10 +43,7 @@ def samples_to_come(
 
 
 def held_out_loaders(source: Any) -> dict[str, Any]:
-    """Returns the loaders of ``validate`` and ``test`` by data set, without the training data.
-
-    source: the data module, or the module where that has the loaders.
-    """
+    """Loaders of ``validate`` and ``test`` of data module or module, without the training data."""
     found: dict[str, Any] = {}
     for stage in ("val", "test"):
         loaders = getattr(source, f"{stage}_dataloader")()
@@ -67,10 +61,7 @@ def check_splits(
     requirements: Sequence[Requirement],
     confidence: float,
 ) -> None:
-    """Refuses splits that overlap or are missing, what there is not, and too few samples.
-
-    samples: of :func:`samples_to_come`. training_units: hashes of those that are trained on.
-    """
+    """Refuses splits that overlap or are missing, what there is not, and too few samples."""
     units = {split: set(found["unit"]) for split, found in samples.groupby("split")}
     for split in (SELECTION, CERTIFICATION):
         if not units.get(split):

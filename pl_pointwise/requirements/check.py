@@ -69,10 +69,7 @@ def check_models(
     confidence: float = 0.95,
     configs: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Returns a verdict per requirement of an exported model beside its predecessor.
-
-    options, configs: see :func:`~.exported.measure_new_records`.
-    """
+    """A verdict per requirement; options, configs: as of :func:`~.exported.measure_new_records`."""
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against

@@ -104,10 +104,7 @@ class Requirement:
         return read
 
     def losses(self, values: np.ndarray, before: np.ndarray | None = None) -> Losses:
-        """Returns (n,) in [0, 1] from worst violations or a metric's values, (n,).
-
-        NaN counts 1, of either. before: the same of the predecessor.
-        """
+        """(n,) in [0, 1] from worst violations or a metric's values, (n,); NaN counts 1."""
         if self.beside is None:
             return self._losses(values)
         if before is None:

@@ -49,10 +49,7 @@ FOR_SELECTION = 1 / 3
 
 
 def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:
-    """Returns the table of what the last ``validate`` and ``test`` of a module measured.
-
-    datasets: by name, to look up units and categories in.
-    """
+    """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
     parts = []
     for dataset in module.evaluated:
         if dataset != NOT_HELD_OUT:
@@ -129,10 +126,7 @@ def _names(samples: DataFrame) -> list[str]:
 
 
 def losses_of(samples: DataFrame, subject: Subject, split: str) -> Losses:
-    """Returns (units,) losses of a requirement on a split.
-
-    A unit's samples count once: by the worst of them for a constraint, by their mean for a metric.
-    """
+    """(units,) losses: of a unit's samples the worst for a constraint, the mean for a metric."""
     found = values_of(samples, subject, split)
     by_unit = found.groupby("unit")["loss"]  # In the order of hashes, which no loss can set.
     metric = subject.requirement.beyond is None
@@ -161,10 +155,7 @@ def _of_quantity(samples: DataFrame, subject: Subject) -> pd.Series:
 def beside(
     samples: DataFrame, predecessor: DataFrame, requirements: Sequence[Requirement]
 ) -> DataFrame:
-    """Returns the table with the predecessor's values of the same samples as ``before``.
-
-    Those of quantities that are required beside it have to be there.
-    """
+    """The table with the predecessor's values as ``before``; those required have to be there."""
     places = ["dataset", "kind", "quantity", "index", "unit"]
     before = predecessor[[*places, "value"]].rename(columns={"value": "before"})
     found = samples.merge(before, "left", on=places, indicator=True, validate="one_to_one")

@@ -17,11 +17,7 @@ from .p_values import Losses, are_zero_one, p_value
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained model, measured on both splits.
-
-    Losses are one array per requirement; ``objective`` is of the selection split, smaller is
-    better.
-    """
+    """A model measured on both splits, losses by requirement; a smaller ``objective`` is better."""
 
     name: str
     objective: float
@@ -69,10 +65,7 @@ class Selection:
 def select(
     candidates: Sequence[Candidate], rates: Sequence[float], confidence: float = 0.95
 ) -> Selection:
-    """Orders on the selection split, tests on the certification split, chooses.
-
-    rates: ``at_most`` of each requirement.
-    """
+    """Orders on the selection split, tests on the certification split at ``rates``, chooses."""
     by_requirement = zip(*(each.selection for each in candidates), strict=True)
     kinds = [all(map(are_zero_one, losses)) for losses in by_requirement]
 

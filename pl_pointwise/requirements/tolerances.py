@@ -79,13 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
-    """Runs the model over the data, without the task's metrics: no answer is generated or judged.
-
-    Returns: the table of samples.py, and notes on what is missing.
-
-    Raises:
-        DataError: no sample carries any constraint.
-    """
+    """Runs the model over the data, not its metrics: the table of samples.py, what is missing."""
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
@@ -119,10 +113,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
 
 
 def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes: list[str]) -> Any:
-    """Returns the data sets of a test, the certification split replaced by the selection split.
-
-    notes: why there is no selection split is added.
-    """
+    """A test's data sets, selection for certification split; ``notes`` says if there is none."""
     if not isinstance(loaders, Mapping) or "test" not in loaders:
         return loaders
     try:
@@ -136,10 +127,7 @@ def _without_certification_split(data: PointwiseDataModule, loaders: Any, notes:
 
 
 def met_shares(samples: DataFrame, constraints: Mapping[str, Constraint]) -> DataFrame:
-    """Returns a line per group: the share that meets the bounds, and the ε that shares meet.
-
-    An ε is an observed violation, not one between two: at least the share is at or below it.
-    """
+    """A line per group: the share that meets the bounds, and the ε, observed, that shares meet."""
     groups = []
     for (dataset, name), found in samples.groupby(["dataset", "quantity"], sort=False):
         by_category = found[found["category"] != ""].groupby("category")
