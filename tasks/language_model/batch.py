@@ -27,9 +27,7 @@ ABSENT = -1
 
 
 def collate_responses(
-    prompts: Sequence[Sequence[int]],
-    responses: Sequence[Sequence[Sequence[int]]],
-    columns: int = 0,
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]], columns: int = 0
 ) -> dict[str, Tensor]:
     """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
 

@@ -130,10 +130,7 @@ def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise unless the chat template gives the tokens that the data gave the module."""
     for query, passage in PROBES:
-        messages = [
-            {"role": "query", "content": query},
-            {"role": "document", "content": passage},
-        ]
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": passage}]
         rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
         expected = tokenizer(template.format(query=query, passage=passage)).input_ids
         if list(rendered["input_ids"]) != expected:
