@@ -136,9 +136,7 @@ class HardestSamples(Callback):
 def hardest(
     means: Tensor, multipliers: Tensor, relaxed: Tensor, count: int
 ) -> list[tuple[int, int]]:
-    """The samples with the largest mean violation, each with the column that it is of.
-
-    Those of the same mean rank by |λ|. Only samples whose mean is above 0, or λ or u* other than 0.
+    """(sample, column) of the largest mean violations, those of the same mean by |λ|.
 
     means, multipliers, relaxed: (N, K); v̄, λ and u*, NaN where unknown.
     """
@@ -190,9 +188,7 @@ class LastViolations:
 
 
 class MeanViolations(LastViolations):
-    """The mean over the visits, as reported, the first left out where there is another: it is of
-    weights that have hardly been trained.
-    """
+    """The mean over the visits, as reported, without the first where there is another."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -137,9 +137,6 @@ def install(model: PreTrainedModel) -> None:
     """Make a classifier able to compute under :func:`packed`; ``uninstall`` undoes it.
 
     It stays so: gradient checkpointing calls the layers again during the backward pass.
-
-    Raises:
-        UnsupportedError: no counterpart of its attention, or no encoder inside the model.
     """
     if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")
@@ -198,10 +195,7 @@ def _packed_attention(
     attention_mask: Tensor | Batches | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given :class:`Batches`, batch by batch.
-
-    query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
-    """
+    """Batch by batch of :class:`Batches`: query, key, value (1, heads, N, D) → (1, N, heads, D)."""
     if not isinstance(attention_mask, Batches):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     attend: Callable[..., Any] = sdpa_attention_forward

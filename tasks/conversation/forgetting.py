@@ -52,9 +52,6 @@ def add_targets(
     """Gives every answer to forget without ``around`` the s̄ that the model ``like`` has of it.
 
     And those of its record by which it is measured. name: the model that is trained.
-
-    Raises:
-        DataError: there is such an answer and no model, or one of other tokens.
     """
 
     def is_open(response: Response) -> bool:
@@ -166,10 +163,9 @@ def add_forgetting(
     targets: Tensor,
     of: Mapping[str, Tensor],
 ) -> None:
-    """Adds a batch to all of these metrics but what greedy answers say.
+    """Adds a batch to all metrics but those of greedy answers.
 
     index: (B,). means, targets: (B, R), s̄ and what it is to be, NaN where nothing says.
-    of: by role which responses are of it, (B, R) bool.
     """
 
     def add(name: str, rows: Tensor, values: Tensor) -> None:

@@ -73,12 +73,7 @@ class Lora:
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """The model with fresh adapters, the base frozen.
-
-    Raises:
-        ValueError: a name that matches nothing, or nothing in the model can take them; names what
-            could.
-    """
+    """The model with fresh adapters, the base frozen; an error names what could take them."""
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):
@@ -113,10 +108,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
-
-    Of layers_to_transform alone, which PEFT does not apply to whole paths.
-    """
+    """Paths of linear layers in the decoder's attention, of layers_to_transform, by class names."""
     try:
         decoder: nn.Module = decoder_of(model)
     except UnsupportedError:

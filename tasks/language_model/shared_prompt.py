@@ -166,10 +166,7 @@ def _row_attention(
     attention_mask: Tensor | RowMask | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
-
-    query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
-    """
+    """query (1, heads, N, D), key and value (1, key heads, N, D) → (1, N, heads, D), by sample."""
     if not isinstance(attention_mask, RowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     attend = partial(sdpa_attention_forward, module, **kwargs)
