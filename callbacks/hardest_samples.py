@@ -188,7 +188,9 @@ class LastViolations:
 
 
 class MeanViolations(LastViolations):
-    """The mean over the visits, as reported, without the first where there is another."""
+    """The mean over the visits, as reported, the first left out where there is another: it is of
+    weights that have hardly been trained.
+    """
 
     def __init__(self) -> None:
         super().__init__()

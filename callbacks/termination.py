@@ -97,7 +97,10 @@ class SaveOnTermination(OnExceptionCheckpoint):
 
 
 def run_digest(trainer: Any, module: Any) -> str:
-    """Twelve characters that tell runs apart: the same for a longer run of the same settings."""
+    """Twelve characters that tell runs apart: the same for a longer run of the same settings.
+
+    What is said to the Trainer does not count, and other rows are refused with the checkpoint.
+    """
     data = getattr(trainer, "datamodule", None)
     parts = {
         "module": _name(module),

@@ -49,7 +49,10 @@ def visible(
     keys: Tensor,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """What queries at positions (Q,) see of keys at (K,) by a model's rule: bool (1, 1, Q, K)."""
+    """What a model's rule lets queries at positions (Q,) see of keys at (K,): bool (1, 1, Q, K).
+
+    mask_function(sample, head, query position, key position) → bool is the rule.
+    """
     zero = torch.zeros((1, 1, 1, 1), dtype=torch.long, device=device)
     rule = mask_function(zero, zero, queries[None, None, :, None], keys[None, None, None, :])
     return rule.expand(1, 1, len(queries), len(keys))

@@ -17,7 +17,10 @@ _LEVELS = 2**16
 
 
 def kept_and_scaled(like: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """Dropout's factors like a CPU tensor: 0 with probability p, to 2⁻¹⁶, else 1 / (1 − p)."""
+    """Dropout's factors of a tensor on the CPU: 0 with probability p, else 1 / (1 − p).
+
+    p counts rounded to a multiple of 2⁻¹⁶, from 2⁻¹⁶ to 1 − 2⁻¹⁶. Same shape and dtype as ``like``.
+    """
     dropped = min(max(round(p * _LEVELS), 1), _LEVELS - 1)
     draws = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
     draws.random_(-(2**63), None, generator=generator)

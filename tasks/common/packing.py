@@ -195,7 +195,10 @@ def _packed_attention(
     attention_mask: Tensor | Batches | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Batch by batch of :class:`Batches`: query, key, value (1, heads, N, D) → (1, N, heads, D)."""
+    """Attention for transformers' registry: given :class:`Batches`, batch by batch.
+
+    query, key, value: (1, heads, N, D)  →  (1, N, heads, D)
+    """
     if not isinstance(attention_mask, Batches):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     attend: Callable[..., Any] = sdpa_attention_forward

@@ -163,9 +163,10 @@ def add_forgetting(
     targets: Tensor,
     of: Mapping[str, Tensor],
 ) -> None:
-    """Adds a batch to all metrics but those of greedy answers.
+    """Adds a batch to all of these metrics but what greedy answers say.
 
     index: (B,). means, targets: (B, R), s̄ and what it is to be, NaN where nothing says.
+    of: by role which responses are of it, (B, R) bool.
     """
 
     def add(name: str, rows: Tensor, values: Tensor) -> None:

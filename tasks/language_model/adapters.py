@@ -108,7 +108,10 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def _attention_targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """Paths of linear layers in the decoder's attention, of layers_to_transform, by class names."""
+    """Paths of the linear layers inside the decoder's attention, known by the names of classes.
+
+    Of layers_to_transform alone, which PEFT does not apply to whole paths.
+    """
     try:
         decoder: nn.Module = decoder_of(model)
     except UnsupportedError:

@@ -384,7 +384,11 @@ class LanguageModelModule(PointwiseModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Takes a checkpoint's state, which holds what is trained only, and a whole one."""
+        """Takes a checkpoint's state, which holds what is trained only, and a whole one.
+
+        Raises:
+            RuntimeError: with ``strict``, a trained weight that is missing, or one too many.
+        """
         keys = super().load_state_dict(state_dict, strict=False, assign=assign)
         missing = sorted(self._trained_names().intersection(keys.missing_keys))
         problems = [f"missing {n}" for n in missing] + [f"unexpected {n}" for n in keys[1]]

@@ -166,7 +166,10 @@ def _row_attention(
     attention_mask: Tensor | RowMask | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query (1, heads, N, D), key and value (1, key heads, N, D) → (1, N, heads, D), by sample."""
+    """Attention for transformers' registry: given a :class:`RowMask`, sample by sample.
+
+    query: (1, heads, N, D);  key, value: (1, key heads, N, D)  →  (1, N, heads, D)
+    """
     if not isinstance(attention_mask, RowMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     attend = partial(sdpa_attention_forward, module, **kwargs)

@@ -64,7 +64,11 @@ def chunked_token_statistics(
     reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> TokenStatistics:
-    """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's."""
+    """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
+
+    reference_mode: a context in which the head is the reference's, where the two differ.
+    chunk_elements: the most logits to hold at a time.
+    """
 
     def reference_logits(reference: Tensor | None) -> Tensor | None:
         if reference is None:

@@ -62,7 +62,10 @@ def average_length(scores: Tensor, lengths: Tensor, candidates: Tensor, top_k: i
 
 
 def score_spread(scores: Tensor, lengths: Tensor, candidates: Tensor) -> Tensor:
-    """Standard deviation of a query's scores, the population's; 0 of a single candidate."""
+    """Standard deviation of a query's scores, the population's; 0 of a single candidate.
+
+    A margin that is met because all scores grew shows here, and so do scores that collapsed.
+    """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores - scores[:, :1]  # Equal scores of any size have no spread at all.
     counted = candidates.sum(dim=1, keepdim=True).clamp(min=1)

@@ -233,7 +233,11 @@ def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Reco
 
 
 def preference_pairs(pairs: Iterable[AnswerPair]) -> list[Record]:
-    """Safe-DPO's pairs: the better answer first; of an unsafe prompt a refusal is the third."""
+    """Safe-DPO's pairs: the better answer first, changed round or dropped as it says.
+
+    A pair counts as of an unsafe prompt if one of its answers is unsafe; a refusal is then its
+    third response.
+    """
     found = []
     for record, better, _ in pairs:
         unsafe = torch.tensor([role == UNSAFE for role in record.roles])
