@@ -136,9 +136,7 @@ class HardestSamples(Callback):
 def hardest(
     means: Tensor, multipliers: Tensor, relaxed: Tensor, count: int
 ) -> list[tuple[int, int]]:
-    """The samples with the largest mean violation, each with the column that it is of.
-
-    Those of the same mean rank by |λ|. Only samples whose mean is above 0, or λ or u* other than 0.
+    """(sample, column) of the largest mean violations, those of the same mean by |λ|.
 
     means, multipliers, relaxed: (N, K); v̄, λ and u*, NaN where unknown.
     """

@@ -125,10 +125,7 @@ class ViolationCurves(Callback):
 
 
 def _part(stage: str, constraint: str, *columns: Tensor) -> DataFrame:
-    """The rows (n,) of one stage and constraint; a NaN is null in the file.
-
-    columns: index, column, violation, multiplier.
-    """
+    """Rows (n,) of one stage and constraint: index, column, violation, multiplier; NaN is null."""
     names = ("index", "column", "violation", "multiplier")
     kinds = (torch.int64, torch.int32, torch.float32, torch.float32)
     values = zip(names, columns, kinds, strict=True)

@@ -138,8 +138,6 @@ def clone_problem(
     """Which values of the model's clone differ, or which weight's gradient of their sum, or None.
 
     Norms below a thousandth of the largest count as that: what is left of them is rounding.
-
-    values_of: those of a clone by a method. adapt: puts adapters on the clone.
     """
     with exact_comparison():
         clone = adapt(narrow_clone(model))

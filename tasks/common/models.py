@@ -11,13 +11,7 @@ PREFIX = "package:"
 
 
 def model_source(name: str) -> str:
-    """What ``from_pretrained`` takes for ``name``: of ``package:NAME/FOLDER`` that folder.
-
-    The package is found without importing it.
-
-    Raises:
-        FileNotFoundError: it is not installed, or has no such folder.
-    """
+    """What ``from_pretrained`` takes for ``name``: of ``package:NAME/FOLDER`` that folder."""
     if not name.startswith(PREFIX):
         return name
     package, _, folder = name.removeprefix(PREFIX).partition("/")

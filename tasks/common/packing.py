@@ -137,9 +137,6 @@ def install(model: PreTrainedModel) -> None:
     """Make a classifier able to compute under :func:`packed`; ``uninstall`` undoes it.
 
     It stays so: gradient checkpointing calls the layers again during the backward pass.
-
-    Raises:
-        UnsupportedError: no counterpart of its attention, or no encoder inside the model.
     """
     if model.base_model is model:
         raise UnsupportedError(f"{type(model).__name__} has no encoder inside it")

@@ -1,7 +1,4 @@
-"""Records from files: every message names file, line, field and remedy.
-
-What the tasks' data modules share. Nothing here runs anything that a file says.
-"""
+"""Records from files: messages name file, line, field and remedy; nothing a file says is run."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ CHOICE = "(invalid: skip leaves such records out.)"
 
 
 def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
-    """Raises :class:`DataError`: files beside another source, or ``source=files`` without one.
-
-    labelled, predicted: what was given; the latter goes with any source. needed: names options.
-    """
+    """Raises :class:`DataError`: files beside another source, or ``source=files`` without one."""
     if source != "files" and labelled:
         raise DataError(f"source={source}: it takes no files. Set source to files.")
     if source == "files" and not (labelled or predicted):
@@ -41,9 +35,6 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
     """(where, raw row) of a Parquet, CSV or JSON file, by its ending, or of JSON lines, any other.
 
     JSON lines are bytes still, empty ones are passed over; all values of a CSV file are texts.
-
-    Raises:
-        DataError: no such file, or not a readable one.
     """
     ending = Path(path).suffix.lower()
     try:
@@ -71,10 +62,7 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def hub_split(path: str, config: str | None, split: str, otherwise: str = "files") -> Any:
-    """A split of a data set on the hub, or of a folder of the same layout.
-
-    otherwise: names the sources that need no hub.
-    """
+    """A split of a data set on the hub, or of a folder of the same layout."""
     import datasets
 
     try:
@@ -107,16 +95,7 @@ def records_of(
     parse: Callable[[Any, str], R],
     skip_invalid: bool | None = None,
 ) -> list[R]:
-    """The records of (where, raw row) pairs, as :func:`rows_of` gives them.
-
-    Args:
-        source: their name, for messages.
-        parse: makes a record of a row and where it stands.
-        skip_invalid: see :func:`refused`.
-
-    Raises:
-        DataError: a record that cannot be used (file, line, field, remedy), or no record at all.
-    """
+    """The records that ``parse`` makes of (where, raw row) pairs; DataError if it makes none."""
     records, skipped = [], []
     for where, raw in rows:
         try:
@@ -209,8 +188,5 @@ def folded(value: Any) -> Any:
 
 
 def largest(values: Sequence[float], count: int | None) -> list[int]:
-    """Positions of the ``count`` largest values, in their order; of equal values the earlier.
-
-    None takes all.
-    """
+    """Positions of the ``count`` largest values (None: all) in order, of equal ones the earlier."""
     return sorted(sorted(range(len(values)), key=lambda position: -values[position])[:count])

@@ -53,16 +53,11 @@ def hold_out(
     seed: int = 0,
     categories: Sequence[str] | None = None,
 ) -> list[int]:
-    """The part of each record: 0 for training, j for the j-th held-out part.
+    """The part of each record, (N,): 0 for training, j for the j-th held-out part.
 
     Groups are taken in an order drawn by ``seed``, each that does not push the part above its share
     of the records; the smallest alone where none fits. With ``categories`` so within each of them:
     what is missing in one is taken from the next, and a group of each stays in training.
-
-    Args:
-        groups: of each record, (N,).
-        shares: of the records, for each part to hold out; 0 for none. Together below 1.
-        categories: of each record, (N,); a group has that of its first record. None: all are alike.
     """
     sizes, category = Counter(groups), dict[str, str]()
     for group, kind in zip(groups, categories or [""] * len(groups), strict=True):
@@ -128,15 +123,9 @@ def with_held_out(
     files: Mapping[str, str | None],
     name: tuple[str, str] = ("prompt", "prompts"),
 ) -> dict[str, list[R]]:
-    """All splits: those that were read, and those held out of the training records by prompt.
+    """All splits: those of ``read``, and ``shares`` of the training prompts of each category.
 
-    Each category by itself. Warns of prompts that stand in two of them.
-
-    Args:
-        read: the records of each split that has some of its own.
-        shares: of the training records, for each split to hold out.
-        files: that of each split, for messages.
-        name: what a prompt is called, and several.
+    Warns of prompts that stand in two of them; ``files`` and ``name`` are for these messages.
     """
     found = dict(read)
     if train := read.get("train"):
@@ -157,10 +146,7 @@ def prompt_groups(records: Sequence[Splittable]) -> list[str]:
 def side_of_held_out(
     groups: Sequence[str], val: float, test: float, seed: int, categories: Sequence[str]
 ) -> list[str]:
-    """Of each record that is held out already, "val" or "test", in proportion to these fractions.
-
-    No group stands in both. All are "val" where ``test`` is 0, and "test" where only ``val`` is.
-    """
+    """Of each held-out record "val" or "test", in proportion to these fractions, groups whole."""
     if not val or not test:
         return ["test" if test else "val"] * len(groups)
     share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.
@@ -169,10 +155,7 @@ def side_of_held_out(
 
 
 def stratified_ranks(strata: Sequence[Any], categories: Sequence[str]) -> list[int]:
-    """Of each record (N,) its rank in its stratum, so that the first n have each category's share.
-
-    So a file that is sorted by category can be cut after any number of records.
-    """
+    """Each record's rank in its stratum, (N,), so that the first n have each category's share."""
     cells = list(zip(strata, categories, strict=True))
     sizes, seen = Counter(cells), Counter[tuple[Any, str]]()
     spread = []  # records of a category, evenly between 0 and 1

@@ -52,9 +52,6 @@ def add_targets(
     """Gives every answer to forget without ``around`` the s̄ that the model ``like`` has of it.
 
     And those of its record by which it is measured. name: the model that is trained.
-
-    Raises:
-        DataError: there is such an answer and no model, or one of other tokens.
     """
 
     def is_open(response: Response) -> bool:

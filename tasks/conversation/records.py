@@ -54,12 +54,7 @@ _COMMON = ("system", "tools", "category", "objective")
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
-    """{"role", "content" or "tool_calls"} and a response's options.
-
-    Raises:
-        DataError: something else, a field of another name included: a bound that is misspelt would
-            otherwise not hold.
-    """
+    """A response and its options; other fields are refused, as a misspelt bound would not hold."""
     if not isinstance(value, dict):
         raise bad_field(where, name, f"is {kind(value)}", "Give {role, content}")
     given = {key: entry for key, entry in value.items() if entry is not None}
@@ -101,10 +96,7 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
 
 
 def check_kept_and_forgotten(records: Sequence[Record]) -> None:
-    """
-    Raises:
-        DataError: a prompt with a response to keep or learn and one to forget.
-    """
+    """Refuses a prompt with a response to keep or learn and one to forget."""
     kept = {each.prompt: each for each in records if {"keep", "learn"}.intersection(each.roles)}
     for record in records:
         if "forget" in record.roles and (other := kept.get(record.prompt)):
@@ -219,11 +211,7 @@ class Reading:
 
 
 def told(row: Mapping[str, Any], where: str) -> str:
-    """The name of the first schema whose columns the row has.
-
-    Raises:
-        DataError: none.
-    """
+    """The name of the first schema whose columns the row has."""
     for name, (columns, _) in SCHEMAS.items():
         by_role = name == "roles" and any(role in row for role in ROLES)
         if (columns and all(column in row for column in columns)) or by_role:

@@ -73,12 +73,7 @@ class Lora:
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """The model with fresh adapters, the base frozen.
-
-    Raises:
-        ValueError: a name that matches nothing, or nothing in the model can take them; names what
-            could.
-    """
+    """The model with fresh adapters, the base frozen; an error names what could take them."""
     base, targets = model.config.model_type, lora.target_modules
     unknown = base not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     if targets == ATTENTION or (targets is None and not lora.target_parameters and unknown):

@@ -27,14 +27,9 @@ ABSENT = -1
 
 
 def collate_responses(
-    prompts: Sequence[Sequence[int]],
-    responses: Sequence[Sequence[Sequence[int]]],
-    columns: int = 0,
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[Sequence[int]]], columns: int = 0
 ) -> dict[str, Tensor]:
-    """The tensors of a batch from token ids: one prompt per sample, one or more responses each.
-
-    columns: R is at least so many.
-    """
+    """The tensors of a batch from prompts' and responses' token ids; R is at least ``columns``."""
     count = max((columns, *map(len, responses)))
     padded = [[*answers, *[()] * (count - len(answers))] for answers in responses]
     flat = [answer for answers in padded for answer in answers]

@@ -164,11 +164,7 @@ class ConversationEncoder:
         prompt: str,
         where: str,
     ) -> str:
-        """The text of an answer behind its prompt, with what ends the turn.
-
-        Raises:
-            DataError: the template refuses the answer, or loses a part of it or of the prompt.
-        """
+        """The text of an answer behind its prompt, with what ends the turn."""
         parts = self._parts(answer)
         if parts.text and parts.calls and not self._writes_both:
             raise DataError(

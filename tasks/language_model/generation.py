@@ -87,10 +87,7 @@ def generate_answers(
     *,
     reference: bool = False,
 ) -> Answers:
-    """An answer to each prompt, until one of the tokens that end a turn.
-
-    encoder: of the model. The others as :func:`generate_ids` takes them.
-    """
+    """An answer to each prompt, until one of the tokens that end a turn."""
     own = base_of(model).generation_config.eos_token_id
     ends = {*encoder.end_ids, *(own if isinstance(own, list) else [] if own is None else [own])}
     found = generate_ids(model, prompts, settings, ends=sorted(ends), reference=reference)
@@ -112,8 +109,6 @@ def generate_ids(
     """Token ids behind each prompt, with the end token where the answer came to one.
 
     Runs in evaluation mode and without gradients; the model is left as it was found.
-
-    ends: tokens that end an answer. reference: generate with the adapters off.
     """
     base, width = base_of(model), max(map(len, prompts))
     # Padding is masked out, so any token will do for it. It is on the left: the next token is then
@@ -148,10 +143,7 @@ def generate_ids(
 
 
 class Draws(LogitsProcessor):
-    """Draws a token for each row and leaves only that one possible.
-
-    uniform: the numbers that decide, in [0, 1), (B, max_new_tokens). width: of the prompts.
-    """
+    """Leaves one token of a row possible, drawn by ``uniform``, in [0, 1), (B, max_new_tokens)."""
 
     def __init__(self, uniform: Tensor, width: int, temperature: float, top_k: int) -> None:
         self.uniform, self.width = uniform, width

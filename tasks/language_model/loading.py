@@ -42,14 +42,8 @@ def load_language_model(
 ) -> PreTrainedModel | PeftModel:
     """A causal language model, with fresh adapters if asked for; then only they are trainable.
 
-    The options are those of :class:`~.policy.Policy`.
-
-    Args:
-        name: of a model, or of a PEFT adapter, which is merged into the base that it names.
-        lora: adapters to add, in float32 even on a base in half precision; None for none.
-
-    Raises:
-        ValueError: a trained adapter, on a base of 4 bits.
+    The options are those of :class:`~.policy.Policy`. A PEFT adapter of this name is merged into
+    its base. Fresh adapters are in float32 even on a base in half precision.
     """
     with loading(name):
         adapter = saved_adapter(name, revision)
@@ -98,12 +92,7 @@ def load_tokenizer(
     chat_template: str | None = None,
     default_template: str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it.
-
-    Args:
-        chat_template: instead of the tokenizer's own: a template, or the path of a .jinja file.
-        default_template: where the tokenizer has none and none is given.
-    """
+    """The tokenizer of a model; a :class:`~.conversations.ConversationEncoder` checks it."""
     with loading(name):
         adapter = saved_adapter(name, revision)
         if adapter is not None and not repository_file(name, "tokenizer_config.json", revision):

@@ -77,10 +77,7 @@ def calls_as_text(calls: Sequence[Message]) -> str:
 
 
 def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, Any]]:
-    """The turns of a conversation; see the head of this module.
-
-    prefix: stands before the field's name in errors.
-    """
+    """The turns of a conversation; ``prefix`` stands before the field's name in errors."""
     name = f"{prefix}messages"
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
     return [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
@@ -181,12 +178,10 @@ def _from_json(value: Any, where: str, name: str) -> Any:
 
 
 def parse_answer(value: Any, where: str, name: str, *, bare_calls: bool = False) -> Answer:
-    """An answer: a text, tool calls, or an assistant's turn with either or both.
+    """An answer: a text, tool calls, or an assistant's turn (or list of one) with either or both.
 
-    A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls. A list of one turn, as
-    conversational preference data have it, is that turn.
-
-    bare_calls: a text that is JSON of a call, or of a list of calls, is tool calls too.
+    A text ``<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`` is tool calls; with ``bare_calls`` so is
+    one that is JSON of a call, or of a list of calls.
     """
     if is_turns(value):
         if len(value) > 1:
@@ -251,13 +246,9 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
 
 
 def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
-    """The calls in a text, [{"name", "arguments"}], or None if it is no tool call.
+    """The calls in ``<TOOLCALL>[…]</TOOLCALL>``, with ``bare`` in JSON alone; None of other texts.
 
-    A call is ``<TOOLCALL>[…]</TOOLCALL>``; with ``bare`` also the JSON of one call, or of a list of
-    them, alone.
-
-    Raises:
-        ValueError: ``<TOOLCALL>`` around something else, or beside other text; says what is wrong.
+    ValueError of ``<TOOLCALL>`` around something else, or beside other text, says what is wrong.
     """
     text = text.strip()
     marked = text.startswith(_OPEN)

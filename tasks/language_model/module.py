@@ -300,10 +300,7 @@ class LanguageModelModule(PointwiseModule):
     def batch_answers(
         self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
-        """{index, answer, refused, cut} of some samples of a batch.
-
-        samples: (position in the batch, index) of each, one at least. stage: the data set's name.
-        """
+        """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
         new = self.generate(batch["prompt_ids"][rows], batch["prompt_lengths"][rows])
         return [
@@ -345,10 +342,7 @@ class LanguageModelModule(PointwiseModule):
     def generate(
         self, prompt_ids: Tensor, prompt_lengths: Tensor, *, reference: bool = False
     ) -> Answers:
-        """An answer to each prompt, (B, P) padded on the right, as the policy says.
-
-        reference: let the reference answer, the model with its adapters off.
-        """
+        """An answer to each prompt, (B, P) padded on the right, of the policy or the reference."""
         padded = zip(prompt_ids.tolist(), prompt_lengths.tolist(), strict=True)
         return self._answers([ids[:length] for ids, length in padded], reference=reference)
 

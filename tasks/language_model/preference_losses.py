@@ -145,7 +145,6 @@ def preference_loss(
 ) -> Tensor:
     """The named loss of each sample, (B,), the mean over its pairs; 0 where it has none.
 
-    objective: of :data:`Objective`, without "kl".
     chosen, rejected: (B, R) bool, disjoint.
     """
 

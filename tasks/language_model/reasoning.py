@@ -49,10 +49,7 @@ def split_thought(text: str) -> tuple[str, str]:
 
 
 def empty_thought(text: str) -> tuple[str, str]:
-    """(what begins, what ends) the thought that a text stops in, empty as yet; else ("", "").
-
-    The end is written as templates write it behind an empty thought.
-    """
+    """(what begins, what ends) the thought that a text stops in, empty as yet; else ("", "")."""
     for begin, end in THOUGHTS:
         _, found, rest = text.rpartition(begin)
         if found and not rest.strip():

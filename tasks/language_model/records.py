@@ -10,14 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    folded,
-    kind,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, folded, kind, text_field
 
 from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
 
@@ -92,10 +85,7 @@ PROMPTS = ("messages", "prompt", "input", "question")
 
 
 def make_record(
-    row: dict[str, Any],
-    messages: list[dict[str, Any]],
-    responses: Sequence[Response],
-    where: str,
+    row: dict[str, Any], messages: list[dict[str, Any]], responses: Sequence[Response], where: str
 ) -> Record:
     """A record with what is common to all schemas: "tools", "category", "objective"."""
     if messages[-1]["role"] == "assistant":

@@ -21,19 +21,12 @@ REFUSAL_OPENINGS = ("i'm sorry", "i cannot", "i do not support", "i am programme
 
 
 def is_refusal(text: str) -> bool:
-    """Whether an answer begins like a refusal, behind the thoughts of a model that reasons.
-
-    White space in front, case, and which apostrophe is written (' or ’) do not matter.
-    """
+    """Whether an answer begins like a refusal, behind thoughts; case and apostrophes aside."""
     return final_answer(text).lstrip().lower().replace("’", "'").startswith(REFUSAL_OPENINGS)
 
 
 def validate_refusals(refusals: Sequence[str]) -> list[str]:
-    """Returns the texts that a model is to refuse with.
-
-    Raises:
-        DataError: no text to refuse with, or a blank one.
-    """
+    """The texts that a model is to refuse with; DataError of none, or of a blank one."""
     if not refusals or not all(text.strip() for text in refusals):
         raise DataError("refusals: give at least one text, and none that is blank.")
     return list(refusals)

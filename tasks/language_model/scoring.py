@@ -103,8 +103,7 @@ class ResponseScorer:
     ) -> ResponseStatistics:
         """Statistics of every response in a batch (batch.py), differentiable in the policy.
 
-        reference: whether to compute what needs the reference policy; (B, R) bool asks for some of
-        the responses only, and costs only those.
+        reference: (B, R) bool asks for it of some of the responses only, and costs only those.
         """
         pairs = Pairs.of(batch)
         if self.method == "auto":

@@ -24,10 +24,9 @@ DOCSTRINGS = Path(__file__).parent / "docstrings" / "docstrings.jsonl"
 
 
 def docstring_records(negatives: int, seed: int = 0) -> list[tuple[str, dict[str, Any]]]:
-    """(group, raw record) pairs, the records of the schema of ``microsoft/ms_marco``.
+    """(top-level module, record of the schema of ``microsoft/ms_marco``) pairs.
 
-    Records of one group, a top-level module, belong on one side of a split. Modules with fewer
-    ``negatives`` are left out; ``seed`` draws them.
+    Modules with fewer ``negatives`` are left out; ``seed`` draws them.
     """
     with DOCSTRINGS.open(encoding="utf-8") as file:
         entries = [json.loads(line) for line in file]

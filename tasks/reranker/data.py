@@ -310,10 +310,7 @@ class RerankerDataModule(PointwiseDataModule):
         return chosen
 
     def _measured(self, name: str) -> tuple[Any, list[str], list[float]]:
-        """The hub's rows, what is wrong with each ("" if nothing), and its length variance.
-
-        The datasets library keeps these in its cache, for other processes and later runs.
-        """
+        """The hub's rows, what is wrong with each ("" if nothing), and its length variance."""
         split = "train" if name == "train" else "validation"
         rows = hub_split(self.hub_path, self.hub_config, split, "files or embedded")
 

@@ -23,11 +23,7 @@ from .records import Record
 def split_template(template: str) -> tuple[str, str]:
     """What stands before the query and between query and passage.
 
-    A template names {query}, then ends in {passage}: long inputs are cut at their end, and nothing
-    but passage may be lost there. A brace that is text is doubled.
-
-    Raises:
-        DataError: any other template.
+    Long inputs are cut at their end, so {passage} ends a template. A brace that is text is doubled.
     """
     texts, fields = [""], []
     try:
@@ -55,12 +51,8 @@ def encode(
 ) -> BatchEncoding:
     """Token ids of P (query, passage) pairs, unpadded: what ``CrossEncoder.predict`` feeds.
 
-    Args:
-        tokenizer: a fast one.
-        queries, passages: (P,) texts.
-        max_length: the most tokens of a pair, special ones included; of longer pairs the longer
-            text is cut first.
-        template: one text for both, cut at its end, instead of a pair; see ``split_template``.
+    Of pairs beyond ``max_length``, special tokens included, the longer text is cut first; what a
+    ``template`` makes of a pair is cut at its end.
     """
     inputs: tuple[list[str], ...] = (list(queries), list(passages))
     if template is not None:
@@ -162,10 +154,7 @@ class RerankerDataset:
     def _problem(
         self, record: Record, pairs: Sequence[Encoding], lengths: Sequence[int]
     ) -> str | None:
-        """What to say if a passage of the record has no token in the input; None if each has one.
-
-        Of a pair, whose longer text is cut first, each text keeps one.
-        """
+        """What to say if a passage has no token in the input; None if each has one."""
         max_length, template, _ = self._settings
         start = 0 if template is None else len(template.format(query=record.query, passage=""))
         for text, pair, length in zip(record.passages, pairs, lengths, strict=True):

@@ -42,14 +42,7 @@ PROBES = (
 
 
 def export_cross_encoder(module: RerankerModule, path: str | Path) -> Path:
-    """Save the module's model, tokenizer, input format and model card as a CrossEncoder folder.
-
-    path: folder to write; files of an earlier export in it are replaced. Returned.
-
-    Raises:
-        ValueError: a two-label head that cannot be folded, or a template that cannot be written so
-            that inputs stay the same, token by token.
-    """
+    """Save the module's model, tokenizer, input format and model card as a CrossEncoder folder."""
     path = Path(path)
     source = model_source(module.model_name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -130,10 +123,7 @@ def chat_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
 def _check_tokens(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise unless the chat template gives the tokens that the data gave the module."""
     for query, passage in PROBES:
-        messages = [
-            {"role": "query", "content": query},
-            {"role": "document", "content": passage},
-        ]
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": passage}]
         rendered: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
         expected = tokenizer(template.format(query=query, passage=passage)).input_ids
         if list(rendered["input_ids"]) != expected:

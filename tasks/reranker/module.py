@@ -201,10 +201,7 @@ class RerankerModule(PointwiseModule):
 
 
 def binary_cross_entropy(scores: Tensor, candidates: Tensor) -> Tensor:
-    """monoBERT: −log σ(s_p) − Σ_n log(1 − σ(s_n)), divided by the number of candidates.
-
-    scores: (B, C), candidate 0 the positive; candidates: (B, C) bool. Returns: (B,).
-    """
+    """monoBERT, (B, C) → (B,): −log σ(s_p) − Σ_n log(1 − σ(s_n)), over the number of candidates."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     signs = torch.full_like(scores, -1.0)
     signs[:, 0] = 1.0
@@ -219,9 +216,6 @@ def load_cross_encoder(
 
     A new head depends on the seed of the run (`seed_everything`) alone, not on how many random
     numbers were drawn before, so that methods compared at one seed start from the same weights.
-
-    Raises:
-        ValueError: a head of three labels or more, or a dropout for a model without any.
     """
     source = model_source(model_name)
     with loading(model_name):

@@ -19,15 +19,7 @@ from pl_pointwise.tasks.common.records import (
 
 @dataclass(frozen=True)
 class Record:
-    """One query and its candidate passages.
-
-    Attributes:
-        query: the text of the query.
-        passages: the candidates; the positive first, where there is one.
-        query_id: the data's own name of the query.
-        where: file and line, or source and record, for messages.
-        category: the kind of query, MS MARCO's "query_type"; "" where the data name none.
-    """
+    """A query and its candidate passages, the positive first; ``category`` is the "query_type"."""
 
     query: str
     passages: tuple[str, ...]
@@ -46,14 +38,8 @@ class Record:
 def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: int = 0) -> Record:
     """A record of the schema of ``microsoft/ms_marco``, the positive put first.
 
-    Args:
-        row: {"query", "passages": {"is_selected", "passage_text"}}, optionally "query_id"
-            and "query_type".
-        where: where the row stands, for messages.
-        negatives: the most negatives to keep. Of more, as many are drawn by ``seed`` and the row's
-            own text, so the choice does not depend on the rest of the file.
-        least: the fewest negatives allowed.
-        seed: of that draw.
+    Of more than ``negatives`` so many are drawn by ``seed`` and the row's own text, whatever the
+    rest of the file; fewer than ``least`` are refused.
     """
     record = parse_candidates(row, where)
     texts, name = record.passages, "passages.is_selected"
@@ -79,13 +65,7 @@ def parse_labelled(row: Any, where: str, *, negatives: int, least: int, seed: in
 
 
 def parse_candidates(row: Any, where: str) -> Record:
-    """A record for prediction: any number of passages, in their order, labels ignored.
-
-    Args:
-        row: {"query", "passages"}, optionally "query_id" and "query_type"; the passages are a list
-            of texts or {"passage_text": such a list}.
-        where: where the row stands, for messages.
-    """
+    """A record for prediction: {"query", "passages"}, any number in their order, labels ignored."""
     row = json_object(row, where)
     query = text_field(field(row, "query", where), "query", where)
     query_id, category = row.get("query_id"), row.get("query_type") or ""

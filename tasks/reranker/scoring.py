@@ -90,11 +90,7 @@ def scores_of(
 def choose_scoring_method(
     model: PreTrainedModel, inputs: Mapping[str, Tensor], lengths: Tensor, present: Tensor
 ) -> ScoringMethod:
-    """Whether a packed row gives what padded groups give; if not, the log says why.
-
-    On a clone in values and gradients, and in values for the shortest, the middle and the longest
-    pair of the batch, in evaluation mode and in the precision in use.
-    """
+    """Whether a packed row gives what padded groups give; if not, the log says why."""
     if inputs["input_ids"].device.type != "cpu":
         return "grouped"
     by_length = present[lengths[present].argsort(stable=True)]
@@ -123,12 +119,10 @@ def _values_of_clone(clone: Any, method: ScoringMethod) -> Values:
 
 
 def like_length_groups(lengths: Tensor, forward_cost: int) -> list[Tensor]:
-    """Cut pairs into groups of like length: the cheapest cut, each group padded to its longest.
+    """Cut pairs, lengths (n,) on the CPU, into groups padded to their longest, short pairs first.
 
     A group costs forward_cost + size · longest tokens; sorted by length, the cheapest groups are
     consecutive, so dynamic programming over the distinct lengths finds them.
-
-    lengths: (n,) on the CPU. Returns: positions into it, each in one group, short pairs first.
     """
     order = np.argsort(lengths.numpy(), kind="stable")
     distinct, counts = np.unique(lengths.numpy(), return_counts=True)

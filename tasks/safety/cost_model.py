@@ -44,10 +44,7 @@ class ScoringLlama(LlamaPreTrainedModel):
         self.post_init()
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """The score at the last token of each row, (B,) float32.
-
-        input_ids: padded on the right, (B, T); lengths: (B,).
-        """
+        """The score at the last token of each row (B, T), padded on the right: (B,) float32."""
         mask = torch.arange(input_ids.shape[1], device=lengths.device) < lengths[:, None]
         states = self.model(input_ids, attention_mask=mask.long(), use_cache=False)
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -65,11 +62,7 @@ class CostModel:
 
     @classmethod
     def load(cls, name: str, device: torch.device | str = "cpu") -> CostModel:
-        """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code.
-
-        Raises:
-            ValueError: not a cost model of this layout.
-        """
+        """From a folder, the hub or ``package:NAME/FOLDER``; safetensors alone, no foreign code."""
         source = model_source(name)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         found = {key: getattr(config, key, wanted) for key, wanted in READ.items()}
@@ -89,13 +82,7 @@ class CostModel:
         return cls(model.to(device), tokenizer)
 
     def costs(self, prompts: Sequence[str], answers: Sequence[str], batch_size: int = 8) -> Tensor:
-        """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe.
-
-        batch_size: conversations in one forward pass; those of like length go together.
-
-        Raises:
-            DataError: a cost that is not finite, naming the answer.
-        """
+        """The cost of each answer to its prompt, (N,) float32 on the CPU; above 0 is unsafe."""
         encoded = [torch.tensor(self.encode(*p)) for p in zip(prompts, answers, strict=True)]
         costs, device = torch.zeros(len(encoded)), self.model.device
         order = sorted(range(len(encoded)), key=lambda place: len(encoded[place]))
@@ -114,10 +101,7 @@ class CostModel:
         return costs
 
     def encode(self, prompt: str, answer: str) -> list[int]:
-        """Token ids of a conversation; where it is too long, the end of the answer is cut.
-
-        An answer may have kept its end token and its thought.
-        """
+        """Token ids of a conversation; where it is too long, the end of the answer is cut."""
         tokenizer: Any = self.tokenizer
         answer = final_answer(answer.removesuffix(tokenizer.eos_token))
         text = f"BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{answer}"

@@ -252,10 +252,7 @@ class SafetyModule(LanguageModelModule):
 
 
 def write_outputs(folder: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Writes ``policy/model_outputs.json`` and the reference's, without white space and thoughts.
-
-    answers: {"prompt", "answer", "reference"} of each.
-    """
+    """Writes policy/model_outputs.json and the reference's, without white space and thoughts."""
     for who, name in (("policy", "answer"), ("reference", "reference")):
         outputs = [
             {"instruction": a["prompt"], "output": final_answer(a[name]).strip(), "generator": who}

@@ -1,8 +1,4 @@
-"""Safety records: benign, unsafe and borderline prompts, and answers to them, perhaps judged.
-
-Here is decided which prompts are unsafe or borderline, and what each response is. A refusal without
-a text is one of the configured ones.
-"""
+"""Safety records: which prompts are unsafe or borderline, and what each response to them is."""
 
 from __future__ import annotations
 
@@ -101,10 +97,7 @@ def parse_instruction(row: Any, where: str) -> Record:
 
 
 def parse_labelled(row: Any, where: str) -> Record:
-    """An unsafe prompt, perhaps with {"response", "is_safe"}.
-
-    A safe response that refuses, by the keyword rule, is its own refusal; another is not kept.
-    """
+    """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
     row, responses = json_object(row, where), [REFUSES]
     if row.get("response") is not None:
         answer = _judged(row, "response", "is_safe", where)
@@ -116,10 +109,7 @@ def parse_labelled(row: Any, where: str) -> Record:
 
 
 def parse_borderline(row: Any, where: str) -> Record:
-    """A safe prompt that looks unsafe, perhaps with {"answer", "refusal", "type"}.
-
-    The answer is what is to be said, the refusal what is not. A row of XSTest is one.
-    """
+    """A safe prompt that looks unsafe, as XSTest's: "answer" is to be said, "refusal" is not."""
     record, responses = parse_prompt(row, where), [REFUSES]
     if row.get(REFUSAL) is not None:
         responses = [replace(REFUSES, answer=text_field(row[REFUSAL], REFUSAL, where))]
@@ -231,10 +221,7 @@ def per_category(
 
 
 def unsafe_prompts(pairs: Iterable[AnswerPair], once: bool = False) -> list[Record]:
-    """Each prompt with an unsafe answer, and that answer; of two unsafe ones the less safe.
-
-    once: the first record of each prompt alone.
-    """
+    """Each prompt with an unsafe answer, of two the less safe; ``once``: its first record alone."""
     found: dict[str, Record] = {}
     for record, _, safer in pairs:
         unsafe = [each for each in record.responses if each.role == UNSAFE]

@@ -44,8 +44,7 @@ def choice_scores(
 ) -> Tensor:
     """Scores by category, (B, 4); −∞ where a category has no candidate.
 
-    log_likelihood: (B, R) sums; tokens, characters: (B, R), 0 tokens where there is no candidate;
-    choices: (B, R) long, the category of each.
+    All (B, R): log_likelihood sums; tokens, 0 where there is no candidate; choices, categories.
     """
     divisor = {"sum": torch.ones_like(tokens), "tokens": tokens, "characters": characters}
     scores = log_likelihood / divisor[normalisation].clamp(min=1)

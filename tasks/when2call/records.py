@@ -32,12 +32,7 @@ ROLES = ("prefer", "avoid", "candidate")
 
 @dataclass(frozen=True)
 class Record(records.Record):
-    """One conversation and its answers, of a labelled record the right one first.
-
-    Attributes:
-        kind: none, as all records are of one.
-        choice: whether it is multiple choice.
-    """
+    """One conversation and its answers, the right one first where it is known."""
 
     kind: str = ""
     choice: bool = False
@@ -108,10 +103,7 @@ def parse_question(row: Any, where: str) -> Record:
 
 
 def grouped(found: Iterable[Record]) -> list[Record]:
-    """Records of one prompt and one right answer as one, with each of their wrong answers once.
-
-    Each group stands where its first record stood.
-    """
+    """Records of one prompt and right answer as one, where the first stood, wrong answers once."""
     groups: dict[str, Record] = {}
     for record in found:
         key = digest(record.prompt, record.answers[0])
