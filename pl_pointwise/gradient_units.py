@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from .formulation import Formulation
+from .formulations import Formulation
 from .step import Measured
 
 log = logging.getLogger(__name__)
