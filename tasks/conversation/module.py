@@ -289,11 +289,7 @@ class ConversationModule(LanguageModelModule):
             raise DataError(
                 f"model.{role}_tolerance is null, and {found}. Set it, or formulation to null."
             )
-        if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
-            raise DataError(
-                f"No record carries a constraint ({', '.join(self.constraints)}): {found}. Change "
-                "roles, or set formulation to null."
-            )
+        super().check_training_records(records)
         asked = {*self.objective_roles, *self.baselines.roles}
         needed = " or ".join(sorted(asked))
         if self.trained_on in PAIRED:

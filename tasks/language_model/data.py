@@ -277,6 +277,7 @@ class ResponseDataModule(PointwiseDataModule):
     def _take_model(self) -> None:
         """Encodes for the model it is used with now; data sets of another model are dropped."""
         own = self.preparation
+        self.shared_option("roles", self.roles)
         revision = self.shared_option("revision", own.revision)
         template = self.shared_option("chat_template", own.chat_template)
         arguments = self.shared_option("template_arguments", own.template_arguments)

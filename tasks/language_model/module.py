@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
+from pl_pointwise.errors import DataError
 from pl_pointwise.own_hooks import part_of
 
 from .adapters import Lora
@@ -247,7 +248,14 @@ class LanguageModelModule(PointwiseModule):
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Any]) -> None:
-        """Refuses a training set in which a term has no sample at all."""
+        """Refuses a training set in which no sample carries a constraint."""
+        roles = {role for record in records for role in record.roles}
+        if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
+            raise DataError(
+                f"No record carries a constraint ({', '.join(self.constraints)}): the training "
+                f"responses are of role {', '.join(sorted(roles))}. Change roles, or set "
+                "formulation to null."
+            )
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,23 @@ def test_two_models_are_refused(language_model_folder, data, tmp_path) -> None:
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
     with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
+
+
+def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, tmp_path) -> None:
+    """It trained the objective alone, or the wrong responses."""
+
+    class Reversed(When2CallModule):
+        roles = When2CallModule.roles[::-1]
+
+    policy = Policy(str(language_model_folder), lora=SMALL)
+    other, reversed_ = (
+        kind(policy, formulation=Pointwise()) for kind in (When2CallModule, Reversed)
+    )
+    asked = other.requirements.items()
+    other.requirements = {name: replace(each, role="candidate") for name, each in asked}
+    for module, said in ((other, "No record carries a constraint"), (reversed_, "roles: ")):
+        with pytest.raises(DataError, match=said):
+            quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
 
 
 def test_data_alone_ask_for_a_model(data) -> None:
