@@ -38,6 +38,7 @@ def rule_of(formulation: Any) -> Rule | None:
     if formulation is None:
         return None
     kind, given = type(formulation).__name__.lower(), vars(formulation)
+    assert kind in ("average", "pointwise", *PARAMETER), f"write ψ of {kind} here, as printed"
     return Rule(
         kind,
         alpha=given.get("alpha"),

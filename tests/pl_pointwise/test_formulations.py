@@ -292,7 +292,7 @@ def test_linear_cost_without_augmentation_is_refused() -> None:
 @given(magnitudes, magnitudes, magnitudes)
 def test_configuration_round_trip(alpha: float, beta: float, step: float) -> None:
     for formulation in all_formulations(alpha, beta):
-        if not isinstance(formulation, Penalty):
+        if formulation.scope != "none":
             formulation.dual_lr = step
         config = json.loads(json.dumps(formulation.config()))  # plain enough for YAML and JSON
         assert formulation_from(config) == formulation
