@@ -53,11 +53,15 @@ class HardestSamples(Callback):
         self.count, self.every_n_epochs, self.folder = count, every_n_epochs, RunFolder(folder)
         self._last, self._mean = LastViolations(), MeanViolations()
         self._epoch = 0
+        self._store: Any = None  # The multipliers of the samples that the tables are of.
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.folder.claim(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if self._store is not None and self._store is not pl_module.multipliers:
+            self._last, self._mean = LastViolations(), MeanViolations()  # Of an earlier fit.
+        self._store = pl_module.multipliers
         self._last.add(pl_module)
         self._mean.add(pl_module)
         self._epoch = trainer.current_epoch
@@ -130,7 +134,7 @@ class HardestSamples(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last.tables, self._epoch = state_dict["last"], state_dict["epoch"]
         self._mean.tables, self._mean.visits = state_dict["mean"], state_dict["visits"]
-        self.folder.restored = state_dict["folder"]
+        self.folder.restored, self._store = state_dict["folder"], None
 
 
 def hardest(

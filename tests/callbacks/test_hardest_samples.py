@@ -198,6 +198,16 @@ def test_resumed_list_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     assert lists[0]
 
 
+def test_a_second_fit_with_the_callback_starts_anew(tmp_path: Path) -> None:
+    """It went on with the means of another module's samples, or broke where there are more."""
+    callback = HardestSamples()
+    for folder, count, seed in (("before", 8, 0), ("again", 12, 1), ("alone", 12, 1)):
+        used = HardestSamples() if folder == "alone" else callback
+        runner = trainer(max_epochs=3, callbacks=[used], default_root_dir=tmp_path / folder)
+        runner.fit(Toy(Pointwise(alpha=0.8)), ToyData(ToyRows(count, seed), batch_size=4))
+    assert rows_of(tmp_path / "again") == rows_of(tmp_path / "alone")
+
+
 def test_the_mean_violation_ranks_then_the_size_of_the_multiplier() -> None:
     nan = float("nan")
     means = torch.tensor([[0.5], [2.0], [nan], [nan], [nan], [0.5], [-1.0], [-2.0]])
