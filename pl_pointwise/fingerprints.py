@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import date
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,7 @@ def _digest_of(row: Any) -> bytes:
     return digest.digest()
 
 
-_SIMPLE = (str, bytes, int, float, bool, type(None))
+_SIMPLE = (str, bytes, int, float, complex, bool, type(None), date, PurePath)
 _SIMPLE_TYPES = frozenset(_SIMPLE)
 
 
@@ -68,6 +70,8 @@ def _digest(value: Any, digest: Any) -> None:
             return
         for entry in value:
             _digest(entry, digest)
+    elif isinstance(value, (set, frozenset)):
+        _digest(sorted(map(repr, value)), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):

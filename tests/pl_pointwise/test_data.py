@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,6 +297,9 @@ def test_fingerprint_is_of_the_content_not_of_the_object() -> None:
         (np.array([1, 2]), np.array([2, 1])),
         ([1, [2, 3]], [[1, 2], 3]),
         ({"x": 1}, {"x": 1.5}),
+        ({"a", "b"}, {"a", "c"}),
+        (Path("a.png"), Path("b.png")),
+        ([date(2026, 1, 1)], [date(2026, 1, 2)]),
     ],
 )
 def test_fingerprint_reads_values_of_every_kind(value: Any, other: Any) -> None:
