@@ -158,8 +158,8 @@ def declared_constraints(
             )
         built.append({str(name): from_plain(Constraint, of) for name, of in given.items()})
     training, evaluation = built
-    if OBJECTIVE in training:
-        raise ValueError(f'"{OBJECTIVE}" names the objective; call the constraint otherwise.')
+    if wrong := [name for name in training if name == OBJECTIVE or "/" in name]:
+        raise ValueError(f"{wrong[0]!r}: name a constraint without a slash, and not {OBJECTIVE!r}.")
     require_names("evaluation_constraints", evaluation, training, partial=True)
     return training, {**training, **evaluation}
 

@@ -164,9 +164,7 @@ class Run:
 
     def in_force(self, name: str) -> Formulation:
         """A constraint's formulation with α a number: of the last training step, or of now."""
-        duals = self.duals
-        now = duals.in_force or duals.units.in_force(self.task.formulations)
-        return now[name]
+        return (self.duals.in_force or self.duals.units.in_force(self.task.formulations))[name]
 
     # Epochs and the end -------------------------------------------------------------------------
 
@@ -183,7 +181,8 @@ class Run:
         if stepper.skipped_now and not stepper.taken_now:
             raise TrainingError(
                 f"All {stepper.skipped_now} steps of epoch {self.task.current_epoch} were skipped: "
-                "values or gradients were not finite. Check the data, and lower the learning rate."
+                "values or gradients were not finite, or membership() left all samples out. Check "
+                "the data, and lower the learning rate."
             )
         # Of an epoch that is cut short, what is due at its end comes later.
         if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
@@ -267,10 +266,8 @@ class Run:
 
     def _random_state_to_save(self) -> dict[str, Any]:
         """That of the last step: later draws belong to an evaluation, a fetch or to nobody."""
-        if self._random_state_at_end is not None:
-            return self._random_state_at_end
-        if self._kept_random_state is not None:
-            return self._kept_random_state
+        if known := self._random_state_at_end or self._kept_random_state:
+            return known
         state = random_state(self.task.device)
         loader = self.task.trainer.train_dataloader
         if isinstance(loader, ResumableDataLoader) and loader.before_fetch is not None:

@@ -196,6 +196,7 @@ def test_column_that_a_sample_no_longer_carries_keeps_its_multiplier() -> None:
         ({"formulation": {"fit": Pointwise(), "Pair": Pointwise()}}, "Pair"),
         ({"formulation": {"fit": Pointwise()}}, "lacks 'pair'"),
         ({"constraints": {"objective": Constraint(at_most=1)}}, "objective"),
+        ({"constraints": {"a/b": Constraint(at_most=1)}}, "without a slash"),
     ],
 )
 def test_bad_options_are_refused_at_construction(options: Any, message: str) -> None:
