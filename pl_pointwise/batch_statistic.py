@@ -112,8 +112,7 @@ def stepped_threshold(
 ) -> Tensor:
     """t − threshold_lr · ∂g/∂t, float32, of the violations of all ranks on the CPU."""
     threshold = threshold.to(torch.float64).requires_grad_()
-    cpu = torch.device("cpu")
-    statistic = batch_statistic(formulation, parts, sides, count, threshold, cpu)
+    statistic = batch_statistic(formulation, parts, sides, count, threshold, torch.device("cpu"))
     (slope,) = torch.autograd.grad(statistic.value.sum(), threshold)
     return (threshold - formulation.threshold_lr * slope).detach().float()
 

@@ -167,8 +167,6 @@ def certify(
     *,
     confidence: float = 0.95,
     level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
 ) -> Certificate:
     """Returns the certificate of held-out violations, one per sample.
 
@@ -191,7 +189,7 @@ def certify(
         share=float(share_violated(values)),
         bound=violation_bound(violated, len(values), confidence),
         cvar=float(cvar(values, level)),
-        interval=cvar_interval(values, level, confidence, resamples, seed),
+        interval=cvar_interval(values, level, confidence),
         quantile=quantile_bound(values, level, confidence),
         confidence=confidence,
         level=level,

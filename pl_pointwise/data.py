@@ -223,7 +223,7 @@ class PointwiseDataModule(LightningDataModule):
         """Whether "test" is a split of its own; of the data sets that are set up."""
         return "test" in self.datasets and self.datasets["test"] is not self.datasets.get("val")
 
-    def shared_option(self, name: str, own: Any, default: Any = None) -> Any:
+    def shared_option(self, name: str, own: Any) -> Any:
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
         theirs = getattr(module, name, None)
@@ -232,7 +232,7 @@ class PointwiseDataModule(LightningDataModule):
                 f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
                 "Give it to the module alone."
             )
-        return next((value for value in (own, theirs) if value is not None), default)
+        return theirs if own is None else own
 
     def train_dataloader(self) -> ResumableDataLoader:
         return self._loader("train", training=True)

@@ -218,7 +218,5 @@ class PullShares:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._number = int(state["epoch"])
-        self._epoch = {  # Older ones hold more of each.
-            name: torch.tensor(sums[:3], dtype=torch.float64)
-            for name, sums in state["sums"].items()
-        }
+        sums = state["sums"].items()  # Older ones hold more of each.
+        self._epoch = {name: torch.tensor(of[:3], dtype=torch.float64) for name, of in sums}

@@ -82,9 +82,8 @@ class Constraint:
         lower = None if self.at_least is None else self.at_least - values
         if upper is None or lower is None:
             return upper if lower is None else lower  # type: ignore[return-value]
-        if values.dim() == 1:
-            return torch.stack([upper, lower], dim=1)
-        return torch.cat([upper, lower], dim=1)
+        join = torch.stack if values.dim() == 1 else torch.cat
+        return join([upper, lower], dim=1)
 
     def reported(self, residual: Tensor) -> Tensor:
         """The violation behind a residual: |ℓ − c| for an equality, else unchanged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -70,11 +71,7 @@ def check_splits(
                 "to certify with."
             )
     units["training"] = set(training_units)
-    for one, other in (
-        (SELECTION, CERTIFICATION),
-        ("training", SELECTION),
-        ("training", CERTIFICATION),
-    ):
+    for one, other in combinations(("training", SELECTION, CERTIFICATION), 2):
         if both := units[one] & units[other]:
             raise RequirementError(
                 f"The {one} and the {other} split share {len(both):,} of {len(units[other]):,} "
