@@ -131,8 +131,7 @@ def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:
         for name, value in logged.items()
         if re.fullmatch(f"{re.escape(stage)}/[^/]+", name)
     ]
-    shown = ", ".join(metrics)
-    return {"stage": stage, "lines": lines, "metrics": shown, "statements": statements}
+    return {"stage": stage, "lines": lines, "metrics": ", ".join(metrics), "statements": statements}
 
 
 def _training(module: PointwiseModule) -> dict[str, str]:
