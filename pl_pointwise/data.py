@@ -227,7 +227,7 @@ class PointwiseDataModule(LightningDataModule):
         """An option that module and data must agree on, else DataError; None takes the module's."""
         module = getattr(self.trainer, "lightning_module", None)
         theirs = getattr(module, name, None)
-        if own is not None and theirs is not None and own != theirs:
+        if own is not None and hasattr(module, name) and own != theirs:
             raise DataError(
                 f"{name}: {type(module).__name__} has {theirs!r}, {type(self).__name__} {own!r}. "
                 "Give it to the module alone."

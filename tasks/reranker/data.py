@@ -235,9 +235,6 @@ class RerankerDataModule(PointwiseDataModule):
             raise DataError(
                 "model_name: the data need a tokenizer. Name one, or use them with RerankerModule."
             )
-        template, module = agreed["template"], getattr(self.trainer, "lightning_module", None)
-        if template is not None and getattr(module, "template", template) is None:
-            raise DataError(f"template: the data have {template!r}. Give it to the module alone.")
         if agreed != self._format:
             self._tokenizer = _load_tokenizer(**agreed)
             self._format = agreed

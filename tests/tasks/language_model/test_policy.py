@@ -24,6 +24,7 @@ from pl_pointwise.tasks import (
     When2CallModule,
 )
 from pl_pointwise.tasks.language_model.adapters import merged_weights
+from pl_pointwise.tasks.language_model.data import Preparation
 from pl_pointwise.tasks.language_model.reference import base_of
 from pl_pointwise.tasks.safety.module import PAPER_LORA, PAPER_SAMPLING, SafetyEvaluation
 from tests.tasks.conftest import (
@@ -178,6 +179,16 @@ def test_two_models_are_refused(language_model_folder, data, tmp_path) -> None:
     data.given_name = str(tmp_path / "other")
     module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
     with pytest.raises(DataError, match=r"model_name: .*Give it to the module alone"):
+        quiet_trainer(tmp_path, max_steps=1).fit(module, data)
+
+
+def test_a_chat_template_of_the_data_alone_is_refused(
+    language_model_folder, data, tmp_path
+) -> None:
+    """Trained on one template, the model was exported and asked with its own."""
+    data.preparation = Preparation(chat_template="{{ messages }}")
+    module = When2CallModule(Policy(str(language_model_folder), lora=SMALL))
+    with pytest.raises(DataError, match=r"chat_template: When2CallModule has None.* module alone"):
         quiet_trainer(tmp_path, max_steps=1).fit(module, data)
 
 
