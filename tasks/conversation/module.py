@@ -283,7 +283,8 @@ class ConversationModule(LanguageModelModule):
         """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
         roles = {role for record in records for role in record.roles}
         found = f"the training responses are of role {', '.join(sorted(roles))}"
-        unheeded = roles & {"keep", "forget"} - set(self.constraints)
+        bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
+        unheeded = (roles & {"keep", "forget"} | bounded) - {*self.constraints, *MEASURED}
         if self.formulations and unheeded:
             role = min(unheeded)
             raise DataError(
@@ -291,8 +292,8 @@ class ConversationModule(LanguageModelModule):
             )
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No record carries a constraint ({', '.join(self.constraints)}): {found}. Change "
-                "roles, or set formulation to null."
+                f"No record carries a constraint ({', '.join(self.constraints)}): {found}. Add "
+                "some, change roles, or set formulation to null."
             )
         asked = {*self.objective_roles, *self.baselines.roles}
         needed = " or ".join(sorted(asked))
