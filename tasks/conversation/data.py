@@ -147,7 +147,8 @@ class ConversationDataModule(ResponseDataModule):
             read["train"] = self._finished(self._from_hub(*hub, self.reading))
         found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
-        rank_zero_info(f"Records: {counts}. What is held out of train: data.preparation.")
+        held_out = ", held out by data.preparation" * (len(found) > len(read))
+        rank_zero_info(f"Records: {counts}{held_out}.")
         return found
 
     def read(self, name: str) -> list[Record]:
