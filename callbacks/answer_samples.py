@@ -32,7 +32,8 @@ class AnswerSamples(Callback):
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.
         indexes: positions in ``data``.
         per_category: so many of each category of ``data``, the first ones.
-        data: a data set of the data module's, "train" or "val".
+        data: a data set of the data module's, "train" or "val". Of a module without the latter,
+            ``per_category`` takes the former.
         every_n_epochs: answer at the end of so many epochs; None does not.
         every_n_steps: and after so many steps of the weights; None does not.
     """
@@ -85,8 +86,11 @@ class AnswerSamples(Callback):
         """The conversations of the data set that were asked for."""
         if not self.indexes and not self.per_category:
             return []
-        one_of("data", self.data, list(datamodule.datasets))
-        dataset = datamodule.datasets[self.data]
+        name, there = self.data, list(datamodule.datasets)
+        if name == "val" and name not in there and not self.indexes:
+            name = "train"
+        one_of("data", name, there)
+        dataset = datamodule.datasets[name]
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
         seen: Counter[str] = Counter()
         chosen = list(self.indexes)

@@ -36,7 +36,11 @@ def loading(name: str) -> Iterator[None]:
         )
     try:
         yield
-    except (OSError, ImportError):  # transformers' own, which say what to do
+    except OSError as error:  # transformers' own, which say what to do, but not always of what
+        if name in str(error):
+            raise
+        raise OSError(f"{name}: there is no such folder here, and {error}") from error
+    except ImportError:
         raise
     except Exception as error:  # safetensors' and tokenizers' errors have no base but this
         if isinstance(error, ValueError) and name in str(error):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import check_source
 from pl_pointwise.tasks.language_model.data import (
@@ -19,7 +21,7 @@ from pl_pointwise.tasks.language_model.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
-from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_kept_and_forgotten
+from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_together
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -108,7 +110,12 @@ class ConversationDataModule(ResponseDataModule):
         train = [train_file] if isinstance(train_file, str) else list(train_file or [])
         given = {"learn": learn_file, "keep": keep_file, "forget": forget_file}
         self.role_of = {path: role for role, path in given.items() if path is not None}
-        self.train_files = [*train, *self.role_of]
+        self.train_files = [*train, *filter(None, given.values())]
+        if twice := [path for path in self.train_files if self.train_files.count(path) > 1]:
+            raise DataError(
+                f"{twice[0]} is given twice, by train_file, learn_file, keep_file or forget_file. "
+                "Its answers are of one role: name it once, or give each record its role."
+            )
         labelled = bool(self.train_files or val_file or test_file)
         needed = "train_file, learn_file, keep_file, forget_file, val_file or test_file"
         check_source(source, labelled, predict_file, needed)
@@ -138,7 +145,11 @@ class ConversationDataModule(ResponseDataModule):
         if self.hub_path is not None:
             hub = self.hub_path, self.hub_config, self.hub_split
             read["train"] = self._finished(self._from_hub(*hub, self.reading))
-        return self._split(read, {**self.files, "train": ", ".join(self.train_files)})
+        found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
+        counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
+        held_out = ", held out by data.preparation" * (len(found) > len(read))
+        rank_zero_info(f"Records: {counts}{held_out}.")
+        return found
 
     def read(self, name: str) -> list[Record]:
         """The records to predict for."""
@@ -154,7 +165,7 @@ class ConversationDataModule(ResponseDataModule):
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:
-        check_kept_and_forgotten(records)
+        check_together(records)
         return with_refusals(records, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:

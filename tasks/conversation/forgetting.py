@@ -38,7 +38,11 @@ from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.extras import needs
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
-from pl_pointwise.tasks.language_model.loading import load_language_model, load_tokenizer
+from pl_pointwise.tasks.language_model.loading import (
+    load_language_model,
+    load_tokenizer,
+    model_type,
+)
 from pl_pointwise.tasks.language_model.records import Response
 from pl_pointwise.tasks.language_model.roles import collate_rows, mean_over
 from pl_pointwise.tasks.language_model.scoring import ResponseScorer
@@ -67,12 +71,12 @@ def add_targets(
             "learned the answer as data.forget_like; to make it unlikely and no more, role avoid."
         )
     theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
-    if theirs != encoder.tokenizer.get_vocab():
+    if theirs != encoder.tokenizer.get_vocab() or model_type(like) != model_type(name):
         raise DataError(
-            f"forget_like={like}: it has another vocabulary than {name}. Name a model of the same "
-            "kind, as it was before it learned the answers."
+            f"forget_like={like}: it has another architecture or vocabulary than {name}. Name a "
+            "model of the same kind, as it was before it learned the answers."
         )
-    rank_zero_info(f"{len(places):,} answers to forget are to be as likely as {like} has them.")
+    rank_zero_info(f"Records to forget as likely as {like} has them: {len(places):,}.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_language_model(like, lora=None).eval().requires_grad_(False).to(device)
     scorer = ResponseScorer(model, "plain")

@@ -283,7 +283,8 @@ class ConversationModule(LanguageModelModule):
         """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
         roles = {role for record in records for role in record.roles}
         found = f"the training responses are of role {', '.join(sorted(roles))}"
-        unheeded = roles & {"keep", "forget"} - set(self.constraints)
+        bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
+        unheeded = (roles & {"keep", "forget"} | bounded) - {*self.constraints, *MEASURED}
         if self.formulations and unheeded:
             role = min(unheeded)
             raise DataError(

@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import bad_field, field, json_object, kind, shown, text_field
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    json_object,
+    kind,
+    shown,
+    text_field,
+)
 from pl_pointwise.tasks.language_model.messages import is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     PROMPTS,
@@ -95,15 +103,35 @@ def _bound(given: dict[str, Any], relative: bool, where: str, name: str) -> floa
     return None if value is None else float(value)
 
 
-def check_kept_and_forgotten(records: Sequence[Record]) -> None:
-    """Refuses a prompt with a response to keep or learn and one to forget."""
-    kept = {each.prompt: each for each in records if {"keep", "learn"}.intersection(each.roles)}
+def check_together(records: Sequence[Record]) -> None:
+    """Refuses a prompt of two of learn, keep and forget, and own bounds of an answer that cross."""
+    asked: dict[str, tuple[str, str]] = {}
+    bounds: dict[str, tuple[list[tuple[float, str]], ...]] = {}
     for record in records:
-        if "forget" in record.roles and (other := kept.get(record.prompt)):
-            raise DataError(
-                f"{other.where}: the prompt is to be kept here and forgotten in {record.where}. "
-                "Take one of the two out."
-            )
+        for role, done in (("learn", "learnt"), ("keep", "kept"), ("forget", "forgotten")):
+            if role not in record.roles:
+                continue
+            other, where = asked.setdefault(record.unit, (done, record.where))
+            if other != done:
+                raise DataError(
+                    f"{where}: the prompt is to be {other} here and {done} in {record.where}. "
+                    "Take one of the two out."
+                )
+        for each in record.responses:
+            if each.tolerance is None or each.relative or each.role == "keep":
+                continue
+            ends = [(-math.inf, "")], [(0.0, "")]
+            least, most = bounds.setdefault(digest(record.prompt, each.answer), ends)
+            if each.role != "avoid":
+                least.append((each.tolerance, record.where))
+            if each.role in ("avoid", "forget"):
+                most.append((each.tolerance, record.where))
+            (low, where), (high, other) = max(least), min(most)
+            if low > high:
+                raise DataError(
+                    f"{where}: the answer is to have a mean log-likelihood of at least {low:g} "
+                    f"here and of at most {high:g} in {other}. Change one of the two."
+                )
 
 
 # Schemas ------------------------------------------------------------------------------------------

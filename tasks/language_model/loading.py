@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from peft import PeftModel, prepare_model_for_kbit_training
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
@@ -74,6 +75,19 @@ def load_language_model(
         return add_lora(model, lora)
     use_quick_dropout(model)
     return model
+
+
+def model_type(name: str) -> str:
+    """The architecture of a model, or of an adapter's base, by its configuration."""
+    with loading(name):
+        adapter = saved_adapter(name, None)
+        base, revision = name, None
+        if adapter is not None:
+            base, revision = str(adapter.base_model_name_or_path), adapter.revision
+        config = AutoConfig.from_pretrained(
+            model_source(base), revision=revision, trust_remote_code=False
+        )
+    return str(config.model_type)
 
 
 def checkpoint_gradients(model: PreTrainedModel) -> None:

@@ -40,7 +40,7 @@ from .policy import Policy
 from .records import Record
 from .reference import ReferenceCache, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
-from .roles import Requirement, divergence, mean_over
+from .roles import Requirement, divergence, drop, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
 
 
@@ -219,10 +219,10 @@ class LanguageModelModule(PointwiseModule):
         """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
 
         That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
-        A band is around the own bound, so there ε is not added.
+        A band is around the own bound, so there ε is not added. A floor knows no own bounds.
         """
         values = self.requirements[name].value(outputs)
-        if batch["shift"].isnan().all():
+        if batch["shift"].isnan().all() or self.requirements[name].value is drop:
             return values
         shift = batch["shift"].to(values, non_blocking=True)
         own, reference = values, outputs.reference_mean_log_likelihood
@@ -253,8 +253,8 @@ class LanguageModelModule(PointwiseModule):
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
                 f"No record carries a constraint ({', '.join(self.constraints)}): the training "
-                f"responses are of role {', '.join(sorted(roles))}. Change roles, or set "
-                "formulation to null."
+                f"responses are of role {', '.join(sorted(roles))}. Add some, change roles, or "
+                "set formulation to null."
             )
 
     @part_of("on_fit_start")

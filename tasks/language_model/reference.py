@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.task import evaluation_mode
 
 
@@ -42,7 +43,7 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The reference policy: adapters off, evaluation mode, no gradients. Left as it was found."""
     if problem := reference_problem(model):
-        raise ValueError(problem)
+        raise TrainingError(problem)
     assert isinstance(model, PeftModel)
     trainable = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:

@@ -94,6 +94,13 @@ def test_it_writes_beside_the_logger_and_tells_tensorboard(
     assert shown == [("answers", f"**Hi**\n\n> {row['answer']}", row["step"]) for row in rows]
 
 
+def test_without_held_out_records_those_trained_on_are_asked(
+    language_model_folder, file, tmp_path
+) -> None:
+    run(language_model_folder, file, tmp_path, [AnswerSamples(per_category=1)])
+    assert {row["index"] for row in written(tmp_path) if row["step"] == 0} == {0, 1, 2, 3}
+
+
 def test_bad_options_are_refused(language_model_folder, file, tmp_path) -> None:
     with pytest.raises(ValueError, match="which prompts"):
         AnswerSamples()

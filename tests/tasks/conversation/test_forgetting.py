@@ -113,12 +113,13 @@ def test_a_target_is_what_another_model_gives(other, language_model_folder, tmp_
     assert -batch["shift"][0, 0].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_model_of_other_tokens_says_nothing_of_what_to_forget(
-    language_model_folder, tmp_path
+@pytest.mark.parametrize(("kind", "more"), [("llama", ["<more>"]), ("mistral", [])])
+def test_a_model_of_other_kind_or_tokens_says_nothing_of_what_to_forget(
+    kind, more, language_model_folder, tmp_path
 ) -> None:
     tokenizer = build_tokenizer()
-    tokenizer.add_tokens(["<more>"])
-    build_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    tokenizer.add_tokens(more)
+    build_model(kind, vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
     like = str(tmp_path / "other")

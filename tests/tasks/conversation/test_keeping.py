@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from pl_pointwise import Pointwise
 from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.conversation import ConversationDataModule
 from pl_pointwise.tasks.conversation.module import Baselines, ConversationEvaluation
+from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses
 from tests.tasks.conftest import quiet_trainer, response_by_hand, write_rows
 from tests.tasks.conversation.test_module import batch_of, data_of, made
 
@@ -88,6 +91,43 @@ def test_a_floor_is_under_what_the_reference_gave(language_model_folder, tmp_pat
     assert module.objective(outputs, batch).item() == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_floor_is_the_same_under_answers_with_bounds_of_their_own(
+    language_model_folder, tmp_path
+) -> None:
+    tolerances = {**TOLERANCES, "prefer_tolerance": -0.02, "keep_tolerance": None}
+    module = made(language_model_folder, floor_tolerance=0.1, **tolerances)
+    for own in ({"tolerance": -1.0}, {"tolerance": 0.2, "relative": True}):
+        row = {"prompt": "a", "answer": "Yes.", "role": "prefer", **own}
+        batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+        values = module.constraint_values(module(batch), batch)
+        hand = response_by_hand(module, batch, 0, 0)
+        before = hand["ref"] / int(batch["response_lengths"][0, 0])
+        assert values["floor"].item() == pytest.approx(before - hand["mean"], abs=1e-5)
+        least = before - 0.2 if "relative" in own else -1.0
+        expected = least - hand["mean"]
+        found = module.constraints["prefer"].violation(values["prefer"])
+        assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "simpo"])
+def test_preferences_are_learnt_by_their_formulas(
+    objective, language_model_folder, tmp_path
+) -> None:
+    row = {"prompt": "a", "chosen": "Yes, of course.", "rejected": "No."}
+    losses = PreferenceLosses(dpo_beta=0.3, simpo_beta=2.0, simpo_gamma=0.7)
+    none = dict.fromkeys(TOLERANCES)
+    module = made(language_model_folder, objective=objective, losses=losses, **none)
+    batch = batch_of(language_model_folder, written(tmp_path, [row]), rows=1)
+    chosen, rejected = (response_by_hand(module, batch, 0, column) for column in (0, 1))
+    sizes = batch["response_lengths"][0].tolist()
+    gains = [r["mean"] * n - r["ref"] for r, n in zip((chosen, rejected), sizes, strict=True)]
+    margin = 2.0 * (chosen["mean"] - rejected["mean"]) - 0.7
+    if objective == "dpo":
+        margin = 0.3 * (gains[0] - gains[1])
+    expected = math.log1p(math.exp(-margin))
+    assert module.objective(module(batch), batch).item() == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(("loss", "beta"), [("ascent", 0.1), ("npo", 0.5)])
 def test_baselines_of_forgetting_are_their_formulas(
     loss, beta, language_model_folder, tmp_path
@@ -145,7 +185,7 @@ def test_replay_learns_a_share_of_what_is_kept(
         ({"role": "learn", "tolerance": -1.0}, ["tolerance", "learn"]),
         ({"role": "forget"}, ["around", "forget_like"]),
         ({"role": "wrong"}, ["responses", "at least one"]),
-        ({"responses": CROSSED}, ["likely and unlikely at once", "Change one"]),
+        ({"responses": CROSSED}, ["at least -1 here", "at most -3", "Change one"]),
     ],
 )
 def test_a_bad_answer_is_refused_with_line_and_remedy(
@@ -159,10 +199,46 @@ def test_a_bad_answer_is_refused_with_line_and_remedy(
         assert word in str(error.value)
 
 
-def test_a_prompt_to_keep_and_to_forget_is_refused(language_model_folder, tmp_path) -> None:
-    rows = [ROWS[1], {**ROWS[2], "prompt": "b"}]
-    with pytest.raises(DataError, match=r"line 1: .* kept here and forgotten in .*line 2"):
-        data_of(written(tmp_path, rows), language_model_folder).setup("fit")
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (ROWS[1], {**ROWS[2], "prompt": "B "}, "kept here and forgotten in"),
+        (ROWS[0], {**ROWS[1], "prompt": "a"}, "learnt here and kept in"),
+        (ROWS[2], {**ROWS[0], "prompt": "c"}, "forgotten here and learnt in"),
+        (
+            {"prompt": "e", "answer": "B.", "role": "prefer", "tolerance": -1},
+            {"prompt": "e", "answer": "B.", "role": "avoid", "tolerance": -3},
+            "at least -1 here and of at most -3 in",
+        ),
+        ({**ROWS[2], "around": -1}, ROWS[2], "at least -1 here and of at most -3 in"),
+    ],
+)
+def test_what_two_records_ask_of_one_prompt_must_agree(
+    first, second, said, language_model_folder, tmp_path
+) -> None:
+    data = data_of(written(tmp_path, [first, second]), language_model_folder)
+    with pytest.raises(DataError, match=rf"line 1: .* {said} .*line 2"):
+        data.setup("fit")
+
+
+def test_one_file_has_one_role() -> None:
+    with pytest.raises(DataError, match="given twice, by train_file, learn_file"):
+        ConversationDataModule(learn_file="a.jsonl", keep_file="a.jsonl")
+
+
+def test_a_bound_of_its_own_needs_its_constraint(language_model_folder, tmp_path) -> None:
+    """Where the role's tolerance is null it would be dropped without a word."""
+    row = {"prompt": "p", "answer": "As ever.", "role": "prefer", "relative": True}
+    module = made(
+        language_model_folder,
+        formulation=Pointwise(),
+        objective="cross_entropy",
+        objective_roles=["learn"],
+        **TOLERANCES,
+    )
+    path = written(tmp_path, [*ROWS, {**row, "tolerance": 0.1}])
+    with pytest.raises(DataError, match=r"prefer_tolerance is null.*Set it"):
+        quiet_trainer(tmp_path).fit(module, data_of(path, language_model_folder))
 
 
 @pytest.mark.parametrize("option", ["keep_tolerance", "forget_tolerance"])

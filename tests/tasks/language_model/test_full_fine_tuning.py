@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.errors import TrainingError
 from pl_pointwise.tasks import Policy, SafetyModule, When2CallDataModule, When2CallModule
 from pl_pointwise.tasks.language_model.adapters import Lora
 from tests.tasks.conftest import (
@@ -63,7 +64,7 @@ def test_what_needs_the_reference_is_refused_and_its_kl_not_reported(
     language_model_folder, data, tmp_path
 ) -> None:
     trainer = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
-    with pytest.raises(ValueError, match=r"policy\.lora is null.*cross_entropy"):
+    with pytest.raises(TrainingError, match=r"policy\.lora is null.*cross_entropy"):
         trainer.fit(made(language_model_folder, objective="kl"), data)
     module = made(language_model_folder, reference_cache="memory")
     (found,) = quiet_trainer(tmp_path).validate(module, data, verbose=False)

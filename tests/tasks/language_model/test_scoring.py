@@ -16,7 +16,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.tasks.language_model import scoring as responses_module
 from pl_pointwise.tasks.language_model.batch import collate_responses
 from pl_pointwise.tasks.language_model.loading import checkpoint_gradients
@@ -236,14 +236,14 @@ def test_the_reference_has_no_dropout(make_model: Make, make_adapted: Adapt) -> 
 def test_no_reference_without_adapters(make_model: Make) -> None:
     scorer = ResponseScorer(make_model("llama"), method="shared_prompt")
     assert scorer(make_batch(), reference=False).kl is None
-    with pytest.raises(ValueError, match="no adapters"):
+    with pytest.raises(TrainingError, match="no adapters"):
         scorer(make_batch())
 
 
 def test_no_reference_that_moves(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama"))
     model.get_base_model().model.norm.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"would move.*norm\.weight"):
+    with pytest.raises(TrainingError, match=r"would move.*norm\.weight"):
         ResponseScorer(model, method="chunked")(make_batch())
 
 
