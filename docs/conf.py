@@ -164,7 +164,18 @@ def _prose_of_attributes(
             return
 
 
+def _tables_of_results(app: Sphinx, docname: str, content: list[str]) -> None:
+    """A link to a CSV file of results leads, on the site, to its tables in the appendix."""
+
+    def tables(link: re.Match[str]) -> str:
+        page = f"docs/appendix/{link[1]}.md"
+        return f"](/{page})" if (Path(app.srcdir) / page).exists() else link[0]
+
+    content[0] = re.sub(r"\]\([\w./]*evidence/results/([\w-]+)\.csv\)", tables, content[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", _tables_of_results)
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
     app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
     app.connect("autodoc-process-docstring", _keep_bars, priority=650)
