@@ -56,10 +56,12 @@ nitpick_ignore_regex = [
     ("py:.*", rf"({_OTHERS})(\..*)?"),
     (
         "py:.*",
-        r"(.*\.)?(_\w+|[A-Z]|Own|Settings|Tensor|Optimizer|DataFrame)",
+        r"(.*\.)?(_\w+|[A-Z]|Own|Method|Settings|Metric|Tensor|Optimizer|DataFrame)",
     ),  # private, type variables
     ("py:.*", r"(dict\[str|.*Literal\[.*)"),  # halves of a type that a dataclass states as text
 ]
+
+suppress_warnings = ["ref.python"]  # two modules have a Requirement
 
 # Markdown
 myst_enable_extensions = ["dollarmath"]

@@ -1,6 +1,6 @@
 """What held-out violations say about inputs not seen: bounds and an interval.
 
-Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
+Each holds with a confidence, under ``ASSUMPTIONS``. The bounds on the probability of a
 violation and on a quantile are exact: for any distribution and any number of samples they cover at
 least as often as they say. The bootstrap interval for the CVaR is
 approximate, and with few samples in the tail it covers less (docs/metrics.md).

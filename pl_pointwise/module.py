@@ -74,9 +74,10 @@ class PointwiseModule(Task):
             def constraint_values(self, outputs, batch):
                 return {"fit": (outputs - batch["y"]).square()}
 
-    A batch of the training DataLoader is one optimisation step. In this order: :meth:`membership`;
-    per micro-batch ``forward`` once, :meth:`objective`, :meth:`constraint_values` and the backward
-    pass; the step of the weights; that of the batch's multipliers. A batch is a mapping with
+    A batch of the training DataLoader is one optimisation step. In this order: ``membership``; per
+    micro-batch ``forward`` once, ``objective``, ``constraint_values`` and the backward pass; the
+    step of the weights; that of the batch's multipliers. In some steps of an adaptive α one more
+    pass per term measures its unit. The hooks are those of :class:`~pl_pointwise.task.Task`. A batch is a mapping with
     ``index``, (B,), each sample's position in the training set, or a list of such micro-batches.
 
     Args:

@@ -57,7 +57,7 @@ WORDS = {
     "docs/templates.md": 900,
     "docs/when2call.md": 850,
 }
-"""What a page may hold, code and tables included. What a CSV file says, the appendix of the site tabulates."""
+"""What a page may hold, code and tables included. CSV files are for the rest."""
 
 
 def page_name(page: Path) -> str:

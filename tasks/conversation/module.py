@@ -87,7 +87,7 @@ class Baselines:
     """What others do in place of constraints on answers to keep and to forget.
 
     They are terms of the objective; set ``formulation`` to null beside them. A weight on the KL of
-    the answers to keep is the formulation :class:`~pl_pointwise.Penalty` of linear shape.
+    the answers to keep is the formulation :class:`~pl_pointwise.formulations.Penalty` of linear shape.
 
     Args:
         replay: learn this share of the answers to keep again, by cross-entropy, rounded up.
