@@ -126,7 +126,7 @@ def _built_predecessor(comparison: Comparison, weights: Path | None) -> Pointwis
     if weights is not None:
         PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
         model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        # Every argument, in place of the run's.
+        # Every argument, instead of the run's.
         words = [*words, "--config", yaml.safe_dump(model)]
     return PointwiseCLI.of_data([], words)
 

@@ -30,7 +30,7 @@ CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
 
 START = "start"
-"""The predecessor that a model was trained from, in place of a folder."""
+"""The predecessor that a model was trained from, instead of a folder."""
 
 
 def write_certificate(

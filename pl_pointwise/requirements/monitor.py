@@ -76,7 +76,7 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
-    parser.add_argument("--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}")
+    parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     checks = monitor(known.folder, options, known.config, known.state)

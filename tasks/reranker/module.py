@@ -69,7 +69,7 @@ class RerankerModule(PointwiseModule):
         attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first. The data module takes it, model_name and template from here.
-        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
+        template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}".
         training: how it is trained; by default as in the paper.
     """
 

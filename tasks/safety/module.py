@@ -3,7 +3,7 @@
 A benign prompt x has a helpful answer y; every prompt has a refusal r. With s̄(·) the mean
 log-likelihood of a response's tokens under the policy π,
 
-    minimise   KL(π ‖ π_ref) a token of the answer, over benign prompts  (or a loss of its own)
+    minimise   KL(π ‖ π_ref) per token of the answer, over benign prompts  (or a loss of its own)
     subject to s̄(r) ≥ ε_U  for every unsafe prompt                       "refuse"
                s̄(r) ≤ ε_H  for every benign prompt                       "comply"
                s̄(r) ≤ ε_B  for every borderline prompt                   "comply_borderline"
