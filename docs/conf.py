@@ -64,7 +64,7 @@ nitpick_ignore_regex = [
 suppress_warnings = ["ref.python"]  # two modules have a Requirement
 
 # Markdown
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "tasklist"]
 myst_heading_anchors = 4  # links such as problem.md#sign-convention
 myst_links_external_new_tab = False
 nb_execution_mode = "off"  # notebooks are executed by the tests
