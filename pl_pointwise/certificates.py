@@ -111,7 +111,7 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
-    mask: bool, the shape of ``violation``: the elements that carry the constraint.
+    mask: bool, the shape of ``violation``: the elements that the constraint applies to.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))
     tensor([ 2., -2.])

@@ -126,7 +126,7 @@ class Ascending(Formulation):
             )
         if alpha == "adaptive" and dual_lr is not None:
             raise ValueError(
-                f"{name}(dual_lr={dual_lr!r}) has a meaning beside a stated alpha only: state "
+                f"{name}(dual_lr={dual_lr!r}) has a meaning only with a stated alpha: state "
                 "both, or leave both out."
             )
         if alpha is not None and not isinstance(alpha, str):
@@ -152,7 +152,7 @@ class Ascending(Formulation):
 
     @property
     def penalises(self) -> bool:
-        """Not that of a standard Lagrangian, nor one whose α the fit finds."""
+        """Not that of a standard Lagrangian, nor one whose α is set in training."""
         return self.alpha is not None and not self.adaptive
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
@@ -414,7 +414,7 @@ class Pointwise(Ascending):
     Args:
         alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
             Lagrangian λ·v.
-        dual_lr: η ≥ 0, the size of the dual step beside a stated α; None is the classical
+        dual_lr: η ≥ 0, the size of the dual step with a stated α; None is the classical
             multiplier step, η = 2α, and 0.1 where there is no α.
     """
 

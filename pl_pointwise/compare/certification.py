@@ -80,8 +80,8 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     if comparison.against != START:
         if not any(each.beside for each in requirements):
             raise RequirementError(
-                f"--against {comparison.against}: no requirement is beside a predecessor. Write "
-                'one, as "lost(NAME) <= 0.02".'
+                f"--against {comparison.against}: no requirement compares with a predecessor. "
+                'Write one, as "lost(NAME) <= 0.02".'
             )
         model_files(comparison.against)
     if measure:
@@ -206,8 +206,8 @@ def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
     for other in measured:
         if set(other.samples["unit"]) != set(first.samples["unit"]):
             raise RequirementError(
-                f"{first.name} and {other.name} were judged on different samples: what is held out "
-                "must not depend on method or seed."
+                f"{first.name} and {other.name} were evaluated on different samples: what is held "
+                "out must not depend on method or seed."
             )
 
 

@@ -117,7 +117,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     entries = [e for e in certificate["requirements"] if not Requirement.parse(e["text"]).beside]
     if not entries:
         raise RequirementError(
-            f"{folder} is certified beside a predecessor alone. With it: pl-pointwise check "
+            f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
             f"{folder} --against OLD."
         )
     path = state or Path(folder) / CERTIFICATE / STATE
@@ -149,7 +149,7 @@ def _judge(
         raise RequirementError(
             f"{requirement.text!r}: none of the new records is about it"
             + (f", but for {again:,} that are known already" if again else "")
-            + f". Give new ones that carry {subject.quantity}."
+            + f". Give new ones that {subject.quantity} applies to."
         )
     mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
     drift = Drift(**(past["drift"] or {"values": _by_unit(before, subject).tolist()}))

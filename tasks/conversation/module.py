@@ -292,8 +292,8 @@ class ConversationModule(LanguageModelModule):
             )
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No record carries a constraint ({', '.join(self.constraints)}): {found}. Change "
-                "roles, or set formulation to null."
+                f"No constraint applies to any record ({', '.join(self.constraints)}): {found}. "
+                "Change roles, or set formulation to null."
             )
         asked = {*self.objective_roles, *self.baselines.roles}
         needed = " or ".join(sorted(asked))
@@ -307,8 +307,8 @@ class ConversationModule(LanguageModelModule):
             )
         if not carried:
             raise DataError(
-                f"No record carries the objective {self.trained_on}, a response of role {needed}: "
-                f"{found}. Add some, or change objective or objective_roles."
+                f"The objective {self.trained_on} applies to no record: it needs a response of "
+                f"role {needed}: {found}. Add some, or change objective or objective_roles."
             )
 
     # Evaluation -----------------------------------------------------------------------------------

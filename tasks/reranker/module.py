@@ -50,7 +50,7 @@ class RerankerModule(PointwiseModule):
 
     Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
     head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
-    head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
+    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
 
     Args:
         model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.

@@ -160,7 +160,7 @@ class SafetyDataModule(ResponseDataModule):
         borderline_val_file: those held out, read the same way.
         borderline_test_file: those that certify, read the same way.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast". They carry ``comply``, as benign ones.
+            are the data set "contrast". ``comply`` applies to them, as to benign ones.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.

@@ -84,7 +84,7 @@ class When2CallModule(LanguageModelModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
-    shows tools. To evaluate a model as it is, run `test` without `fit`.
+    shows tools. To evaluate it before training, run `test` without `fit`.
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
