@@ -43,7 +43,7 @@ WORDS = {
     "docs/formulations.md": 1170,
     "docs/index.md": 200,
     "docs/keep.md": 1_100,
-    "docs/lightning.md": 900,
+    "docs/lightning.md": 950,
     "docs/metrics.md": 1000,
     "docs/multipliers.md": 700,
     "docs/own_task.md": 900,
