@@ -76,6 +76,7 @@ notebooks: $(VENV)/.installed-test
 # A warning is an error.  The reference's pages are written anew, or those of removed modules stay.
 docs: $(VENV)/.installed-docs
 	rm -rf docs/api/generated
+	$(BIN)/python -m benchmarks.evidence.appendix --tables
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
 
 test-lowest: .venv-lowest/.installed

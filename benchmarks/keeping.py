@@ -13,7 +13,8 @@ The settings of the rivals are tried on seed 100, with 40 other prompts. Of each
 on other seeds with the fewest prompts beyond the budget, kept and other, among those that learn as
 much as the default ``Pointwise()``, up to 5 %; if none does, the one that learns most. Untuned,
 every rival has its packaged number. A row of the CSV is a run; one that has a row is not repeated.
-docs/appendix/keeping.md has the tables. MODELS holds minimind2-small-26m, DATA alpaca/ and tofu/.
+evidence/results/keeping.csv has the results. MODELS holds minimind2-small-26m, DATA alpaca/ and
+tofu/.
 """
 
 from __future__ import annotations

@@ -56,13 +56,15 @@ nitpick_ignore_regex = [
     ("py:.*", rf"({_OTHERS})(\..*)?"),
     (
         "py:.*",
-        r"(.*\.)?(_\w+|[A-Z]|Own|Settings|Tensor|Optimizer|DataFrame)",
+        r"(.*\.)?(_\w+|[A-Z]|Own|Method|Settings|Metric|Tensor|Optimizer|DataFrame)",
     ),  # private, type variables
     ("py:.*", r"(dict\[str|.*Literal\[.*)"),  # halves of a type that a dataclass states as text
 ]
 
+suppress_warnings = ["ref.python"]  # two modules have a Requirement
+
 # Markdown
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "tasklist"]
 myst_heading_anchors = 4  # links such as problem.md#sign-convention
 myst_links_external_new_tab = False
 nb_execution_mode = "off"  # notebooks are executed by the tests
@@ -164,7 +166,18 @@ def _prose_of_attributes(
             return
 
 
+def _tables_of_results(app: Sphinx, docname: str, content: list[str]) -> None:
+    """A link to a CSV file of results leads, on the site, to its tables in the appendix."""
+
+    def tables(link: re.Match[str]) -> str:
+        page = f"docs/appendix/{link[1]}.md"
+        return f"](/{page})" if (Path(app.srcdir) / page).exists() else link[0]
+
+    content[0] = re.sub(r"\]\([\w./]*evidence/results/([\w-]+)\.csv\)", tables, content[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", _tables_of_results)
     app.connect("autodoc-process-docstring", _keep_indented_blocks, priority=400)  # before and
     app.connect("autodoc-process-docstring", _prose_of_attributes, priority=600)  # after napoleon
     app.connect("autodoc-process-docstring", _keep_bars, priority=650)

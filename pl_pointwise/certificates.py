@@ -1,6 +1,6 @@
 """What held-out violations say about inputs not seen: bounds and an interval.
 
-Each holds with a confidence, under :data:`ASSUMPTIONS`. The bounds on the probability of a
+Each holds with a confidence, under ``ASSUMPTIONS``. The bounds on the probability of a
 violation and on a quantile are exact: for any distribution and any number of samples they cover at
 least as often as they say. The bootstrap interval for the CVaR is
 approximate, and with few samples in the tail it covers less (docs/metrics.md).
@@ -111,7 +111,7 @@ def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
     violation: (n, C), or (n,), which is returned as it is.
-    mask: bool, the shape of ``violation``: the elements that carry the constraint.
+    mask: bool, the shape of ``violation``: the elements that the constraint applies to.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))
     tensor([ 2., -2.])

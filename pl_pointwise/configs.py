@@ -6,7 +6,7 @@ share, in tasks/common/configs/methods, with what the task's ``methods.yaml`` sa
 over it: other numbers, or a method of this task alone. Sets of methods for a comparison are in
 ``compare/``, and ``--methods`` looks there first.
 
-A name stands for its parts: paths, and YAML in place of a path, which the parser takes too.
+A name stands for its parts: paths, and YAML instead of a path, which the parser takes too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def with_config_parts(args: Iterable[str]) -> list[str]:
-    """Returns a command line with the parts in place of names."""
+    """Returns a command line with the parts instead of names."""
     found = list[str]()
     for word, name in split_configs(args):
         parts = [word] if name is None else config_parts(name)

@@ -36,7 +36,7 @@ class Duals:
         multipliers: λ by constraint, float32 in training-set order.
         thresholds: t by constraint of a CVaR, () or (2,).
         units: Λ and r of the formulations that find their own α.
-        pull_shares: how much of each constraint's pull is its multipliers'.
+        pull_shares: how much of each constraint's force is its multipliers'.
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
         fingerprint: of the training set that the multipliers belong to.

@@ -23,13 +23,13 @@ from .task import Task, judges_strictly, log_of_all_ranks
 class SampleViolations:
     """Violations of one constraint after a full pass, of all ranks, on the CPU.
 
-    A row per sample that carries the constraint, in data-set order. An interval has the upper
+    A row per sample that the constraint applies to, in data-set order. An interval has the upper
     side's K columns, then the lower side's.
     """
 
     index: Tensor  # (n,) int64, each sample's position in its data set
-    violation: Tensor  # (n, sides·K), positive violates; NaN where the sample does not carry it
-    mask: Tensor  # bool, (n, sides·K): which elements the sample carries
+    violation: Tensor  # (n, sides·K), positive violates; NaN where it does not apply
+    mask: Tensor  # bool, (n, sides·K): which elements it applies to
 
     def pooled(self) -> Tensor:
         """(m,), the elements that are carried, one after the other."""

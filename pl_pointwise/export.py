@@ -4,7 +4,7 @@
 
 The module is built from the arguments in the checkpoint, which is data: of its class path nothing
 is imported but what this package ships. The class of a task of one's own is named by ``--config``,
-the ``config.yaml`` that the fit left.
+the ``config.yaml`` that ``fit`` wrote.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(args: Sequence[str]) -> None:
     """Runs the command."""
     parser = CommandParser("export", __doc__)
     parser.add_argument("--ckpt_path", required=True, help="the checkpoint")
-    parser.add_argument("--output", type=Path, help="the folder; without: export, beside the run's")
+    parser.add_argument(
+        "--output", type=Path, help="the folder; without: export, next to the run's"
+    )
     parser.add_argument(
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
@@ -96,7 +98,7 @@ def class_of(checkpoint: str, configs: Sequence[str]) -> type[PointwiseModule]:
     raise TrainingError(
         f"--ckpt_path {checkpoint} is of {named or 'a class that it does not name'}, which "
         f"{PACKAGE} does not ship, and a checkpoint's own word is not imported. Name the class: "
-        f"--config {config_of(checkpoint) or 'CONFIG, the config.yaml that the fit left'}"
+        f"--config {config_of(checkpoint) or 'CONFIG, the config.yaml that fit wrote'}"
     )
 
 

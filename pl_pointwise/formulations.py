@@ -122,11 +122,11 @@ class Ascending(Formulation):
         name = type(self).__name__
         if isinstance(alpha, str) and alpha != "adaptive":
             raise ValueError(
-                f'{name}(alpha={alpha!r}): alpha="adaptive" and the fit finds it; or give a number.'
+                f'{name}(alpha={alpha!r}): alpha="adaptive" sets it in training; or give a number.'
             )
         if alpha == "adaptive" and dual_lr is not None:
             raise ValueError(
-                f"{name}(dual_lr={dual_lr!r}) has a meaning beside a stated alpha only: state "
+                f"{name}(dual_lr={dual_lr!r}) has a meaning only with a stated alpha: state "
                 "both, or leave both out."
             )
         if alpha is not None and not isinstance(alpha, str):
@@ -136,7 +136,7 @@ class Ascending(Formulation):
 
     @property
     def step_size(self) -> float:
-        """η as a number: 2α where it is not stated, or .1 for the standard Lagrangian."""
+        """η as a number: 2α where it is not stated, or 0.1 for the standard Lagrangian."""
         if self.dual_lr is not None:
             return self.dual_lr
         return STANDARD_STEP if self.augmentation is None else 2 * self.augmentation
@@ -152,7 +152,7 @@ class Ascending(Formulation):
 
     @property
     def penalises(self) -> bool:
-        """Not that of a standard Lagrangian, nor one whose α the fit finds."""
+        """Not that of a standard Lagrangian, nor one whose α is set in training."""
         return self.alpha is not None and not self.adaptive
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
@@ -299,7 +299,7 @@ class BatchFormulation(Ascending):
         return mean
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """α = 3Λ/2r all along and η = .1Λ/r: its λ moves in every step, not once an epoch."""
+        """α = 3Λ/2r all along and η = 0.1Λ/r: its λ moves in every step, not once an epoch."""
         return super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -322,7 +322,7 @@ class Average(BatchFormulation):
     asks that the mean of ℓ be c, and has one multiplier of either sign.
 
     Args:
-        dual_lr: η ≥ 0, the size of the dual step; None is .1.
+        dual_lr: η ≥ 0, the size of the dual step; None is 0.1.
         alpha: augmentation α > 0 (half the usual ρ), None for the standard Lagrangian, or
             "adaptive": α and η follow the gradients (:mod:`pl_pointwise.gradient_units`).
     """
@@ -414,8 +414,8 @@ class Pointwise(Ascending):
     Args:
         alpha: "adaptive", an augmentation α > 0 (half the usual ρ), or None for the standard
             Lagrangian λ·v.
-        dual_lr: η ≥ 0, the size of the dual step beside a stated α; None is the classical
-            multiplier step, η = 2α, and .1 where there is no α.
+        dual_lr: η ≥ 0, the size of the dual step with a stated α; None is the classical
+            multiplier step, η = 2α, and 0.1 where there is no α.
     """
 
     scope: Scope = "sample"
@@ -445,13 +445,13 @@ class Relaxed(Ascending):
     relaxes its bound instead of driving its multiplier up without limit.
 
     The price is stated in the objective's unit over the constraint's, ``beta``, or as ``price``:
-    ``Relaxed(price=10)`` lets a requirement pull at most ten times as hard on its sample as the
+    ``Relaxed(price=10)`` lets a requirement push at most ten times as hard on its sample as the
     objective does on all (Λ of :mod:`pl_pointwise.gradient_units`), in any unit.
 
     Args:
         alpha: as that of :class:`Pointwise`; None with a quadratic cost only.
         beta: price β > 0 of relaxing; β → ∞ is :class:`Pointwise`.
-        price: β/Λ > 0 in place of ``beta``, where alpha is "adaptive".
+        price: β/Λ > 0 instead of ``beta``, where alpha is "adaptive".
         cost: "quadratic" c(u) = βu², or "linear" c(u) = βu, which caps the force on a sample at β
             (the soft margin). None is quadratic with ``beta`` and linear with ``price``.
         dual_lr: as that of :class:`Pointwise`.

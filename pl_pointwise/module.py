@@ -74,10 +74,13 @@ class PointwiseModule(Task):
             def constraint_values(self, outputs, batch):
                 return {"fit": (outputs - batch["y"]).square()}
 
-    A batch of the training DataLoader is one optimisation step. In this order: :meth:`membership`;
-    per micro-batch ``forward`` once, :meth:`objective`, :meth:`constraint_values` and the backward
-    pass; the step of the weights; that of the batch's multipliers. A batch is a mapping with
-    ``index``, (B,), each sample's position in the training set, or a list of such micro-batches.
+    A batch of the training DataLoader is one optimisation step. In this order: ``membership``; per
+    micro-batch ``forward`` once, ``objective``, ``constraint_values`` and the backward pass; the
+    step of the weights; that of the batch's multipliers. In some steps of an adaptive α one more
+    pass per term measures its unit. Hooks: :class:`~pl_pointwise.task.Task`.
+
+    A batch is a mapping with ``index``, (B,), each sample's position in the training set, or a list
+    of such micro-batches.
 
     Args:
         formulation: one for all constraints, one for each by name, or None for plain training.
@@ -94,14 +97,14 @@ class PointwiseModule(Task):
         thresholds: t by constraint of :class:`~pl_pointwise.formulations.CVaR`, () or (2,).
         violations, evaluated: by stage and constraint, after ``validate`` or ``test``: all values,
             1-D on the CPU, and the same sample by sample.
-        evaluated_metrics: likewise the metrics that are a
+        evaluated_metrics: the same of the metrics that are a
             :class:`~pl_pointwise.evaluation.MeanBySample`.
         measured: what the last training step measured, of all ranks; None before the first.
             ``judged`` are the violations that multipliers follow and reports are about, of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
-        pull_shares: how much of each constraint's pull is its multipliers'.
+        pull_shares: how much of each constraint's force is its multipliers'.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
     """

@@ -132,9 +132,9 @@ class Task(LightningModule):
         )
 
     def membership(self, batch: Any) -> dict[str, Tensor]:
-        """Which samples carry which term: bool (B,) by "objective" or constraint, or (B, K).
+        """Which samples each term applies to: bool (B,) by "objective" or constraint, or (B, K).
 
-        Computed from the batch alone. A term left out is carried by every sample.
+        Computed from the batch alone. A term left out applies to every sample.
         """
         return {}
 

@@ -20,7 +20,6 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING")),
     ROOT / "benchmarks/README.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs/appendix").glob("*.md")),
 ]
 MODULES = [
     ("" if top == "pl_pointwise" or top == "benchmarks" else "pl_pointwise.")
@@ -44,7 +43,7 @@ WORDS = {
     "docs/formulations.md": 1170,
     "docs/index.md": 200,
     "docs/keep.md": 1_100,
-    "docs/lightning.md": 900,
+    "docs/lightning.md": 950,
     "docs/metrics.md": 1000,
     "docs/multipliers.md": 700,
     "docs/own_task.md": 900,
@@ -58,7 +57,7 @@ WORDS = {
     "docs/templates.md": 900,
     "docs/when2call.md": 850,
 }
-"""What a page may hold, code and tables included. Laboratory notes belong into the appendix."""
+"""What a page may hold, code and tables included. CSV files are for the rest."""
 
 
 def page_name(page: Path) -> str:
@@ -124,19 +123,22 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_documentation_is_said_in_25_000_words() -> None:
+    """Of git's pages and the budgets they have; `make docs` writes the appendix beside them."""
+    pages = [ROOT / page for page in WORDS]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 25_000
     assert sum(WORDS.values()) <= 25_000
 
 
 @pytest.mark.parametrize("page", WORDS)
 def test_a_page_keeps_to_its_words(page: str) -> None:
-    if not (ROOT / page).exists():
-        pytest.skip("the page is not there yet")
     assert len((ROOT / page).read_text(encoding="utf-8").split()) <= WORDS[page]
 
 
-def test_every_page_but_the_changelog_and_the_appendix_has_its_number_of_words() -> None:
-    pages = {page_name(page) + ".md" for page in PAGES if page.parent.name != "appendix"}
-    assert pages - {"CHANGELOG.md"} <= WORDS.keys()
+def test_every_page_but_the_changelog_has_its_number_of_words() -> None:
+    written = {"appendix", "generated"}  # by `make docs`, ignored by git
+    pages = [*PAGES, *(page for page in (ROOT / "docs").rglob("*.md"))]
+    names = {page_name(page) + ".md" for page in pages if not written & {*page.parts}}
+    assert names - {"CHANGELOG.md"} == WORDS.keys()
 
 
 def test_the_index_for_programs_is_that_of_the_pages() -> None:

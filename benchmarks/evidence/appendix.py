@@ -1,12 +1,15 @@
-"""The tables of docs/appendix and the figures of docs/evidence.md, from the committed CSV files.
+"""The figures of docs/evidence.md and the tables of docs/appendix, from the committed CSV files.
 
-    python -m benchmarks.evidence.appendix
+    python -m benchmarks.evidence.appendix [--tables]
 
-What a page says depends on ``benchmarks/evidence/results/*.csv`` alone; nothing is run.
+``--tables`` leaves the figures as they are. The tables are pages of the site, which ``make docs``
+writes anew and git ignores: there a link to a CSV file leads to its tables. What they say depends
+on ``benchmarks/evidence/results/*.csv`` alone; nothing is run.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -146,7 +149,7 @@ OTHERS = {
     "keeping": (
         "Learn new answers and keep the others",
         "`python -m benchmarks.keeping`, MiniMind2-Small (26M): 24 answers to learn, 40 to keep "
-        "within .05 nats per token, 60 other prompts, 12 epochs. `beyond` is the share of "
+        "within 0.05 nats per token, 60 other prompts, 12 epochs. `beyond` is the share of "
         "answers beyond the budget, `worst` how far the worst one is. Tuning has one seed and 40 "
         "other prompts; the judged settings are those chosen by it, and the untuned ones.",
         lambda: grouped(
@@ -168,7 +171,7 @@ OTHERS = {
         "How often a verdict is wrong, and an alarm false",
         "`python benchmarks/verdicts.py`: the share of 2,000 draws that end in a yes, of `check` "
         "or, with ten candidates, of `compare --require`. In the cases called wrong one "
-        "requirement is exactly at its bound, and at most .05 may.",
+        "requirement is exactly at its bound, and at most 0.05 may.",
         lambda: (
             grouped(
                 "verdicts.csv",
@@ -177,7 +180,7 @@ OTHERS = {
             )
             + "\n## Alarms of a monitor\n\n`python benchmarks/monitoring.py`: the share of 2,000 "
             "streams with an alarm within so many looks, each at 20 new samples. Where no more are "
-            "violated than required, it is false, and at most .05 may end in one. MAPIE's "
+            "violated than required, it is false, and at most 0.05 may end in one. MAPIE's "
             "RiskMonitoring has the same error, at any look.\n\n"
             + grouped(
                 "monitoring.csv",
@@ -191,11 +194,20 @@ OTHERS = {
 
 
 def pages() -> dict[str, str]:
-    """The pages of the appendix by name."""
+    """The pages of the appendix by name. No table of contents of the site has them."""
     found = {f"{name}.md": page_of_a_study(study_of(name)) for name in STUDIES}
     for name, (title, introduction, tables) in OTHERS.items():
         found[f"{name}.md"] = f"# {title}\n\n{introduction}\n\n{tables()}"
-    return found
+    return {name: f"---\norphan: true\n---\n\n{text}" for name, text in found.items()}
+
+
+def write_pages(folder: Path) -> None:
+    """Write the appendix; pages that have no CSV file any more go."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def study_of(name: str) -> Study:
@@ -210,11 +222,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> None:
-    folder = DOCS / "appendix"
-    folder.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
+def draw_figures() -> None:
     corpus = study_of("reranker-corpus")
     settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
     reads = [corpus.value(*MEASURES[each]) for each in list(MEASURES)[:3]]
@@ -223,6 +231,12 @@ def main() -> None:
     strong = holm([each[-1] for each in found])
     forest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)], DOCS)
     print(f"{len(found)} differences, {np.sum(strong)} remain after Holm's correction")
+
+
+def main() -> None:
+    write_pages(DOCS / "appendix")
+    if "--tables" not in sys.argv[1:]:
+        draw_figures()
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     if comparison.against != START:
         if not any(each.beside for each in requirements):
             raise RequirementError(
-                f"--against {comparison.against}: no requirement is beside a predecessor. Write "
-                'one, as "lost(NAME) <= 0.02".'
+                f"--against {comparison.against}: no requirement compares with a predecessor. "
+                'Write one, as "lost(NAME) <= 0.02".'
             )
         model_files(comparison.against)
     if measure:
@@ -126,7 +126,7 @@ def _built_predecessor(comparison: Comparison, weights: Path | None) -> Pointwis
     if weights is not None:
         PointwiseCLI(words, run=False, build=False)  # The comparison's classes are known from here.
         model = {"model": own_classes_only(weights.parent / "config.yaml")["model"]}
-        # Every argument, in place of the run's.
+        # Every argument, instead of the run's.
         words = [*words, "--config", yaml.safe_dump(model)]
     return PointwiseCLI.of_data([], words)
 
@@ -206,8 +206,8 @@ def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
     for other in measured:
         if set(other.samples["unit"]) != set(first.samples["unit"]):
             raise RequirementError(
-                f"{first.name} and {other.name} were judged on different samples: what is held out "
-                "must not depend on method or seed."
+                f"{first.name} and {other.name} were evaluated on different samples: what is held "
+                "out must not depend on method or seed."
             )
 
 

@@ -176,7 +176,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             torch.save(tested, run.folder / TESTED)
         else:
             remember_use(SHOWN, certification_units(samples), run.folder)
-    # λ's share of the pull and its overshoot, of the last epoch.
+    # λ's share of the force and its overshoot, of the last epoch.
     shares = {
         f"dual/{name}/{key}": value
         for name, figures in module.pull_shares.figures().items()

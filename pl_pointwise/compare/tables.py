@@ -22,7 +22,7 @@ STAGES = {
 }
 """What methods are compared by: the first of these data sets that there is."""
 
-OF_MULTIPLIERS = {"share": "λ's share of the pull", "overshoot": "overshoot"}
+OF_MULTIPLIERS = {"share": "λ's share of the force", "overshoot": "overshoot"}
 """What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
 
 OBJECTIVE = "objective"
@@ -178,7 +178,7 @@ def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
 
 
 def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """λ's share of the pull and its overshoot by constraint, a line per method; "–" if none."""
+    """λ's share of the force and its overshoot by constraint, a line per method; "–" if none."""
     shown = {}
     for name in names:
         start, key = name.partition("/")[0], name.rpartition("/")[2]
@@ -186,7 +186,7 @@ def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
             constraint = name.removeprefix("dual/").removesuffix(f"/{key}")
             shown[f"{constraint}: {OF_MULTIPLIERS[key]}"] = done[name].astype(float)
     note = (
-        f"Of the training data, in the last epoch, {_seeds(done)}. Pull: λ + 2αv. Overshoot: its "
+        f"Of the training data, in the last epoch, {_seeds(done)}. Force: λ + 2αv. Overshoot: its "
         "share on samples that are satisfied already."
     )
     return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))

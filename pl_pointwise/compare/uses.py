@@ -71,5 +71,5 @@ def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> 
             raise RequirementError(
                 f"{len(both):,} of {len(now):,} certification units were {how} in {record['by']}, "
                 "so they would certify nothing. Certify on new ones (another test file, and train "
-                f"anew). If nothing here was chosen by what they showed, delete {path}."
+                f"again). If nothing here was chosen by what they showed, delete {path}."
             )

@@ -30,7 +30,7 @@ CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
 """The folder in an exported one, and the trained module in it."""
 
 START = "start"
-"""The predecessor that a model was trained from, in place of a folder."""
+"""The predecessor that a model was trained from, instead of a folder."""
 
 
 def write_certificate(
@@ -68,10 +68,12 @@ def measure_new_records(
     """Returns the table of samples.py of new records, by a forward pass of the exported model, and
     the bounds that its violations are measured by.
 
-    options: of LightningCLI, which say where the records are:
-        ``["--data.init_args.test_file", "new.jsonl"]``.
-    configs: names or paths, in place of the folder's configuration: their classes are imported.
-    trained: False for the model that it was trained from.
+    Args:
+        folder: the exported model's.
+        options: of LightningCLI, which say where the records are:
+            ``["--data.init_args.test_file", "new.jsonl"]``.
+        configs: names or paths, instead of the folder's configuration: their classes are imported.
+        trained: False for the model that it was trained from.
     """
     inside = model_files(folder)
     if not any(option.startswith("--data") for option in options):

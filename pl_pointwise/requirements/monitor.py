@@ -76,7 +76,7 @@ def main(args: Sequence[str]) -> None:
     parser = CommandParser("monitor", __doc__)
     parser.add_argument("folder", type=Path, help="what compare --require exported")
     parser.add_argument("--output", type=Path, help="a JSON file for the checks")
-    parser.add_argument("--state", type=Path, help=f"in place of FOLDER/{CERTIFICATE}/{STATE}")
+    parser.add_argument("--state", type=Path, help=f"instead of FOLDER/{CERTIFICATE}/{STATE}")
     parser.add_argument("-c", "--config", action="append", default=[], help="one you trust")
     known, options = parser.parse_known_args(list(args))
     checks = monitor(known.folder, options, known.config, known.state)
@@ -117,7 +117,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     entries = [e for e in certificate["requirements"] if not Requirement.parse(e["text"]).beside]
     if not entries:
         raise RequirementError(
-            f"{folder} is certified beside a predecessor alone. With it: pl-pointwise check "
+            f"{folder} is certified only against a predecessor. With it: pl-pointwise check "
             f"{folder} --against OLD."
         )
     path = state or Path(folder) / CERTIFICATE / STATE
@@ -149,7 +149,7 @@ def _judge(
         raise RequirementError(
             f"{requirement.text!r}: none of the new records is about it"
             + (f", but for {again:,} that are known already" if again else "")
-            + f". Give new ones that carry {subject.quantity}."
+            + f". Give new ones that {subject.quantity} applies to."
         )
     mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
     drift = Drift(**(past["drift"] or {"values": _by_unit(before, subject).tolist()}))

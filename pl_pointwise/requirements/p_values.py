@@ -26,10 +26,13 @@ def p_value(
 ) -> float:
     """Returns the p-value of "the mean loss is above ``at_most``": 1 without any sample.
 
-    confidence: at which it will be used; it sets how boldly the gambler bets.
-    zero_one: whether it is the binomial one, with losses in between counted as 1. None, by a look
-        at the losses, is for those of which it is known in any case: of two valid tests, the one
-        that the sample suggests is not quite valid.
+    Args:
+        losses: in [0, 1], one per sample.
+        at_most: the bound on their mean.
+        confidence: at which it will be used; it sets how boldly the gambler bets.
+        zero_one: whether it is the binomial one, with losses in between counted as 1. None, by a
+            look at the losses, is for those of which it is known in any case: of two valid tests,
+            the one that the sample suggests is not quite valid.
 
     Raises:
         ValueError: losses outside [0, 1], or ``at_most`` outside [0, 1).
@@ -61,7 +64,7 @@ def binomial(violated: int, n: int, at_most: float) -> float:
 def betting(losses: Losses, at_most: float, confidence: float = 0.95) -> float:
     """Returns 1 / max_t K_t, K_t = Π_{i ≤ t} (1 − ν_i (L_i − α)), α at_most.
 
-    The bet ν_i = min(max(1, .9 / (1 − α)), √(2 log(1/δ) / (n s²_{i−1}))) depends on earlier losses
+    The bet ν_i = min(max(1, 0.9 / (1 − α)), √(2 log(1/δ) / (n s²_{i−1}))) depends on earlier losses
     alone, through their variance s², and is at most 1 / (1 − α), so that K is a nonnegative
     supermartingale where the mean is α or more. Every factor grows with α. δ = 1 − confidence. The
     order of the losses matters, and must not depend on them.

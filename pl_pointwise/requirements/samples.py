@@ -186,6 +186,6 @@ def require_same_bounds(bounds: Mapping[str, Bounds]) -> None:
     for (one, first), (other, second) in pairwise(bounds.items()):
         if first != second:
             raise RequirementError(
-                f"{one} and {other} are judged by different bounds, {first} and {second}. Give "
+                f"{one} and {other} are evaluated by different bounds, {first} and {second}. Give "
                 "both the same evaluation tolerance."
             )

@@ -88,7 +88,7 @@ def select(
 def pareto_order(p_values: Sequence[float], objectives: Sequence[float]) -> list[int]:
     """Returns the candidates that none beats in both, by rising p-value and falling objective.
 
-    >>> pareto_order([.01, .02, .3, .4], [5., 6., 2., 1.])
+    >>> pareto_order([0.01, 0.02, 0.3, 0.4], [5., 6., 2., 1.])
     [0, 2, 3]
     """
     order = sorted(range(len(p_values)), key=lambda each: (p_values[each], objectives[each]))

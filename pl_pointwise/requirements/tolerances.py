@@ -105,7 +105,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
         )
     if not parts:
         raise DataError(
-            "There is nothing to read ε off: no training or selection sample carries "
+            "There is nothing to read ε off: no training or selection sample has a value of "
             f"{' or '.join(module.evaluation_constraints)}. Give the data module training data; "
             "the certification split is kept for the certificate."
         )

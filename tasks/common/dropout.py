@@ -78,7 +78,7 @@ class _Redrawn(torch.autograd.Function):
 
 
 def use_quick_dropout(model: nn.Module, kind: type[nn.Dropout] = QuickDropout) -> None:
-    """Put a :class:`QuickDropout` in place of every ``nn.Dropout`` in the model."""
+    """Put a :class:`QuickDropout` instead of every ``nn.Dropout`` in the model."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:

@@ -41,8 +41,8 @@ class ConversationDataModule(ResponseDataModule):
             general answers to keep; "forget", some of these facts to forget and the others to keep.
         train_file: one or several: JSON lines, or by its ending Parquet, CSV or a JSON list.
         learn_file: more of them, whose answers are of role learn where they say no other.
-        keep_file: likewise of role keep.
-        forget_file: likewise of role forget.
+        keep_file: the same, of role keep.
+        forget_file: the same, of role forget.
         forget_like: a model of the same kind that never learned the answers to forget, and says how
             likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is.

@@ -4,7 +4,7 @@ A record has a prompt and any number of responses, each with a role. With s̄(y)
 log-likelihood of a response's tokens under the policy π,
 
     minimise   −s̄(y) over the responses of role learn
-               + KL(π ‖ π_ref) a token over those of role reference   (or −s̄, or DPO, or SimPO)
+               + KL(π ‖ π_ref) per token over those of role reference   (or −s̄, or DPO, or SimPO)
     subject to KL(π ‖ π_ref) ≤ ε_keep a token  for every response of role keep      "keep"
                s̄(y) ≥ ε_prefer                 for every response of role prefer    "prefer"
                s̄(y) ≥ s̄_ref(y) − δ             for every response of role prefer    "floor"
@@ -84,10 +84,11 @@ class ConversationEvaluation:
 
 @dataclass
 class Baselines:
-    """What others do in place of constraints on answers to keep and to forget.
+    """What others do instead of constraints on answers to keep and to forget.
 
     They are terms of the objective; set ``formulation`` to null beside them. A weight on the KL of
-    the answers to keep is the formulation :class:`~pl_pointwise.Penalty` of linear shape.
+    the answers to keep is the formulation :class:`~pl_pointwise.formulations.Penalty` of linear
+    shape.
 
     Args:
         replay: learn this share of the answers to keep again, by cross-entropy, rounded up.
@@ -129,8 +130,8 @@ class ConversationModule(LanguageModelModule):
             for no such constraint, here and below.
         avoid_tolerance: ε_avoid, the largest of one of role avoid.
         refuse_tolerance: ε_refuse, the least of one of role refuse.
-        keep_tolerance: ε_keep, the largest KL a token of one of role keep, in nats.
-        floor_tolerance: δ, by which one of role prefer may become less likely a token.
+        keep_tolerance: ε_keep, the largest KL per token of one of role keep, in nats.
+        floor_tolerance: δ, by which one of role prefer may become less likely per token.
         forget_tolerance: ε_forget, how far one of role forget may be from what it is to be.
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
             "cross_entropy" to learn them; or "dpo" or "simpo" over the pairs of a preferred and an
@@ -138,7 +139,7 @@ class ConversationModule(LanguageModelModule):
         objective_roles: the responses the objective is taken over, the mean of a record's. A record
             that says ``"objective": true`` and has none of these takes all of its responses.
         losses: hyper-parameters of DPO and SimPO.
-        baselines: rivals of the constraints on what is kept and forgotten.
+        baselines: losses instead of the constraints on what is kept and forgotten.
         evaluation: tolerances of the evaluation, and which prompts are answered.
         training: how it is trained; by default AdamW at 5e-4 with a cosine schedule, gradients
             clipped at 1.
@@ -303,8 +304,8 @@ class ConversationModule(LanguageModelModule):
             )
         if not carried:
             raise DataError(
-                f"No record carries the objective {self.trained_on}, a response of role {needed}: "
-                f"{found}. Add some, or change objective or objective_roles."
+                f"The objective {self.trained_on} applies to no record: it needs a response of "
+                f"role {needed}: {found}. Add some, or change objective or objective_roles."
             )
 
     # Evaluation -----------------------------------------------------------------------------------

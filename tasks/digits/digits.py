@@ -84,7 +84,7 @@ class DigitsModule(PointwiseModule):
         right = one_hot(batch["label"], 10).bool()
         return {"kept": outputs[right] - outputs.masked_fill(right, -torch.inf).amax(dim=1)}
 
-    def membership(self, batch: Any) -> dict[str, Tensor]:  # which samples carry which term
+    def membership(self, batch: Any) -> dict[str, Tensor]:  # which samples each term applies to
         return {"objective": batch["rotated"], "kept": ~batch["rotated"]}
 
     def evaluation_metrics(self) -> dict[str, Metric]:

@@ -48,7 +48,7 @@ class Preparation:
             the hub and "error" for files. Records to predict for are never skipped.
         val_fraction: the part of a file's records to hold out as "val"; of each category the same
             part, and no prompt stands on two sides.
-        test_fraction: likewise as "test", the split that is used once, for a certificate of the
+        test_fraction: the same as "test", the split that is used once, for a certificate of the
             model that was chosen by "val". At 0 and without a file of them "test" is "val".
 
     Raises:

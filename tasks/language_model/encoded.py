@@ -204,7 +204,7 @@ class EncodedResponses:
 def render(
     record: Record, encoder: ConversationEncoder, messages: Sequence[Message] | None = None
 ) -> tuple[str, list[str]]:
-    """The prompt and each response as the model reads them; ``messages`` in place of its own."""
+    """The prompt and each response as the model reads them; ``messages`` instead of its own."""
     messages = record.messages if messages is None else messages
     prompt = encoder.prompt(messages, record.tools, record.where, record.answers)
     rendered = [

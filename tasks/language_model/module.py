@@ -2,7 +2,7 @@
 
 With s̄(y) the mean log-likelihood of a response's tokens under the policy π,
 
-    minimise   KL(π ‖ π_ref) a token, or −s̄, the mean over a sample's responses of the objective
+    minimise   KL(π ‖ π_ref) per token, or −s̄, the mean over a sample's responses of the objective
     subject to s̄(y) ≥ ε, or s̄(y) ≤ ε, for every response y that a constraint is about
 
 The reference π_ref is the same model without its adapters, so there is none where all weights are
@@ -188,7 +188,7 @@ class LanguageModelModule(PointwiseModule):
         return torch.isin(batch["roles"], numbers)
 
     def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
-        """The mean over the objective's responses of the KL a token, or of −s̄; 0 of none, (B,)."""
+        """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
         if self.trained_on == "kl":
             return self._divergence(outputs, batch)
         if self.trained_on == "cross_entropy":
@@ -241,7 +241,7 @@ class LanguageModelModule(PointwiseModule):
         return {"objective": self.of_objective(batch).any(1), **terms}
 
     def _divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
-        """The mean over the responses compared of the KL a token, 0 of none, (B,)."""
+        """The mean over the responses compared of the KL per token, 0 of none, (B,)."""
         compared = self.compared(batch).to(outputs.lengths.device, non_blocking=True)
         return mean_over(divergence(outputs), compared)
 
@@ -252,9 +252,9 @@ class LanguageModelModule(PointwiseModule):
         roles = {role for record in records for role in record.roles}
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No record carries a constraint ({', '.join(self.constraints)}): the training "
-                f"responses are of role {', '.join(sorted(roles))}. Add some, change roles, or "
-                "set formulation to null."
+                f"No constraint applies to any record ({', '.join(self.constraints)}): the "
+                f"training responses are of role {', '.join(sorted(roles))}. Add some, change "
+                "roles, or set formulation to null."
             )
 
     @part_of("on_fit_start")

@@ -33,7 +33,7 @@ class Policy:
         scoring_method: "auto" takes the fastest way to log-likelihoods that agrees with the plain
             one on the first batch of a fit; a name takes that way.
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
-            at response positions for later epochs (2 bytes × hidden size a token), each rank its
+            at response positions for later epochs (2 bytes × hidden size per token), each rank its
             own; a folder keeps them on disk, for all ranks and for later runs.
         generation: how prompts are answered; "default" takes the task's, and given in part it is as
             with ``lora``.

@@ -39,7 +39,7 @@ def log_ratio(outputs: ResponseStatistics) -> Tensor:
 
 
 def divergence(outputs: ResponseStatistics) -> Tensor:
-    """KL(π ‖ π_ref) a token of each response, (B, R)."""
+    """KL(π ‖ π_ref) per token of each response, (B, R)."""
     return _none(outputs) if outputs.kl is None else outputs.kl
 
 
@@ -80,7 +80,7 @@ class Requirement:
     def constraint(self, option: str, tolerance: float) -> Constraint:
         """The constraint of a tolerance that was given as ``option``; ValueError: of wrong sign."""
         if tolerance <= 0 and (self.bound == "within" or self.value is divergence):
-            what = "half the width of a band" if self.bound == "within" else "a KL a token"
+            what = "half the width of a band" if self.bound == "within" else "a KL per token"
             raise ValueError(f"{option}={tolerance}: it is {what}. Give a number above 0.")
         if self.bound == "within":
             return Constraint(at_least=-tolerance, at_most=tolerance)

@@ -105,7 +105,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class RowMask:
-    """What each sample's trunk and branches may see, in place of the usual mask tensor."""
+    """What each sample's trunk and branches may see, instead of the usual mask tensor."""
 
     samples: tuple[Sample, ...]
     trunks: list[Tensor | None]  # (1, 1, trunk, trunk); None is causal and nothing else

@@ -275,7 +275,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 @contextmanager
 def _forward_is(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Call this function in place of the module's forward, hooks and all else unchanged."""
+    """Call this function instead of the module's forward, hooks and all else unchanged."""
     before = module.__dict__.get("forward")
     module.forward = forward
     try:

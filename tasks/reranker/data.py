@@ -100,7 +100,7 @@ class RerankerDataModule(PointwiseDataModule):
         val_fraction: the part of the training queries to hold out where the source has no
             validation data. None is val_queries / (max_queries + val_queries + test_queries), or
             0.1 if max_queries or val_queries is all.
-        test_fraction: likewise as test data, to certify. At 0 it follows from test_queries, where
+        test_fraction: the same as test data, to certify. At 0 it follows from test_queries, where
             these are given. The hub's "validation" is divided in the proportion of both fractions.
         batch_size: queries per rank in one optimisation step.
         eval_batch_size: queries per rank and evaluation batch; None is ``batch_size``.

@@ -50,7 +50,7 @@ class RerankerModule(PointwiseModule):
 
     Any model that `AutoModelForSequenceClassification` loads from safetensors will do: a one-label
     head scores with its logit, a two-label head with logit 1 − logit 0, and an encoder without a
-    head gets a new one-label head. To evaluate a re-ranker as it is, run `test` without `fit`.
+    head gets a new one-label head. To evaluate it before training, run `test` without `fit`.
 
     Args:
         model_name: a name on the hub, a folder, or ``package:NAME/FOLDER``.
@@ -69,7 +69,7 @@ class RerankerModule(PointwiseModule):
         attention: attention implementation; None leaves the choice to transformers.
         max_length: the most tokens of a pair, as in ``CrossEncoder``; of longer pairs the longer
             text is cut first. The data module takes it, model_name and template from here.
-        template: one text in place of a pair, such as "Query: {query}\\nSentence: {passage}".
+        template: one text instead of a pair, such as "Query: {query}\\nSentence: {passage}".
         training: how it is trained; by default as in the paper.
     """
 

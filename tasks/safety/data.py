@@ -82,8 +82,8 @@ class Selection:
 
     Args:
         alpaca_path: Alpaca on the hub, or a folder of the same layout.
-        beavertails_path: likewise BeaverTails.
-        pku_path: likewise PKU-SafeRLHF-30K.
+        beavertails_path: the same for BeaverTails.
+        pku_path: the same for PKU-SafeRLHF-30K.
         benign_count: train on so many benign records, those with the longest answers in characters;
             None on all.
         benign_held_out: so many others are held out; source hub.
@@ -153,14 +153,14 @@ class SafetyDataModule(ResponseDataModule):
         benign_val_file: those held out; without one a part of benign_file's prompts.
         benign_test_file: those that certify; without one preparation.test_fraction, else "val".
         unsafe_file: unsafe records.
-        unsafe_val_file: those held out, likewise.
-        unsafe_test_file: those that certify, likewise.
+        unsafe_val_file: those held out, read the same way.
+        unsafe_test_file: those that certify, read the same way.
         pku_file: records of schema "pku" whose unsafe prompts to test on.
         borderline_file: borderline records, as XSTest's; this and what follows with any source.
-        borderline_val_file: those held out, likewise.
-        borderline_test_file: those that certify, likewise.
+        borderline_val_file: those held out, read the same way.
+        borderline_test_file: those that certify, read the same way.
         over_refusal_file: safe prompts to test on, {"prompt"}, as XSTest's CSV, whose unsafe rows
-            are the data set "contrast". They carry ``comply``, as benign ones.
+            are the data set "contrast". ``comply`` applies to them, as to benign ones.
         alpaca_eval_file: {"instruction"} to answer; AlpacaEval's alpaca_eval.json.
         predict_file: {"prompt"} or {"instruction"} to answer in `predict`.
         selection: the data sets on the hub, and how many records are taken of which kind.

@@ -3,13 +3,13 @@
 A benign prompt x has a helpful answer y; every prompt has a refusal r. With s̄(·) the mean
 log-likelihood of a response's tokens under the policy π,
 
-    minimise   KL(π ‖ π_ref) a token of the answer, over benign prompts  (or a loss of its own)
+    minimise   KL(π ‖ π_ref) per token of the answer, over benign prompts  (or a loss of its own)
     subject to s̄(r) ≥ ε_U  for every unsafe prompt                       "refuse"
                s̄(r) ≤ ε_H  for every benign prompt                       "comply"
                s̄(r) ≤ ε_B  for every borderline prompt                   "comply_borderline"
 
 or, with ``constrain="answer"``, to s̄(a) ≤ ε_A for the unsafe answer a of every unsafe prompt,
-"avoid". Borderline prompts are safe ones that look unsafe; without ε_B they carry "comply". The
+"avoid". Borderline prompts are safe ones that look unsafe; without ε_B they get "comply". The
 reference π_ref is the same model without its adapters. A mean log-likelihood is never above 0: an
 ε_U of −0.16 asks for tokens of probability e^−0.16 = 0.85 each, in the geometric mean.
 """
@@ -91,7 +91,7 @@ class SafetyModule(LanguageModelModule):
     """A causal language model with LoRA that refuses what is unsafe and answers the rest.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do; one without a chat
-    template gets Alpaca's. To evaluate a model as it is, run `test` without `fit`.
+    template gets Alpaca's. To evaluate it before training, run `test` without `fit`.
 
     Args:
         policy: the model. Its adapters are by default the paper's, for which the model needs layers
@@ -102,7 +102,7 @@ class SafetyModule(LanguageModelModule):
             negative number as all of these. The paper's is −0.08.
         comply_tolerance: ε_H, the largest of a benign prompt's.
         comply_borderline_tolerance: ε_B, the largest of a borderline prompt's; None lets borderline
-            prompts carry comply, as benign ones.
+            prompts get comply, as benign ones.
         avoid_tolerance: ε_A, the largest mean log-likelihood of an unsafe answer, with constrain
             "answer".
         constrain: "refusal" for the constraints refuse and comply, "answer" for the one, avoid.

@@ -3,7 +3,7 @@
 A prompt x, with tools, has a chosen response y_w and rejected ones y_l. With s̄(y) the mean
 log-likelihood of a response's tokens under the policy π,
 
-    minimise   KL(π ‖ π_ref) a token, over all responses       (or a preference loss)
+    minimise   KL(π ‖ π_ref) per token, over all responses       (or a preference loss)
     subject to s̄(y_w) ≥ ε_win   for every prompt                                    "chosen"
                s̄(y_l) ≤ ε_lose  for every prompt and each of its rejected responses "rejected"
 
@@ -84,7 +84,7 @@ class When2CallModule(LanguageModelModule):
     """A causal language model with LoRA, constrained in what it makes likely and unlikely.
 
     Any model that `AutoModelForCausalLM` loads from safetensors will do, with a chat template that
-    shows tools. To evaluate a model as it is, run `test` without `fit`.
+    shows tools. To evaluate it before training, run `test` without `fit`.
 
     Args:
         policy: the model. Its adapters are by default of rank 8 on PEFT's default layers; `predict`
@@ -93,9 +93,9 @@ class When2CallModule(LanguageModelModule):
             for plain training on the objective.
         chosen_tolerance: ε_win, the least mean log-likelihood of a chosen response.
         rejected_tolerance: ε_lose, the largest of a rejected one. The paper's −20 is far below what
-            a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL a token.
+            a fluent model gives to wrong answers (−2 to −4), and costs 7 to 8 nats of KL per token.
         ratio_tolerance: ε of s̄(y_w) − s̄(y_l), with constrain "ratio".
-        floor_tolerance: δ, by which a chosen response may become less likely a token, with
+        floor_tolerance: δ, by which a chosen response may become less likely per token, with
             constrain "floor"; below 0 it has to become so much likelier.
         constrain: "likelihood" for the constraints chosen and rejected; "ratio" or "floor" for
             that one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,10 +297,20 @@ def test_the_report_has_a_line_for_every_finished_run(tmp_path: Path) -> None:
 # The appendix -------------------------------------------------------------------------------------
 
 
-def test_the_committed_appendix_is_what_the_results_give() -> None:
-    """`python -m benchmarks.evidence.appendix` writes it."""
-    folder = appendix.DOCS / "appendix"
-    assert {path.name: path.read_text() for path in folder.glob("*.md")} == appendix.pages()
+def test_the_appendix_has_a_page_with_tables_for_what_the_documentation_links(tmp_path) -> None:
+    """`make docs` writes it, and leads links to CSV files there."""
+    (tmp_path / "gone.md").touch()
+    appendix.write_pages(tmp_path)
+    linked = "".join(page.read_text() for page in sorted(appendix.DOCS.glob("*.md")))
+    names = {*re.findall(r"evidence/results/([\w-]+)\.csv\)", linked)} - {"recipes"}
+    assert len(names) > 6
+    assert {path.stem for path in tmp_path.iterdir()} >= names
+    assert not (tmp_path / "gone.md").exists()
+    for path in tmp_path.iterdir():
+        start, title, *rest = path.read_text().removeprefix("---\n").split("\n\n")
+        assert start == "orphan: true\n---"
+        assert title.startswith("# ")
+        assert sum(line.startswith("| ") for part in rest for line in part.splitlines()) > 3
 
 
 def test_differences_of_the_appendix_are_those_of_the_runs() -> None:

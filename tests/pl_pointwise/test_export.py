@@ -84,7 +84,7 @@ def test_a_class_path_in_a_checkpoint_is_not_imported(
     other = reclassified(run, "hostile_task.DigitsModule", tmp_path)
     error = refusal(capsys, "--ckpt_path", str(other))
     assert "is of hostile_task.DigitsModule, which pl_pointwise does not ship" in error
-    assert "--config CONFIG, the config.yaml that the fit left" in error
+    assert "--config CONFIG, the config.yaml that fit wrote" in error
     assert "hostile_task" not in sys.modules
     for name in ("pl_pointwise.cli.main", "pl_pointwise.cli.os.system", "pl_pointwise.none.Such"):
         error = refusal(capsys, "--ckpt_path", str(reclassified(run, name, tmp_path)))

@@ -1,4 +1,4 @@
-"""λ's share of the pull and its overshoot: by definition, and over a run.
+"""λ's share of the force and its overshoot: by definition, and over a run.
 
 That the figures of an epoch are those of its steps: tests/callbacks/test_dual_monitor.py.
 """
@@ -75,7 +75,7 @@ def test_a_formulation_of_ones_own_is_measured_by_its_own_slope() -> None:
 
 
 def test_the_multiplier_that_pulled_is_the_new_one_where_the_dual_step_comes_first() -> None:
-    """With η = 2α, λ after the first visit is the 2αv of that visit: half of the pull then."""
+    """With η = 2α, λ after the first visit is the 2αv of that visit: half of the force then."""
     options: dict[str, Any] = {"epochs": 1, "batch_size": 12}
     formulation = Pointwise(alpha=0.5, dual_lr=1.0)
     first = fit(Toy(formulation, OUT_OF_REACH, order="dual_first"), ROWS, **options)

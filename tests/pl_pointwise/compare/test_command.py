@@ -96,14 +96,14 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
 
 
-def test_the_multipliers_share_of_the_pull_is_shown_without_a_callback(compared) -> None:
+def test_the_multipliers_share_of_the_force_is_shown_without_a_callback(compared) -> None:
     lines = read(compared)
     shares = [line["dual/fit/share"] for line in lines]
     assert shares[:2] == ["", ""]  # A method without multipliers.
     assert all(0 < float(share) < 1 for share in shares[2:])
     table = (compared / "comparison.md").read_text().partition("## Multipliers")[2]
     header, _, plain, pointwise = table.partition("## ")[0].strip().splitlines()[-4:]
-    assert header == "| method | fit: λ's share of the pull | fit: overshoot |"
+    assert header == "| method | fit: λ's share of the force | fit: overshoot |"
     assert plain.endswith("| – | – |")
     mean, spread = pointwise.split("|")[2].split(" ± ")
     assert float(mean) == pytest.approx(sum(map(float, shares[2:])) / 2, rel=1e-2)

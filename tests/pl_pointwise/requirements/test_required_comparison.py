@@ -276,7 +276,10 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
         (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
         (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
         (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
-        (["--require", REQUIREMENT, "--against", "old"], "no requirement is beside a predecessor"),
+        (
+            ["--require", REQUIREMENT, "--against", "old"],
+            "no requirement compares with a predecessor",
+        ),
     ],
 )
 def test_what_cannot_be_certified_is_refused_before_training(tmp_path, capsys, more, said) -> None:
@@ -290,7 +293,7 @@ def test_methods_judged_by_different_bounds_are_refused(tmp_path, capsys) -> Non
     easier = METHODS + "easier: {model: {init_args: {judged_by: 5.0}}}\n"
     with pytest.raises(SystemExit):
         compare(tmp_path, "--require", REQUIREMENT, methods=easier)
-    assert "judged by different bounds" in capsys.readouterr().err
+    assert "evaluated by different bounds" in capsys.readouterr().err
     assert not list(tmp_path.glob("out/runs/*/*/result.json"))  # Before hours are spent.
 
 
@@ -387,7 +390,7 @@ def test_models_judged_by_different_bounds_are_not_compared(certified, tmp_path,
     words = ["--against", str(stricter), "--data.init_args.test_file", "like"]
     with pytest.raises(SystemExit):
         main(["check", str(certified / "model"), *words])
-    assert "judged by different bounds" in capsys.readouterr().err
+    assert "evaluated by different bounds" in capsys.readouterr().err
 
 
 def required(*texts: str) -> list[str]:

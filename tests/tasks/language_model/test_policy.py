@@ -204,7 +204,7 @@ def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, 
     )
     asked = other.requirements.items()
     other.requirements = {name: replace(each, role="candidate") for name, each in asked}
-    for module, said in ((other, "No record carries a constraint"), (reversed_, "roles: ")):
+    for module, said in ((other, "No constraint applies"), (reversed_, "roles: ")):
         with pytest.raises(DataError, match=said):
             quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
 
