@@ -71,7 +71,7 @@ def _digest(value: Any, digest: Any) -> None:
         for entry in value:
             _digest(entry, digest)
     elif isinstance(value, (set, frozenset)):
-        _digest(sorted(map(repr, value)), digest)
+        _digest(sorted(map(_digest_of, value)), digest)
     elif isinstance(value, _SIMPLE):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):
