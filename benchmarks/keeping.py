@@ -102,7 +102,7 @@ UNTUNED: dict[str, Any] = {
     "hinge 3": of_weight("hinge", 3.0),
 }
 TUNED: dict[str, dict[str, Any]] = {
-    "KL weight": {f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0)},
+    "KL weight": {f"KL weight {w:g}": of_weight("linear", w) for w in (0.3, 1.0, 3.0, 10.0)},
     "hinge": {f"hinge {w:g}": of_weight("hinge", w) for w in (1.0, 3.0, 10.0)},
     "replay": {
         **{f"replay {n} %": f"keep/replay_{n}" for n in (1, 10)},
