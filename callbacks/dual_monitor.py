@@ -53,6 +53,8 @@ class DualMonitor(Callback):
     ) -> None:
         if batch_idx == 0:  # Lightning leaves on_train_epoch_start out where a resume starts one.
             self._sums = {}
+            if trainer.global_step == 0:
+                self._visited = {}  # Those of an earlier fit.
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         for name, step in pl_module.dual_steps.items():

@@ -138,3 +138,17 @@ def test_figures_after_a_resume_are_those_of_an_uninterrupted_run(
     checkpoint = tmp_path / "mid.ckpt"
     uninterrupted = run(save=checkpoint)
     assert run(checkpoint) == uninterrupted[1:]
+
+
+def test_a_second_fit_is_reported_as_if_it_were_the_first() -> None:
+    """The quantiles were taken over samples that only the first fit had visited, too."""
+
+    def found(monitor: DualMonitor) -> list[dict[str, float]]:
+        reported = Reported()
+        few = {"limit_train_batches": 2, "epochs": 1, "callbacks": [monitor, reported]}
+        fit(Toy(Pointwise(), partial=True), ROWS, **few)
+        return reported.epochs
+
+    used = DualMonitor()
+    fit(Toy(Pointwise(), partial=True), ROWS, callbacks=[used])
+    assert found(used) == found(DualMonitor())
