@@ -178,7 +178,7 @@ def test_a_seed_that_pulled_nothing_has_no_say_in_the_share() -> None:
         outcome("b", 0, {}),
     ]
     table = tables.multiplier_table(frame(*done), names)
-    assert [*table.cells] == ["method", "fit: λ's share of the pull", "fit: overshoot"]
+    assert [*table.cells] == ["method", "fit: λ's share of the force", "fit: overshoot"]
     assert lines(table) == [["a", "0.5", "0"], ["b", "–", "–"]]
     assert not len(tables.multiplier_table(frame(*done), names[2:]).cells)
 
