@@ -1,4 +1,4 @@
-"""The figures of docs/penalties.md and docs/evidence.md."""
+"""The plots of docs/penalties.md and docs/evidence.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
 
     reached: by method with setting, objective, violation rate on new inputs and in training.
     """
-    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     dotted = {"color": BLUE, "linestyle": ":", "linewidth": 2.5}
     titles = ("length loss, validation", "violation rate, validation", "violation rate, training")
     for place, (panel, title) in enumerate(zip(figure.subplots(1, 3), titles, strict=True)):
@@ -51,13 +51,13 @@ def weights(reached: Mapping[str, Sequence[float]], folder: Path) -> None:
             panel.plot(*zip(*points, strict=True), line, color=colour, marker=marker, label=label)
         default = reached["Pointwise(), untuned"][place]
         panel.axhline(default, **dotted)
-        panel.set(xscale="log", xlabel="weight of the hinge = β of Relaxed", title=title)
+        panel.set(xscale="log", xlabel="weight, or β of Relaxed", title=title)
         panel.set_ylim(0, None)
         panel.grid(alpha=0.3)
     handles = [*panel.get_legend_handles_labels()[0]]
     handles.append(Line2D([], [], color=BLUE, ls=":", lw=2.5, label="Pointwise(), no weight"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(folder / "weights.png", dpi=110)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(folder / "weights.png", dpi=160)
 
 
 def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder: Path) -> None:
@@ -68,7 +68,7 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
     measures = list(dict.fromkeys(measure for _, _, _, measure, _, _ in found))
     titles = list(dict.fromkeys(study.title for study, *_ in found))
     names = {t: sorted({b for s, _, b, *_ in found if s.title == t}, key=_short) for t in titles}
-    figure = Figure(figsize=(10.5, 1.4 + 0.3 * sum(map(len, names.values()))), layout="constrained")
+    figure = Figure(figsize=(8.4, 1.4 + 0.3 * sum(map(len, names.values()))), layout="constrained")
     ratios = [len(names[title]) for title in titles]
     panels = figure.subplots(len(titles), len(measures), squeeze=False, height_ratios=ratios)
     for line, title in zip(panels, titles, strict=True):
@@ -90,8 +90,8 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
             panel.set_yticks(range(len(names[title])), [""] * len(names[title]))
             panel.invert_yaxis()
             panel.grid(alpha=0.3)
-            panel.set_xlabel(measure, fontsize="small")
-        line[0].set_yticklabels([_short(name) for name in names[title]], fontsize="small")
+            panel.set_xlabel(measure)
+        line[0].set_yticklabels([_short(name) for name in names[title]])
         line[0].set_title(title, loc="left", fontsize="medium", fontweight="bold")
     figure.legend(
         handles=[
@@ -99,13 +99,13 @@ def forest(found: Sequence[tuple[Study, str, str, str, Estimate, bool]], folder:
                 Line2D([], [], color=colour, marker=marker, mfc="white", label=default)
                 for default, (colour, marker) in DEFAULTS.items()
             ),
-            Line2D([], [], color="0.3", marker="o", label="filled: stands after Holm's correction"),
+            Line2D([], [], color="0.3", marker="o", label="filled: significant after correction"),
         ],
         loc="outside lower center",
         ncols=3,
         frameon=False,
     )
-    figure.savefig(folder / "differences.png", dpi=100)
+    figure.savefig(folder / "differences.png", dpi=160)
 
 
 def _short(name: str) -> str:

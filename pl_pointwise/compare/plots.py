@@ -29,6 +29,15 @@ BLUE, RED, GREEN, PURPLE, ORANGE, CYAN, BLACK = COLOURS = (
     "#000000",
 )
 """Okabe and Ito's palette, told apart by most colour-blind readers."""
+USUAL = {
+    "pointwise": BLUE,
+    "penalty hinge": RED,
+    "relaxed": GREEN,
+    "penalty linear": PURPLE,
+    "average": ORANGE,
+    "penalty squared hinge": CYAN,
+}
+"""The colour of a method in every comparison, by the name that the packaged ones give it."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 LINES = ("-", "--", "-.", ":")
 
@@ -42,11 +51,19 @@ class Style(NamedTuple):
 
 
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
-    """Returns the style of every method; no two of 84 are the same."""
-    return {
-        method: Style(COLOURS[n % 7], MARKERS[n % 12], LINES[n % 4])
-        for n, method in enumerate(dict.fromkeys(methods))
+    """Returns the style of every method; no two of 72 are the same."""
+    names = list(dict.fromkeys(methods))
+    usual = {name: USUAL[name] for name in names if name in USUAL}
+    left = [colour for colour in COLOURS if colour not in usual.values()]
+    styles = {
+        name: Style(colour, MARKERS[n], LINES[n % 4])
+        for n, (name, colour) in enumerate(usual.items())
     }
+    period = math.lcm(len(left), 12)  # after which colour and marker would be the same pair again
+    for n, name in enumerate(name for name in names if name not in usual):
+        marker = (len(usual) + n + n // period) % 12
+        styles[name] = Style(left[n % len(left)], MARKERS[marker], LINES[marker % 4])
+    return {name: styles[name] for name in names}
 
 
 FRONTIER = "frontier"

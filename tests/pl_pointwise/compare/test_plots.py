@@ -114,6 +114,16 @@ def test_the_line_of_the_frontier_keeps_to_what_was_attained(
 def test_all_methods_are_told_apart() -> None:
     found = styles_of(["a", "a", *map(str, range(83)), "a"])
     assert len({style[:2] for style in found.values()}) == len(found) == 84
+    assert len({style[:2] for style in styles_of(["average", *map(str, range(71))]).values()}) == 72
+
+
+def test_a_usual_method_has_its_colour_in_every_comparison() -> None:
+    """Seen: one page showed two plots in which each method's colour was another's."""
+    few, many = styles_of(["relaxed", "pointwise"]), styles_of(["old model", *plots.USUAL, "own"])
+    assert {name: many[name].colour for name in plots.USUAL} == plots.USUAL
+    assert few["pointwise"].colour == many["pointwise"].colour
+    assert few["relaxed"].colour == many["relaxed"].colour
+    assert not {many[name].colour for name in ("old model", "own")} & {*plots.USUAL.values()}
 
 
 def test_methods_differ_and_bars_are_of_the_seeds(tmp_path, monkeypatch) -> None:
