@@ -61,7 +61,7 @@ class AnswerSamples(Callback):
         path = self.folder.path / FILE
         rank_zero_info(f"Answers are written to {path}")
         if trainer.is_global_zero:
-            # Of a run that was broken off, what it wrote after its checkpoint goes.
+            # What an interrupted run wrote after its checkpoint is removed.
             lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
             kept = [line for line in lines if json.loads(line)["step"] <= trainer.global_step]
             path.write_text("".join(kept), encoding="utf-8")

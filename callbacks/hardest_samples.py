@@ -1,6 +1,6 @@
 """Writes ``hardest/samples.jsonl`` and ``.html``: the samples that resist most, with their text.
 
-By the mean violation over their visits in training, the first left out. A line of the JSONL file::
+By the mean violation over the epochs of training, without the first. A line of the JSONL file::
 
     {"constraint": "relevance", "rank": 1, "index": 17, "column": 2,
      "value": {"number": 3, "of": 9, "bound": null}, "mean_violation": 1.1, "multiplier": 3.2,
@@ -8,7 +8,7 @@ By the mean violation over their visits in training, the first left out. A line 
      "text": {"query": "...", "negative 3": "..."}}
 
 ``column``, from 0, is that of the sample's hardest value in the table of λ; ``value`` says which it
-is, from 1; ``violation`` is of the last visit; ``relaxation`` is u*.
+is, from 1; ``violation`` is of the last epoch; ``relaxation`` is u*.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class HardestSamples(Callback):
-    """When the fit ends, the samples of every constraint with the largest mean violation.
+    """At the end of training, the samples of every constraint with the largest mean violation.
 
     Listed is a sample whose mean violation is above 0, or whose λ or u* is not 0, of a constraint
     with one multiplier per sample. Texts are those of
@@ -165,8 +165,8 @@ def texts_of(trainer: Trainer, index: int) -> dict[str, str]:
 
 
 class LastViolations:
-    """By constraint (N, sides·K) float32 on the CPU, each of the weights at its visit; NaN where a
-    sample was not visited, does not carry the column, or had a value that is not finite.
+    """By constraint (N, sides·K) float32 on the CPU, each with the weights of its step; NaN where a
+    sample was not seen, has no such column, or had a value that is not finite.
 
     Of an equality as its formulation acts on it; ``Constraint.reported`` is what to show.
     """
@@ -192,7 +192,7 @@ class LastViolations:
 
 
 class MeanViolations(LastViolations):
-    """The mean over the visits, as reported, the first left out where there is another: it is of
+    """The mean over the updates, as reported, without the first if there is another: it is of
     weights that have hardly been trained.
     """
 
@@ -206,7 +206,7 @@ class MeanViolations(LastViolations):
         found = module.constraints[name].reported(found)
         counted = found.isfinite()
         visits, before = counts[index] + counted.int(), table[index]
-        # Visits 1 and 2 replace what is there; visit n ≥ 3 is the (n − 1)th of the mean.
+        # Values 1 and 2 replace what is there; value n ≥ 3 is the (n − 1)th of the mean.
         after = torch.where(visits <= 2, found, before + (found - before) / (visits - 1))
         table[index] = torch.where(counted, after, before)
         counts[index] = visits
@@ -221,8 +221,8 @@ HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem }
 table { border-collapse: collapse } td { border-bottom: 1px solid; padding: .5rem }
 dt { font-size: .85em } dd { margin: 0 0 .5rem; unicode-bidi: isolate; white-space: pre-wrap }
-</style></head><body><h1>Hardest samples</h1><p>The largest mean violations v̄ over the visits in
-training, the first left out. v is the violation at the last visit (≤ 0 is satisfied), λ the
+</style></head><body><h1>Hardest samples</h1><p>The largest mean violations v̄ over the epochs of
+training, without the first. v is the last violation (≤ 0 is satisfied), λ the
 multiplier, u* the relaxation.</p>"""
 COLUMNS = {"v̄": "mean_violation", "λ": "multiplier", "v": "violation", "u*": "relaxation"}
 

@@ -22,7 +22,7 @@ class PredictionWriter(BasePredictionWriter):
     """For modules whose ``predict_step`` returns a list of dicts with ``index``, one per input.
 
     The file holds the inputs in their own order, from all ranks; of a data set of conversations
-    ``prompt`` beside each.
+    ``prompt`` with each.
 
     Args:
         path: the file to write, below the folder of the run (outputs.py).

@@ -50,7 +50,9 @@ class SaveOnTermination(OnExceptionCheckpoint):
     @property
     def ckpt_path(self) -> str:
         if self._path is None:  # Outside a fit, and in one only to try the code.
-            raise AttributeError("SaveOnTermination has a path only in a fit of a PointwiseModule.")
+            raise AttributeError(
+                "SaveOnTermination has a path only while a PointwiseModule trains."
+            )
         return self._path
 
     def on_module_attached(self, trainer: Any, pl_module: LightningModule) -> None:

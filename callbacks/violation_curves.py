@@ -110,7 +110,7 @@ class ViolationCurves(Callback):
             by_panel = table.groupby(["stage", "constraint"], sort=False)["violation"]
             for (stage, constraint), found in by_panel:
                 curves.setdefault(f"{stage}/{constraint}", {})[number] = found.to_numpy()
-        if not curves:  # Perhaps no sample carried a constraint.
+        if not curves:  # Perhaps no constraint applied to a sample.
             return None
         picture = pictures / f"epoch_{epoch:04d}.png"
         cdfs_by_epoch(curves, picture)

@@ -58,7 +58,7 @@ def batch_statistic(
     """The statistic of a step, differentiable in ``threshold``; what was left out counts as v = 0.
 
     parts: violations and their mask, (b, sides·K) both, of every micro-batch.
-    count: samples that carry the constraint, over all ranks, those left out included.
+    count: samples that the constraint applies to, over all ranks, those left out included.
     """
     reduce = reduce or (lambda value, operation: value)
     present = torch.zeros((), dtype=WIDEST.get(device.type, torch.float64), device=device)

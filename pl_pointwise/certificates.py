@@ -110,7 +110,7 @@ def _cvars(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
 def worst_per_sample(violation: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the largest violation of each sample, (m,); samples without any element are left out.
 
-    violation: (n, C), or (n,), which is returned as it is.
+    violation: (n, C), or (n,), which is returned unchanged.
     mask: bool, the shape of ``violation``: the elements that the constraint applies to.
 
     >>> worst_per_sample(torch.tensor([[-1.0, 2.0], [-3.0, -2.0]]))

@@ -237,7 +237,7 @@ LIGHTNING_VERSION = "pytorch-lightning_version"
 
 
 class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes beside the checkpoint and renames, so that a file of its name is always whole.
+    """Writes to another name and renames, so that a file of this name is always complete.
 
     Lightning's own may copy over the last one, and a kill leaves neither. Remote paths are its.
     """
@@ -272,7 +272,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads tensors and plain values only, check sums compared, unless told otherwise."""
+        """Loads tensors and plain values only, and compares check sums, unless asked otherwise."""
         try:
             _verify(str(path))
             found = super().load_checkpoint(

@@ -1,4 +1,4 @@
-"""What is refused before a fit and in its first steps; docs/lightning.md lists all of it."""
+"""What is refused before training and in its first steps; docs/lightning.md lists all of it."""
 
 from __future__ import annotations
 
@@ -234,13 +234,13 @@ def check_index(dataset: Any) -> None:
 
 
 class FirstSteps:
-    """What a fit has yet to show: a gradient of every term, and no sample twice in an epoch."""
+    """What training has not shown yet: a gradient of every term, no sample twice in an epoch."""
 
     def __init__(self) -> None:
         self.unproven: set[str] = set()  # Terms of which no sample has been seen yet.
         self._loader: Any = None  # The training loader that was checked.
         self._fingerprint: str | None = None  # Of the data that the multipliers belong to.
-        # bool (N,): samples that this epoch has visited, in the first one of a loader.
+        # bool (N,): samples that this epoch has had, in the first one of a loader.
         self._visited: np.ndarray[Any, Any] | None = None
         self._begun = False  # Whether the loader has begun an epoch.
 
@@ -274,7 +274,7 @@ class FirstSteps:
         self._begun = True
 
     def require_gradients(self, task: Task, terms: Terms) -> None:
-        """Refuses values without a gradient, in the first batch that carries a term."""
+        """Refuses values without a gradient, in the first batch that a term applies to."""
         if not torch.is_grad_enabled():
             return
         values = {OBJECTIVE: terms.objective, **terms.followed}
@@ -287,7 +287,7 @@ class FirstSteps:
             term = "The objective" if is_objective else f'Constraint "{name}"'
             method = "objective()" if is_objective else "constraint_values()"
             raise TrainingError(
-                f"{term}: its values carry no gradient. In {method} and forward(), look for "
+                f"{term}: its values have no gradient. In {method} and forward(), look for "
                 "torch.no_grad(), .detach(), an argmax, a comparison, or a frozen part. What is "
                 "only to be measured belongs in evaluation_metrics()."
             )

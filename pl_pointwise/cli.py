@@ -44,7 +44,7 @@ COMMANDS = {
     "monitor": "requirements.monitor",
     "tolerances": "requirements.tolerances",
 }
-"""Modules of this package with a ``main(args)``, beside LightningCLI's subcommands."""
+"""Modules of this package with a ``main(args)``, besides LightningCLI's subcommands."""
 
 CONFIG = "config.yaml"
 """What LightningCLI writes into the folder of a run."""
@@ -147,7 +147,7 @@ class PointwiseCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
-        """A checkpoint is data: unless told otherwise, none is loaded in a way that runs code."""
+        """A checkpoint is data: unless asked otherwise, none is loaded in a way that runs code."""
         if not self.subcommand:
             return
         config = self.config[self.subcommand]
@@ -158,7 +158,7 @@ class PointwiseCLI(LightningCLI):
         if config.weights_only is None:
             config.weights_only = True
         if "verbose" in config:
-            config.verbose = False  # Lightning's tables cut the names off; ours follows.
+            config.verbose = False  # Lightning's tables cut names off; another follows.
 
     def instantiate_classes(self) -> None:
         if not self._build:

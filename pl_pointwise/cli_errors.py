@@ -182,7 +182,7 @@ def end(program: str, text: str) -> NoReturn:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, for the commands beside LightningCLI's, whose errors are sentences."""
+    """argparse's parser for the commands besides LightningCLI's; its errors are sentences."""
 
     def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
         super().__init__(

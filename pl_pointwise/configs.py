@@ -87,7 +87,7 @@ def config_parts(name: str) -> list[str]:
 
 
 def comparison_path(name: str) -> str:
-    """Returns the path of a set of methods, by its packaged name or as it is."""
+    """Returns the path of a set of methods, which is given by packaged name or as a path."""
     if os.path.isfile(name):
         return name
     return str(packaged_comparisons().get(name) or _not_found(name))

@@ -1,7 +1,7 @@
-"""Samples that know their place: indexing and resumable loading.
+"""Samples with an index, and loading that resumes.
 
-A multiplier belongs to a sample, so every row carries ``index``, its position in the data set, and
-a row that only fills up a rank's last batch carries −1 and counts nowhere.
+A multiplier belongs to a sample, so every row has ``index``, its position in the data set. A row
+that only fills up a rank's last batch has −1 and counts nowhere.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class PointwiseDataModule(LightningDataModule):
         self.datasets: dict[str, Rows] = {}
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
-        """A batch with ``batch["index"]``, (B,), from rows that carry it; here torch's default."""
+        """A batch with ``batch["index"]``, (B,), from rows that have it; here torch's default."""
         return torch.utils.data.default_collate(rows)
 
     def describe(self, index: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The multipliers with the rule that moves them: what of λ is in force, stepped, saved, kept."""
+"""The multipliers and the rule that moves them: in a step, at a run's start, in a checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Duals:
         self.in_force: dict[str, Formulation] = {}
         self.fingerprint: str | None = None
         self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
-        """Epoch and visits of the steps since the last dual step."""
+        """Epoch and updated samples of the steps since the last dual step."""
 
     # In a step ----------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Duals:
         """Keeps what the dual step needs of a step, by constraint, until it is due.
 
         Per sample: index (n,), violation, mask and λ, (n, sides·K). Else the statistic (sides,).
-        Behind the judged violation, or its statistic, stands the followed one where it is another.
+        If the weights follow another violation, or statistic, than the multipliers, it comes last.
         """
         visits: dict[str, list[Tensor]] = {}
         for name, formulation in self.in_force.items():
@@ -89,9 +89,9 @@ class Duals:
         self.units.add(measured, self.task.formulations, self.in_force, steps_an_epoch)
 
     def step(self, epoch: int) -> dict[str, DualStep]:
-        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples visited since the last dual step, and no others.
+        """λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others.
 
-        Each at its last visit; a statistic at its mean. Nothing while the window of steps is open.
+        Each with its last violation; a statistic with its mean. Nothing while a window is open.
         """
         steps, settings = dict[str, DualStep](), self.task.training_settings
         if len(self._window) < settings.primal_steps:
@@ -178,7 +178,7 @@ class Duals:
         return total
 
     def _visit_of_batch(self, name: str, measured: Measured) -> list[Tensor]:
-        """The judged statistic (sides,), then the followed one if another, on the CPU.
+        """The statistic that λ follows (sides,), then that of the weights if another, on the CPU.
 
         Adds ψ of the latter to the Lagrangian, and steps the threshold.
         """
@@ -285,7 +285,7 @@ class Duals:
                     f'Constraint "{name}" has multipliers below 0, which only an equality has. '
                     f"Set others, or start them from 0: {_remedy(name)}."
                 )
-        # What was reset is not stepped by visits from before, nor by a threshold of then.
+        # What was reset takes no step from values of before, nor from a threshold of before.
         self._window = [
             (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
             for epoch, visits in self._window

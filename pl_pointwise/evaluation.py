@@ -32,7 +32,7 @@ class SampleViolations:
     mask: Tensor  # bool, (n, sides·K): which elements it applies to
 
     def pooled(self) -> Tensor:
-        """(m,), the elements that are carried, one after the other."""
+        """(m,), the elements that the constraint applies to, one after the other."""
         return self.violation[self.mask]
 
     def worst(self) -> Tensor:
@@ -40,7 +40,7 @@ class SampleViolations:
         return worst_per_sample(self.violation, self.mask)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Of the values; of several a sample also ``violated_samples``, which requirements mean."""
+        """Statistics of the values; with several per sample ``violated_samples`` too."""
         found = violation_statistics(self.pooled())
         if self.violation.shape[1] > 1:
             tail = {name: found.pop(name) for name in [*found][2:]}
@@ -50,7 +50,7 @@ class SampleViolations:
 
 @dataclass(frozen=True)
 class SampleValues:
-    """A metric's value of each sample, likewise."""
+    """A metric's value of each sample."""
 
     index: Tensor  # (n,)
     value: Tensor  # (n,)

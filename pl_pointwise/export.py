@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> None:
         "-c", "--config", action="append", default=[], help="names the class of a task of your own"
     )
     parser.add_argument("--license", help="of the model, for its card: apache-2.0, …")
-    parser.add_argument("--language", nargs="+", default=[], help="of the data, likewise: en, …")
+    parser.add_argument("--language", nargs="+", default=[], help="of the data: en, …")
     parser.add_argument("--datasets", nargs="+", default=[], help="trained on, names on the hub")
     known = parser.parse_args(list(args))
     with short_errors(

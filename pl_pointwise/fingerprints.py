@@ -35,7 +35,7 @@ def fingerprint_of_content(rows: Any) -> str:
     with isolate_rng(include_cuda=False):
         probes = probes_of(count)
         digests = [_digest_of(rows[probe]) for probe in probes]
-        # As often as this, because a random change may leave a row as it is.
+        # As often as this, because a random change may leave a row unchanged.
         for n in range(_REREAD if probes else 0):
             if _digest_of(rows[probes[n % len(probes)]]) != digests[n % len(probes)]:
                 return f"{RANDOM_ROWS}: {count}"

@@ -5,7 +5,7 @@ Sign convention, everywhere in this package: a violation ``v ≤ 0`` is satisfie
 A formulation is one scalar function ψ(v, λ) of a violation and its multiplier. Training minimises
 mean ℓ₀ + Σ mean ψ(v, λ) over the weights and ascends along ∂ψ/∂λ over the multipliers. Where one
 number stands for the batch, ψ acts on it. Everything here is elementwise and pure.
-docs/formulations.md has the table these functions implement.
+docs/formulations.md has the table that these functions implement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Formulation(ABC):
 
     ``scope`` says what ψ acts on: each sample's violation ("sample": one multiplier per sample and
     column), one statistic of the batch ("batch"), or, with "none", each sample's violation without
-    any multiplier. ``signed``: an equality's, of either sign, with v the residual ℓ − c.
+    any multiplier. ``signed``: for an equality λ has either sign, and v is the residual ℓ − c.
     """
 
     scope: Scope
@@ -61,27 +61,27 @@ class Formulation(ABC):
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether it pulls at all, so that values without a gradient are an error."""
+        """Whether it pushes at all, so that values without a gradient are an error."""
         return True
 
     @property
     def penalises(self) -> bool:
-        """Whether it is known before a fit how it pulls on a violation at λ = 0."""
+        """Whether the force on a violation at λ = 0 is known before training."""
         return True
 
     @property
     def adaptive(self) -> bool:
-        """Whether its α is found in the unit of the gradients: see ``gradient_units.py``."""
+        """Whether α is measured in the unit of the gradients: see ``gradient_units.py``."""
         return False
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """An ``adaptive`` one with numbers: a violation of ``size`` r pulls with ``pull`` and
-        moves λ by ``step``; ``unit`` Λ is 0 where nothing has been violated yet.
+        """An ``adaptive`` one with numbers: a violation of ``size`` r has the force ``pull`` and
+        moves λ by ``step``. ``unit`` Λ is 0 until something has been violated.
         """
         return self
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """(v)₊, elementwise, of an equality |v|: what α is measured by."""
+        """(v)₊, elementwise; for an equality |v|. α is measured by it."""
         return violation.abs() if self.signed else violation.clamp(min=0)
 
     def for_equality(self) -> Formulation:
@@ -114,7 +114,7 @@ class Ascending(Formulation):
 
     alpha: float | Adaptive | None
     reach: float | None = None
-    """r of an adaptive one in force: beyond it ψ is linear, and a visit's v counts as ±r."""
+    """r of an adaptive formulation: beyond it ψ is linear, and in an update v counts as ±r."""
 
     def __init__(
         self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
@@ -143,7 +143,7 @@ class Ascending(Formulation):
 
     @property
     def augmentation(self) -> float | None:
-        """α as a number; of an adaptive one 1 outside a fit; None for the standard Lagrangian."""
+        """α as a number; an adaptive one outside training: 1; the standard Lagrangian: None."""
         return 1.0 if isinstance(self.alpha, str) else self.alpha
 
     @property
@@ -152,16 +152,16 @@ class Ascending(Formulation):
 
     @property
     def penalises(self) -> bool:
-        """Not that of a standard Lagrangian, nor one whose α is set in training."""
+        """False for a standard Lagrangian, and where α is set in training."""
         return self.alpha is not None and not self.adaptive
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        if not pull or not size:  # λ alone, which stays as it is.
+        if not pull or not size:  # λ alone, which does not change.
             return self._changed(alpha=None, dual_lr=0.0)
         return self._changed(alpha=pull / (2 * size), dual_lr=step / size, reach=size)
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; of an adaptive one in force at clip(v, −r, r)."""
+        """The dual step; with a reach r, at clip(v, −r, r)."""
         if self.reach is not None:
             violation = violation.clamp(-self.reach, self.reach)
         return super().ascend(violation, multiplier)
@@ -200,9 +200,9 @@ def arguments_of(formulation: object) -> dict[str, Any]:
 def augmented(
     violation: Tensor, multiplier: Tensor, alpha: float | None, signed: bool = False
 ) -> Tensor:
-    """λv for α None, else α(v + λ/2α)₊² − λ²/4α; of an equality, ``signed``, λv + αv².
+    """λv for α None, else α(v + λ/2α)₊² − λ²/4α; for an equality, ``signed``, λv + αv².
 
-    Where λ + 2αv > 0 the square equals λv + αv²; computed so, because subtracting the two large
+    Where λ + 2αv > 0 this equals λv + αv², and is computed so: the difference of the two large
     terms loses 6 % in float32 at α = 1e-6.
     """
     if alpha is None:
@@ -224,11 +224,11 @@ def augmented_direction(
 
 
 class Penalty(Formulation):
-    """A fixed price on the violation; nothing is learned.
+    """A fixed weight on the violation; nothing is learned.
 
-    linear: ψ = λ₀·v, so that satisfied samples keep being pushed and no tolerance has an effect.
+    linear: ψ = λ₀·v, so satisfied samples are pushed too, and the tolerance has no effect.
     hinge: ψ = λ₀·(v)₊.  squared_hinge: ψ = λ₀·(v)₊², which is :class:`Pointwise` with λ ≡ 0 and
-    α = λ₀. Of an equality, v is |ℓ − c|, and linear is refused.
+    α = λ₀. For an equality v is |ℓ − c|, and linear is refused.
 
     Args:
         weight: λ₀ ≥ 0.
@@ -299,7 +299,7 @@ class BatchFormulation(Ascending):
         return mean
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
-        """α = 3Λ/2r all along and η = 0.1Λ/r: its λ moves in every step, not once an epoch."""
+        """α = 3Λ/2r and η = 0.1Λ/r: its λ moves in every step, not once per epoch."""
         return super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
@@ -311,12 +311,12 @@ class BatchFormulation(Ascending):
         return augmented_direction(violation, multiplier, self.augmentation, self.signed)
 
     def for_equality(self) -> Formulation:
-        """Of the mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
+        """For a mean, one multiplier of either sign for v = ℓ − c; a tail is that of |ℓ − c|."""
         return self._changed(signed=True) if self.anchor == "zero" else self
 
 
 class Average(BatchFormulation):
-    """One multiplier for the batch mean v̄ of a constraint: today's constrained fine-tuning.
+    """One multiplier for the batch mean v̄ of a constraint: the usual constrained fine-tuning.
 
     Standard (α None): ψ = λ·v̄. Augmented: the expression of :class:`Pointwise` at v̄. An equality
     asks that the mean of ℓ be c, and has one multiplier of either sign.
@@ -332,7 +332,7 @@ class Tilted(BatchFormulation):
     """One multiplier for the tilted mean of a constraint: g = (1/τ) log mean exp(τv) ≤ 0.
 
     Between :class:`Average` (τ → 0) and a constraint on the worst sample of the batch (τ → ∞): each
-    sample's share of the price grows with its violation as exp(τv). Known as tilted risk, or the
+    sample's share of the force grows with its violation as exp(τv). Known as tilted risk, or the
     entropic risk measure. In a small batch g is lower than over all samples.
 
     Args:
@@ -439,7 +439,7 @@ class Pointwise(Ascending):
 
 
 class Relaxed(Ascending):
-    """Pointwise, with a relaxation u ≥ 0 per sample bought at a cost c(u), u minimised out.
+    """Pointwise, with a relaxation u ≥ 0 per sample at a cost c(u), minimised over u.
 
     ψ(v, λ) = min over u ≥ 0 of c(u) + ψ_pointwise(v − u, λ). A sample that cannot be satisfied
     relaxes its bound instead of driving its multiplier up without limit.
@@ -483,7 +483,7 @@ class Relaxed(Ascending):
 
     @property
     def beta_in_force(self) -> float:
-        """β as a number; of a stated ``price`` outside a fit that, as if Λ were 1."""
+        """β as a number; outside training a ``price`` is taken as β, as if Λ were 1."""
         return float(self.beta if self.beta is not None else self.price or 0.0)
 
     def in_units(self, pull: float, step: float, unit: float, size: float) -> Relaxed:
@@ -494,7 +494,7 @@ class Relaxed(Ascending):
         return found
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """0 where the cost is linear and relaxes: such a sample pulls with β, whatever v is."""
+        """0 where the cost is linear and relaxes: there the force is β, whatever v is."""
         found = super().residual(violation, multiplier)
         if self.cost != "linear" or self.augmentation is None:
             return found
@@ -571,7 +571,7 @@ class Relaxed(Ascending):
     def _as_inequality(
         self, violation: Tensor, multiplier: Tensor
     ) -> tuple[Tensor | int, Tensor, Tensor]:
-        """σ, σv, σλ: an equality is the bound on the side that it is pressed from, σ = sign(s)."""
+        """σ, σv, σλ: an equality acts as the bound on its violated side, σ = sign(s)."""
         alpha = self.augmentation
         if not self.signed or alpha is None:
             return 1, violation, multiplier

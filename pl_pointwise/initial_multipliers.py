@@ -1,4 +1,4 @@
-"""Multipliers taken from a pass over the data before a fit."""
+"""Multipliers taken from a pass over the data before training."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Start = Callable[[Tensor], Tensor]
 def initialise_multipliers(
     module: PointwiseModule, loader: Iterable[Any], start: Start | None = None
 ) -> None:
-    """Sets λ before a fit from the violations that the module has now, in one pass over the data.
+    """Sets λ before training from the violations that the module has now, in one pass.
 
     In evaluation mode, without gradients. λ is ``start(v)``, of a sample's violations, or of the
-    statistic of all samples; 0 where a sample does not carry the constraint.
+    statistic of all samples; 0 where the constraint does not apply to a sample.
 
     Args:
         module: its formulations say whether it has multipliers per sample or per constraint.
@@ -37,7 +37,7 @@ def initialise_multipliers(
     for name, formulation in learned.items():
         if start is None and not formulation.penalises:
             raise ValueError(
-                f'Constraint "{name}": {formulation} has no α before a fit, and λ alone starts at '
+                f'Constraint "{name}": {formulation} has no α before training; λ alone starts at '
                 "0. Give initialise_multipliers a start, such as lambda v: v.relu()."
             )
     index, parts = _pass(module, loader)

@@ -13,7 +13,7 @@ def load(name: str | Path, *, revision: str | None = None, quiet: bool = False) 
     """Load what ``module.export`` or ``compare --require`` wrote, and print its certificate.
 
     From safetensors only, and no code of the folder runs. A certificate is the word of whoever
-    exported the model; ``pl-pointwise check`` and ``monitor`` measure anew.
+    exported the model; ``pl-pointwise check`` and ``monitor`` measure again.
 
     Args:
         name: the folder, or a repository on the hub that holds one.

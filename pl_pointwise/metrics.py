@@ -2,7 +2,7 @@
 
 A violation ``v ≤ 0`` is satisfied. The values of a vector-valued constraint are pooled: each
 (sample, element) counts once. NaN in, NaN out, in every statistic: a value that is not a number
-neither satisfies nor violates. Of no values at all, every statistic is NaN. Half precision is
+neither satisfies nor violates. Without values every statistic is NaN. Half precision is
 computed in float32.
 """
 

@@ -47,7 +47,7 @@ def write_card(
     """Writes ``README.md`` into the folder of an export.
 
     library_name, pipeline_tag: the hub's names for what loads the folder and what it does.
-    base_model: what was fine-tuned, as the task was told; None where nothing was.
+    base_model: what was fine-tuned, as the task names it; None where nothing was.
     usage: Python that loads the folder.
     """
     with needs("language", "A model card"):

@@ -1,7 +1,7 @@
-"""The base module: what a task derives from, and how its parts stand together.
+"""The base module: what a task derives from, and what its parts are.
 
-The terms of a task: task.py. A training step: stepper.py. λ: duals.py. Around the step, checkpoints
-among it: run.py. ``validate`` and ``test``: evaluation.py.
+The terms of a task: task.py. A training step: stepper.py. λ: duals.py. The run around the step,
+with its checkpoints: run.py. ``validate`` and ``test``: evaluation.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEFAULT_TRAINING = Training()
 
 
 def _held_by(part: str, name: str) -> Any:
-    """An attribute of the module that one of its parts holds; nobody else sets it."""
+    """An attribute of the module that one of its parts holds, and only that part sets."""
 
     def refuse(module: Any, value: Any) -> None:
         raise TrainingError(
@@ -100,7 +100,7 @@ class PointwiseModule(Task):
         evaluated_metrics: the same of the metrics that are a
             :class:`~pl_pointwise.evaluation.MeanBySample`.
         measured: what the last training step measured, of all ranks; None before the first.
-            ``judged`` are the violations that multipliers follow and reports are about, of
+            ``judged`` are the violations that multipliers follow and reports show, those of
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.

@@ -1,4 +1,4 @@
-"""Where λ lives: float32, on the CPU, in training-set order, one row per sample; what it pulls.
+"""Where λ lives: float32, on the CPU, in training-set order, a row per sample; its share of force.
 
 λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
 overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
@@ -40,7 +40,7 @@ class Multipliers(Mapping[str, Tensor]):
         return len(self._tables)
 
     def reset(self, *names: str) -> None:
-        """λ starts again from 0, of these constraints or of all; KeyError of a name without any."""
+        """λ of these constraints, or of all, starts again from 0; KeyError for an unknown name."""
         known = {**self._tables, **self._initial}
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -55,7 +55,7 @@ class Multipliers(Mapping[str, Tensor]):
         Args:
             name: of the constraint.
             values: one number, (N, K) for one per sample and column ((N,) for K = 1), or () and
-                (2,) for one per side. Of an equality of either sign, else ≥ 0.
+                (2,) for one per side. Either sign for an equality, else ≥ 0.
 
         Raises:
             ValueError: values that are not finite, or of another shape than there are.
@@ -159,21 +159,21 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 
 class PullShares:
-    """How much of a constraint's pull is its multipliers': what they add to a fixed penalty.
+    """How much of a constraint's force is due to its multipliers: what they add to a penalty.
 
-    The pull on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
+    The force on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
     (λ + 2αv)₊ for Pointwise; without its multiplier it would be p(0), a squared hinge of weight α.
-    With σ the sign of p(λ), 1 but for equalities, over the carried entries of an epoch,
+    With σ the sign of p(λ), 1 except for equalities, over the entries of an epoch in the mask,
 
         share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
         overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
 
-    Of a standard Lagrangian (α None) the share is 1. An entry counts as of its last visit before
+    For a standard Lagrangian (α None) the share is 1. An entry counts with its last values before
     the dual step; the sums are the same on every rank.
     """
 
     def __init__(self) -> None:
-        # The epoch that the sums are of: told by the steps, since a resume skips hooks.
+        # The epoch that the sums are of: known from the steps, since a resume skips hooks.
         self._number = -1
         # By constraint, (3,): of |p|, of |p| by multipliers, and of |p| on satisfied entries.
         self._epoch: dict[str, Tensor] = {}
@@ -185,7 +185,7 @@ class PullShares:
         formulations: Mapping[str, Formulation],
         dual_first: bool,
     ) -> None:
-        """Adds a training step's dual steps, by the λ that pulled and the formulations in force."""
+        """Adds a training step's dual steps, with the λ and the formulations that acted in it."""
         if epoch != self._number:
             self._number, self._epoch = epoch, {}
         for name, step in steps.items():
@@ -205,7 +205,7 @@ class PullShares:
             self._epoch[name] = self._epoch.get(name, 0) + sums
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """``share`` and ``overshoot`` by constraint that pulled, of this epoch so far."""
+        """``share`` and ``overshoot`` by constraint with a force, of this epoch so far."""
         return {
             name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
             for name, sums in self._epoch.items()

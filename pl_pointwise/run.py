@@ -1,4 +1,4 @@
-"""A run's life. Stopped anywhere, planned or not, it goes on as if it had never stopped."""
+"""A run in Lightning's hooks. Stopped at any point, it resumes as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Run:
     # Learning rates -----------------------------------------------------------------------------
 
     def factor(self, step: int) -> float:
-        """Of the peak learning rate, as ``transformers.get_scheduler`` has it."""
+        """The factor on the peak learning rate, as ``transformers.get_scheduler`` has it."""
         optimization, total = self.task.training_settings.optimization, self.total_steps
         if total is None:  # Before the fit's start: step 0's.
             return 0.0 if optimization.warmup_ratio else 1.0
@@ -265,7 +265,7 @@ class Run:
         }
 
     def _random_state_to_save(self) -> dict[str, Any]:
-        """That of the last step: later draws belong to an evaluation, a fetch or to nobody."""
+        """The one after the last step: later draws belong to an evaluation, a fetch or nothing."""
         if known := self._random_state_at_end or self._kept_random_state:
             return known
         state = random_state(self.task.device)

@@ -56,7 +56,7 @@ class Measured:
     judged: dict[str, Tensor]  # those that the multipliers follow
     masks: dict[str, Tensor]  # bool, (R,) for the objective, else as the violations
     multipliers: dict[str, Tensor]  # λ_t of the constraints with one per sample, as the violations
-    counts: dict[str, int]  # samples that carry each term, those left out later included
+    counts: dict[str, int]  # samples that each term applies to, those left out later included
     lagrangian: float  # of the terms per sample; those of the batch are added when they are known
     gradient_norm: float  # before clipping
     strict: bool = False  # whether the multipliers follow others than the weights
@@ -70,7 +70,7 @@ class Measured:
         return replace(self, **taken)
 
     def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value, in a term they carry, not finite in float32, as λ is."""
+        """(R,) bool: samples with a value that is not finite in float32, in a term that applies."""
         bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
         for violations in (self.followed, self.judged):
             for name, violation in violations.items():
@@ -110,7 +110,7 @@ def micro_batches_of(task: Task, batch: Any, size: int | None = None) -> list[Mi
 
 
 def micro_batch_of(task: Task, batch: Any) -> MicroBatch:
-    """A piece with the masks of its terms; nobody carries anything in a row of padding."""
+    """A piece with the masks of its terms; no term applies to a row of padding."""
     index = batch.get("index") if isinstance(batch, Mapping) else None
     if not isinstance(index, Tensor) or index.dim() != 1:
         raise DataError(
@@ -176,7 +176,7 @@ def terms_of(
 def judged_values(
     task: Task, outputs: Any, batch: Any, values: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """By constraint what multipliers and reports go by: strict values, else ``values``."""
+    """By constraint the values that multipliers and reports follow: strict, else ``values``."""
     if not judges_strictly(task):
         return values
     with torch.no_grad(), replayed_random_state(task.device):
@@ -229,7 +229,7 @@ def violations_of(
 
 
 Layout = dict[tuple[str, str], int]
-"""Of packed rows: how many columns a table has, by its kind and its term."""
+"""How many columns a table has in packed rows, by its kind and its term."""
 
 
 def pack(
@@ -280,14 +280,14 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
 
 
 def carries(mask: Tensor) -> Tensor:
-    """(b,) bool: samples that carry a term at all, from its mask (b,) or (b, K)."""
+    """(b,) bool: samples that a term applies to at all, from its mask (b,) or (b, K)."""
     if mask.dim() == 2 and mask.shape[1] == 1:
         return mask[:, 0]
     return mask if mask.dim() == 1 else mask.any(1)
 
 
 def weights(mask: Tensor, sides: int, dtype: torch.dtype) -> Tensor:
-    """(b, sides·K): 1 / (columns the sample carries), zero where it carries none.
+    """(b, sides·K): 1 / (the sample's columns in the mask), zero where there are none.
 
     A sum with them averages within each sample. In the violations' dtype, under ``bf16-true`` too.
     """

@@ -62,9 +62,9 @@ class Stepper:
         task, duals, trainer = self.task, self.duals, self.task.trainer
         optimizer = trainer.optimizers[0]  # The only one: see checks.check_module.
         micro_batches = micro_batches_of(task, batch, task.training_settings.micro_batch_size)
-        # How many samples carry each term, over all ranks, before any forward pass.
+        # How many samples each term applies to, over all ranks, before any forward pass.
         names, found = [OBJECTIVE, *task.constraints], []
-        for micro in micro_batches:  # Terms that every sample carries share one mask.
+        for micro in micro_batches:  # Terms that apply to every sample share one mask.
             sums = {id(mask): carries(mask).sum() for mask in micro.masks.values()}
             found.append(torch.stack([sums[id(micro.masks[name])] for name in names]))
         numbers = torch.stack(found).sum(0).float()
@@ -127,7 +127,7 @@ class Stepper:
             task.log_dict({f"running/{key}": value for key, value in shown.items()})
 
     def start_epoch(self) -> None:
-        """Counts anew, and looks for changing buffers again."""
+        """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
 
@@ -204,12 +204,12 @@ class Stepper:
         return self.duals.slopes(found, counts, task.device, self._over_ranks)
 
     def _gradient_norm(self, largest: float | None = None) -> Tensor:
-        """Of the whole gradient, which is scaled down to ``largest`` where that is given."""
+        """The norm of the whole gradient, which is scaled down to ``largest`` if that is given."""
         parameters = [p for p in self.task.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
-        # Under float16 the gradients carry the scaler's factor until its step.
+        # Under float16 the gradients have the scaler's factor until its step.
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         if largest is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, largest * scale, norm)
@@ -320,7 +320,7 @@ class Stepper:
         term: Callable[[Terms], tuple[Tensor, Tensor]],
         count: Tensor,
     ) -> tuple[float, Tensor]:
-        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums beside it."""
+        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums with it."""
         task = self.task
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = []

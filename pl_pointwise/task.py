@@ -32,8 +32,8 @@ class Constraint:
     An interval is two constraints on one value: its violation has twice the columns, and each side
     multipliers of its own, at width zero too; an equality has one signed multiplier instead.
 
-    Of an equality reports are about :meth:`violation`, |ℓ − c|; to count samples further off than
-    δ, give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
+    For an equality, reports show :meth:`violation`, |ℓ − c|. To count samples further off than δ,
+    give the module an evaluation constraint ``Constraint(at_least=c − δ, at_most=c + δ)``. The
     multipliers of Pointwise, Relaxed and Average follow :meth:`residual`, ℓ − c with its sign:
     λ > 0 pushes ℓ down, λ < 0 up. Every other formulation acts on the violation.
     """
@@ -70,7 +70,7 @@ class Constraint:
     def violation(self, values: Tensor) -> Tensor:
         """ℓ − at_most, at_least − ℓ or |ℓ − equals|, positive violates, in the shape of the values.
 
-        Of an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
+        For an interval (B, 2) or (B, 2K): first the upper side's columns, then the lower side's.
         """
         return self.reported(self.residual(values))
 
@@ -101,7 +101,7 @@ class Notes:
 
 
 class Task(LightningModule):
-    """The methods that a task writes, and what was declared of it.
+    """The methods that a task writes, and what it declares.
 
     Users derive from :class:`~pl_pointwise.module.PointwiseModule`.
     """
@@ -147,7 +147,7 @@ class Task(LightningModule):
         The weights follow the surrogate's violation ṽ, by the gradient of ψ(ṽ, λ); the multipliers,
         and all that is reported, follow the strict v: the proxy Lagrangian of Cotter et al. (2019).
         A CVaR is refused: its threshold is a quantile of ṽ. Called without gradients; modes and
-        buffers it must leave as they are.
+        buffers it must leave unchanged.
         """
         return {}
 
@@ -156,7 +156,7 @@ class Task(LightningModule):
         return take_rows(batch, rows)
 
     def number_of_steps(self) -> int:
-        """Of the whole run, for a schedule; unlike ``estimated_stepping_batches`` without harm."""
+        """Steps of the whole run, for a schedule; ``estimated_stepping_batches`` harms resuming."""
         steps = number_of_steps(self.trainer)
         if steps is None:
             raise TrainingError(

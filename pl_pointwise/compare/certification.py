@@ -1,6 +1,6 @@
 """``pl-pointwise compare … --require``: from finished runs to one model with its certificate.
 
-The output folder then holds, beside the tables of the selection split, answer.md and .json, the
+The output folder then holds, besides the tables of the selection split, answer.md and .json, the
 exported model/, certification/ (uses.py) and what a predecessor measures, predecessor.parquet.
 """
 

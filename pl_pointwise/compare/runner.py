@@ -1,4 +1,4 @@
-"""One run in this process: a fit, then one full pass over held-out and training data. Its folder
+"""One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
     result.json     metrics, time, versions; or the error
@@ -226,7 +226,7 @@ def _checkpoint(run: Run) -> Path | None:
 
 
 def _resumable(checkpoint: Path) -> bool:
-    """Whether a fit can go on from it: it is whole, and of more than the weights."""
+    """Whether training can continue from it: it is complete, with more than the weights."""
     if checkpoint.is_dir():  # Of shards.
         return True
     try:

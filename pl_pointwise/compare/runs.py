@@ -78,7 +78,7 @@ class Comparison:
     """The arguments of one comparison, as the command takes them.
 
     Args:
-        methods: None for one method, the configuration as it is.
+        methods: None for one method, the configuration unchanged.
         settings: ``path=value,value,…`` each; several give the product of their values.
         overrides: further options of every run, ``--trainer.max_epochs 1`` for one, which does not
             train a method that says ``trainer: {max_epochs: 0}``.

@@ -150,7 +150,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
                 values[0] = why
         lines.append([method, *values])
     note = (
-        f"{STAGES[stage]}, one full pass after the fit; {_seeds(runs)}. Lower is better. A sample "
+        f"{STAGES[stage]}, one full pass after training; {_seeds(runs)}. Lower is better. A sample "
         "is violated if any of its values is above 0. CVaR95: mean of the worst twentieth of all "
         "values."
     )

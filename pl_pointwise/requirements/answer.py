@@ -87,7 +87,7 @@ class Answer:
     confidence: float
     selection: Selection
     predecessor: str | None = None
-    """What requirements beside one are about."""
+    """The model that requirements compare with."""
     advice: Sequence[str] = ()
     """Lines on what may help, where no model is certified."""
 

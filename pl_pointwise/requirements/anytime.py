@@ -24,7 +24,7 @@ class MeanAbove:
 
     Attributes:
         at_most: α in [0, 1).
-        log_wealth: what lies on each bet, beside 1/19 at the start.
+        log_wealth: what lies on each bet; 1/19 at the start.
     """
 
     at_most: float

@@ -1,4 +1,4 @@
-"""What can be said before training: what there will be to judge, and whether it is enough."""
+"""What can be said before training: which samples there will be, and whether they suffice."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     """Returns the checks of a certificate, for values measured elsewhere.
 
     samples: the table of samples.py, of new records; ``split`` is not read.
-    state: as of :func:`monitor`; written when every requirement was judged.
+    state: as of :func:`monitor`; written when every requirement was tested.
 
     Raises:
         RequirementError: no new record that a requirement is about, or a state of another
@@ -113,7 +113,7 @@ def check(folder: str | Path, samples: DataFrame, state: Path | None = None) -> 
     """
     certificate, before = read_certificate(folder)
     samples = samples.assign(split=CERTIFICATION)
-    # Those beside a predecessor take its values of the new records: pl-pointwise check.
+    # Those against a predecessor need its values of the new records: pl-pointwise check.
     entries = [e for e in certificate["requirements"] if not Requirement.parse(e["text"]).beside]
     if not entries:
         raise RequirementError(

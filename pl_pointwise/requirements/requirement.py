@@ -3,7 +3,7 @@
     relevance: violated <= 0.05          at most 5 % of new inputs violate the constraint
     relevance: q90 <= 0.5                at least 90 % of new inputs violate it by at most 0.5
     refuse/malware: violated <= 0.1      of the inputs of a category
-    mcq/tool_call: violated <= 0.1       of a data set beside the splits; its only constraint
+    mcq/tool_call: violated <= 0.1       of a data set besides the splits; its only constraint
     over_refusal <= 0.05                 a metric of the task that is a mean of values in [0, 1]
     mrr@10 >= 0.3
     lost(refuse) <= 0.02                 of all inputs: a predecessor met it, this model does not
@@ -54,7 +54,7 @@ class Requirement:
     text: str
     """As it was written."""
     parts: tuple[str, ...]
-    """Of the name, between slashes."""
+    """The parts of the name, between slashes."""
     at_most: float
     """The largest mean loss."""
     beyond: float | None
@@ -62,7 +62,7 @@ class Requirement:
     complement: bool = False
     """Whether a metric has to be large, so that the loss is 1 − its value."""
     beside: Literal["lost", "gained", "difference"] | None = None
-    """What is counted beside a predecessor; None for a requirement of one model."""
+    """What is compared with a predecessor; None for a requirement of one model."""
 
     @classmethod
     def parse(cls, text: str) -> Requirement:
@@ -135,7 +135,7 @@ class Subject:
 
     requirement: Requirement
     dataset: str | None
-    """A data set beside the splits; None for the splits."""
+    """A data set besides the splits; None for the splits."""
     quantity: str
     """The constraint, or the metric."""
     category: str | None
@@ -145,8 +145,8 @@ class Subject:
 class Known:
     """What there is to require something of.
 
-    constraints: names. metrics: of values in [0, 1], sample by sample. datasets: beside the splits,
-    name → constraints that they carry. categories: data set, "test" for the split → names.
+    constraints: names. metrics: of values in [0, 1], sample by sample. datasets: besides the
+    splits, name → their constraints. categories: data set, "test" for the split → names.
     """
 
     constraints: Sequence[str]

@@ -1,9 +1,9 @@
-"""What a model's evaluation measured, sample by sample, as a table that requirements are judged by.
+"""What a model's evaluation measured, sample by sample, as a table that requirements are tested on.
 
 A line per sample and quantity, with the columns
 
     split      "selection" or "certification"
-    dataset    the name in the log keys: "val", "test", or of a data set beside the splits
+    dataset    the name in the log keys: "val", "test", or of a data set besides the splits
     kind       "constraint" or "metric"
     quantity   the constraint's or the metric's name
     index      the sample's position in its data set
@@ -45,7 +45,7 @@ SPLITS = {"val": SELECTION, "test": CERTIFICATION}
 NOT_HELD_OUT = "train"
 
 FOR_SELECTION = 1 / 3
-"""The part of the units of a data set beside the splits that goes to selection."""
+"""The share of the units of a data set besides the splits that goes to selection."""
 
 
 def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:

@@ -53,7 +53,7 @@ class Selection:
 
     @property
     def position(self) -> int | None:
-        """Of the chosen one, the last of the sequence that is certified; None: there is none."""
+        """The chosen one, the last of the sequence that is certified; None: there is none."""
         certified = [position for position in self.order if self.tested[position].certified]
         return certified[-1] if certified else None
 

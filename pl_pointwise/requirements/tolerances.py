@@ -1,6 +1,6 @@
 """``pl-pointwise tolerances``: which ε which share of the samples meets, before any training.
 
-A model as it is runs once over the data, but for the certification split: an ε that was chosen by a
+The starting model runs once over all data but the certification split: an ε that was chosen by a
 model's values on that split could not be certified on it any more. The output folder then holds
 ``tolerances.md``, the tables, and ``tolerances.csv``, those of the constraints with all digits.
 """
@@ -29,10 +29,10 @@ from .p_values import fewest_samples, samples_needed
 from .samples import lines
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
-"""Of the samples, that are to meet an ε."""
+"""Shares of the samples that are to meet an ε."""
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Of new inputs, that a requirement lets violate."""
+"""Shares of new inputs that a requirement lets violate."""
 
 DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 """Names of the splits in the tables."""
@@ -166,7 +166,7 @@ def tolerance(constraint: Constraint, shift: float) -> float:
 
 
 def in_words(name: str, constraint: Constraint) -> tuple[str, str]:
-    """Returns the constraint as it is configured, and what the columns of shares show of it."""
+    """Returns the constraint as configured, and what the columns of shares show of it."""
     low, high, equals = constraint.at_least, constraint.at_most, constraint.equals
     if equals is not None:
         return f"{name} = {equals:g}", f"the δ of {equals:g} ± δ"

@@ -2,7 +2,7 @@
 
 All in an encoder but attention works token by token. So a padded batch (n, T) becomes a single row
 of N tokens, sequence behind sequence, the short ones first, every token with its own position.
-Attention takes the row apart again, into batches of sequences of like length, padded to whole
+Attention takes the row apart again, into batches of sequences of similar length, padded to whole
 blocks. What may see what is decided by the model's own mask functions, given positions.
 
 Inside :func:`packed` the encoder of a classifier has its inputs packed on the way in and its last
@@ -72,7 +72,7 @@ class Packing:
 class Batches:
     """The sequences of a row of N tokens as padded batches for attention, in a mask's place.
 
-    Sequences of like length are together. Flattened, one behind the other, they are M places.
+    Sequences of similar length are together. Flattened, one behind the other, they are M places.
     """
 
     shapes: tuple[tuple[int, int], ...]  # (count, length) of each, by rising length

@@ -24,7 +24,7 @@ CHOICE = "(invalid: skip leaves such records out.)"
 
 
 def check_source(source: str, labelled: object, predicted: object, needed: str) -> None:
-    """Raises :class:`DataError`: files beside another source, or ``source=files`` without one."""
+    """Raises :class:`DataError`: files with another source, or ``source=files`` without one."""
     if source != "files" and labelled:
         raise DataError(f"source={source}: it takes no files. Set source to files.")
     if source == "files" and not (labelled or predicted):

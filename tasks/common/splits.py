@@ -138,7 +138,7 @@ def with_held_out(
 
 
 def prompt_groups(records: Sequence[Splittable]) -> list[str]:
-    """Of each record the first prompt of its unit; where no two are alike, its own."""
+    """For each record the first prompt of its unit; where no two are alike, its own."""
     first: dict[str, str] = {}
     return [first.setdefault(record.unit, record.prompt) for record in records]
 
@@ -146,7 +146,7 @@ def prompt_groups(records: Sequence[Splittable]) -> list[str]:
 def side_of_held_out(
     groups: Sequence[str], val: float, test: float, seed: int, categories: Sequence[str]
 ) -> list[str]:
-    """Of each held-out record "val" or "test", in proportion to these fractions, groups whole."""
+    """For each held-out record "val" or "test", in proportion to these fractions, groups whole."""
     if not val or not test:
         return ["test" if test else "val"] * len(groups)
     share = round(test / (val + test), 9)  # 0.15 / (0.05 + 0.15) is a little less than 0.75.

@@ -29,7 +29,7 @@ class ConversationDataModule(ResponseDataModule):
 
     A record is a prompt and an answer, of the role of its file: {"prompt": "…", "answer": "…"}; or
     a conversation and responses, each with its role and perhaps a bound of its own (records.py).
-    The hub's usual schemas are told by their columns, others by ``columns``. Batches
+    The hub's usual schemas are recognised by their columns, others need ``columns``. Batches
     are those of language_model/roles.py. ``test`` runs "test", held-out records, and "train", one
     full pass over the training data.
 

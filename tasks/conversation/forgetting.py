@@ -112,7 +112,7 @@ class ForgetQuality(Metric):
         self.add_state("ratios", [], dist_reduce_fx="cat")
 
     def update(self, likelihoods: Tensor, ratios: Tensor) -> None:
-        """Of answers (n, 2) and records (m, 2): s̄ and log R, and what they are to be."""
+        """For answers (n, 2) and records (m, 2): s̄ and log R, and what they are to be."""
         self.likelihoods.append(likelihoods.detach().float())
         self.ratios.append(ratios.detach().float())
 

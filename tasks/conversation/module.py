@@ -5,7 +5,7 @@ log-likelihood of a response's tokens under the policy π,
 
     minimise   −s̄(y) over the responses of role learn
                + KL(π ‖ π_ref) per token over those of role reference   (or −s̄, or DPO, or SimPO)
-    subject to KL(π ‖ π_ref) ≤ ε_keep a token  for every response of role keep      "keep"
+    subject to KL(π ‖ π_ref) ≤ ε_keep per token  for every response of role keep      "keep"
                s̄(y) ≥ ε_prefer                 for every response of role prefer    "prefer"
                s̄(y) ≥ s̄_ref(y) − δ             for every response of role prefer    "floor"
                s̄(y) ≤ ε_avoid                  for every response of role avoid     "avoid"
@@ -63,7 +63,7 @@ class ConversationEvaluation:
         prefer_tolerance: what violations are measured against, as the others; None takes that of
             training. A response's own bound holds in both.
         answer_in: data sets of `test` whose prompts are answered, of "test" and "train". With
-            "test" the command `validate` answers "val" too; the validation within a fit never does.
+            "test" the command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many prompts of each category and data set, in an order that has nothing
             to do with the file's; None for all.
     """
@@ -86,7 +86,7 @@ class ConversationEvaluation:
 class Baselines:
     """What others do instead of constraints on answers to keep and to forget.
 
-    They are terms of the objective; set ``formulation`` to null beside them. A weight on the KL of
+    They are terms of the objective; set ``formulation`` to null with them. A weight on the KL of
     the answers to keep is the formulation :class:`~pl_pointwise.formulations.Penalty` of linear
     shape.
 
@@ -275,13 +275,15 @@ class ConversationModule(LanguageModelModule):
         if self.baselines.forget_loss == "ascent":
             return outputs.mean_log_likelihood
         beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood
-        before = 0 if reference is None else reference  # None: nobody in the batch forgets.
+        before = (
+            0 if reference is None else reference
+        )  # None: nothing in the batch is to be forgotten.
         return -2 / beta * logsigmoid(-beta * (outputs.log_likelihood - before))
 
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Record]) -> None:
-        """Refuses a training set of which nobody carries a term, or a role goes unheeded."""
+        """Refuses a training set in which a term applies to no sample, or a role has no effect."""
         roles = {role for record in records for role in record.roles}
         found = f"the training responses are of role {', '.join(sorted(roles))}"
         bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
@@ -295,7 +297,7 @@ class ConversationModule(LanguageModelModule):
         asked = {*self.objective_roles, *self.baselines.roles}
         needed = " or ".join(sorted(asked))
         if self.trained_on in PAIRED:
-            needed = "prefer beside one of role avoid"
+            needed = "prefer with one of role avoid"
             carried = any({"prefer", "avoid"}.issubset(each.roles) for each in records)
         else:
             carried = any(

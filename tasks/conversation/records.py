@@ -2,14 +2,14 @@
 
 What the roles ask stands in module.py; forget is as likely as ``around`` says, no more and no
 less. Two are measured alone (forgetting.py): paraphrase, what is to be kept or forgotten in other
-words, and wrong, a wrong answer beside it.
+words, and wrong, a wrong answer to compare it with.
 
 ε is the role's, or the response's own ``tolerance``: absolute, or relative to the reference policy,
 s̄ ≥ s̄_ref − δ (prefer, refuse) and s̄ ≤ s̄_ref − δ (avoid). A response to forget has c in ``around``
 instead, or of a relative one s̄_ref − c.
 
 :data:`SCHEMAS` has our own schema and the hub's usual ones; docs/conversation.md says what becomes
-of them. Of schema "roles" each role is a column, with a text, a message or a list of these.
+of them. In schema "roles" each role is a column, with a text, a message or a list of these.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ SCHEMAS: Mapping[str, tuple[tuple[str, ...], Callable[[dict[str, Any], str, str]
     "instruction": (("instruction", "output"), read_instruction),
     "messages": (("messages",), _messages),
 }
-"""By name, in the order in which they are tried: the columns by which each is told, its reader.
+"""By name, in the order in which they are tried: the columns that mark each, and its reader.
 
 A reader takes a row, its place, and the role of a response to which its schema gives none.
 """

@@ -27,7 +27,7 @@ _LINEAR = (nn.Linear, Conv1D)
 
 @dataclass
 class Lora:
-    """Low-rank adapters: W + (lora_alpha / r)·B·A beside chosen linear layers W.
+    """Low-rank adapters: W + (lora_alpha / r)·B·A on chosen linear layers W.
 
     PEFT's options under its names; PEFT's documentation says what each does. Those that train or
     replace W itself are refused, as W is the reference.

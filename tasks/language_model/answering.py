@@ -85,7 +85,7 @@ def finish_answers(
 ) -> None:
     """Writes and reports the answers of a `test` or `validate`."""
     answered = {name: metrics[name] for name in metrics if name in _answered(module)}
-    if not answered and not module.trainer.testing:  # A validation within a fit.
+    if not answered and not module.trainer.testing:  # A validation during training.
         return
     module.answers = {
         name: module.answers[name] if of_it["cut"].update_called else []
@@ -96,7 +96,7 @@ def finish_answers(
 
 
 def _answered(module: LanguageModelModule) -> list[str]:
-    """The data sets of this pass whose prompts are answered: none of a validation in a fit."""
+    """The data sets of this pass whose prompts are answered: none in validation in training."""
     wanted = module.evaluation.answer_in if module.rates else []
     if module.trainer.state.fn == TrainerFn.VALIDATING:
         return ["val"] if "test" in wanted else []

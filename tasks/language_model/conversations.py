@@ -40,7 +40,7 @@ from .reasoning import THOUGHTS, empty_thought, split_thought
 log = logging.getLogger(__name__)
 
 DATE = datetime(2024, 7, 26)
-"""What a template is told that today is, or a run could not be repeated tomorrow."""
+"""The date that a template gets as today's, or a run could not be repeated tomorrow."""
 
 _PROBES = ("probe of an answer", "Another one")
 _CALL: dict[str, Any] = {"name": "probe_of_tool_calls", "arguments": {"x": "1"}}
@@ -58,7 +58,7 @@ class ConversationEncoder:
     Args:
         tokenizer: with a chat template and an end token.
         tools: whether the conversations have tools, which the template must then show.
-        template_arguments: what else the template is told, such as {"enable_thinking": False}.
+        template_arguments: the template's other arguments, such as {"enable_thinking": False}.
 
     Attributes:
         calls_by_template: whether the template has a form for tool calls.
@@ -112,7 +112,7 @@ class ConversationEncoder:
         self.closing = tail[: found.end()] if found and near else end
 
     def _probe_calls(self) -> None:
-        """Finds how the template writes tool calls, if it does, and how text beside them."""
+        """Finds how the template writes tool calls, if it does, and how text with them."""
         self._call_scaffold, self._call_closing = self.scaffold, self.closing
         self.calls_by_template = self._writes_both = True
         for as_text in (False, True):
@@ -216,7 +216,7 @@ class ConversationEncoder:
             return ""
 
     def _parts(self, answer: Answer) -> Parts:
-        """The parts of an answer; a thought in the text is told apart if the template knows any."""
+        """The parts of an answer; a thought in the text is separated if the template knows any."""
         parts = parts_of(answer)
         if self._thinks and not parts.reasoning:
             thought, text = split_thought(parts.text)

@@ -2,9 +2,9 @@
 
 What is drawn for an answer depends on the prompt, the settings and their seed: not on the other
 prompts of its batch, the rank it runs on, or what was drawn before; and the random state of a
-training run is left alone. For that, every prompt has its own uniform numbers, one a token, and
+training run is left alone. For that, every prompt has its own uniform numbers, one per token, and
 the token is the one whose share of the cumulative probability, likeliest token first, the number
-falls into. Of a model's own generation defaults (its generation_config) nothing applies.
+falls into. A model's own generation defaults (its generation_config) do not apply.
 
 The model's probabilities do depend on the batch, by rounding. In float32 that moves a probability
 by about 1e-6, and an answer hardly ever; in bfloat16 by about 1e-2, and two likely tokens may
@@ -64,7 +64,7 @@ class Answers:
     """Generated answers, in the order of their prompts.
 
     ids are without the token that ends them; texts without thoughts (reasoning.py), "" where a
-    thought did not end: what every judge reads; cut is whether the answer ran into max_new_tokens.
+    thought did not end: what is evaluated; cut is whether the answer ran into max_new_tokens.
     """
 
     ids: list[list[int]]

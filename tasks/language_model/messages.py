@@ -26,7 +26,7 @@ from pl_pointwise.tasks.common.records import bad_field, field, kind, shown, tex
 Message = Mapping[str, Any]
 
 Answer = str | list[dict[str, Any]] | dict[str, Any]
-"""A text, or tool calls, or a turn of at least two of "content", "tool_calls" (likewise flat) and
+"""A text, or tool calls, or a turn of at least two of "content", "tool_calls" (flat ones too) and
 "reasoning_content"."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -166,7 +166,7 @@ def parse_tools(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _from_json(value: Any, where: str, name: str) -> Any:
-    """What a JSON text holds; any other value as it is."""
+    """What a JSON text holds; any other value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -248,7 +248,7 @@ def _listed_calls(value: Any, where: str, name: str) -> list[dict[str, Any]]:
 def tool_calls(text: str, *, bare: bool = True) -> list[dict[str, Any]] | None:
     """The calls in ``<TOOLCALL>[…]</TOOLCALL>``, with ``bare`` in JSON alone; None of other texts.
 
-    ValueError of ``<TOOLCALL>`` around something else, or beside other text, says what is wrong.
+    ValueError of ``<TOOLCALL>`` around something else, or next to other text, says what is wrong.
     """
     text = text.strip()
     marked = text.startswith(_OPEN)

@@ -236,7 +236,7 @@ class LanguageModelModule(PointwiseModule):
         return torch.where(shift.isnan(), values, own)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """A sample carries what it has responses for."""
+        """A constraint applies to the samples that have responses for it."""
         terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
         return {"objective": self.of_objective(batch).any(1), **terms}
 
@@ -248,7 +248,7 @@ class LanguageModelModule(PointwiseModule):
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Any]) -> None:
-        """Refuses a training set in which no sample carries a constraint."""
+        """Refuses a training set in which no constraint applies to any sample."""
         roles = {role for record in records for role in record.roles}
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
@@ -259,7 +259,7 @@ class LanguageModelModule(PointwiseModule):
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:
-        """Once a fit: training mode, a new choice of the scoring method, the reference's cache."""
+        """At the start: training mode, a new choice of the scoring method, the reference cache."""
         self.train()
         self.scorer.method = self.policy.scoring_method
         kept_in = self.policy.reference_cache

@@ -21,7 +21,7 @@ class Policy:
             adapter, its base with the adapter merged into it, which is then the reference.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.
-        template_arguments: what the chat template is told besides the conversation, such as
+        template_arguments: the chat template's arguments besides the conversation, such as
             {enable_thinking: false}.
         lora: the adapters; "default" takes the task's. Given in part, the options left out are
             those of :class:`~.adapters.Lora`, not the task's. None, or "none", trains all
@@ -31,7 +31,7 @@ class Policy:
         quantize_4bit: hold the base in 4 bits (needs bitsandbytes).
         gradient_checkpointing: compute layers again in the backward pass, for less memory.
         scoring_method: "auto" takes the fastest way to log-likelihoods that agrees with the plain
-            one on the first batch of a fit; a name takes that way.
+            one on the first batch of training; a name takes that method.
         reference_cache: None computes the reference in every step; "memory" keeps its hidden states
             at response positions for later epochs (2 bytes × hidden size per token), each rank its
             own; a folder keeps them on disk, for all ranks and for later runs.

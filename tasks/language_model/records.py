@@ -36,7 +36,9 @@ class Record:
     responses: tuple[Response, ...]
     where: str  # file and line, or source and record
     given_category: str = ""  # the record's own
-    objective: bool | None = None  # whether it carries the objective; None where its roles decide
+    objective: bool | None = (
+        None  # whether the objective applies to it; None where its roles decide
+    )
 
     @property
     def answers(self) -> list[Answer]:
@@ -69,7 +71,7 @@ class Record:
 
     @property
     def opposed(self) -> list[bool]:
-        """Of each response whether it is to become unlikely."""
+        """For each response whether it is to become unlikely."""
         return [each.role in ("avoid", "forget") for each in self.responses]
 
     @property

@@ -74,7 +74,7 @@ def reference_problem(model: nn.Module) -> str | None:
 def caching_problem(model: nn.Module) -> str | None:
     """Why hidden states of the reference must not be kept, or None if they may.
 
-    They are read through the vocabulary layer as it is in training, so nothing outside the repeated
+    They are read through the vocabulary layer as in training, so nothing outside the repeated
     layers may be adapted.
     """
     if problem := reference_problem(model):

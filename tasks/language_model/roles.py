@@ -50,7 +50,7 @@ def drop(outputs: ResponseStatistics) -> Tensor:
 
 
 def _none(outputs: ResponseStatistics) -> Tensor:
-    """Zeros that a gradient goes through, of a batch in which nobody needs the reference."""
+    """Zeros that a gradient goes through, for a batch in which no role needs the reference."""
     return outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0)
 
 
@@ -111,7 +111,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
         shift     (B, R)    float  what its own bound adds to s̄; NaN where the role's applies
         relative  (B, R)    bool   whether that bound is measured from the reference's s̄
         <role>    (B, K_r)  long   which responses are of the role; −1 where absent
-        objective (B,)      long   1 carries the objective, 0 does not, −1 its roles decide
+        objective (B,)      long   1: the objective applies, 0: it does not, −1: its roles decide
         rank      (B,)      long   place among the samples of the same category
 
     R and K_r are the data set's, in every batch alike.

@@ -64,8 +64,8 @@ class ResponseStatistics:
     mean_log_likelihood: Tensor  # (B, R)  s̄ = s / |y|
     lengths: Tensor  # (B, R)  |y| in tokens, 0 where there is no response
     kl: Tensor | None = None  # (B, R)  mean over tokens of KL(π ‖ π_ref); 0 where not asked for
-    reference_log_likelihood: Tensor | None = None  # (B, R)  s_ref, likewise
-    reference_mean_log_likelihood: Tensor | None = None  # (B, R)  s̄_ref, likewise
+    reference_log_likelihood: Tensor | None = None  # (B, R)  s_ref
+    reference_mean_log_likelihood: Tensor | None = None  # (B, R)  s̄_ref
 
     @property
     def present(self) -> Tensor:
@@ -247,8 +247,8 @@ class ResponseScorer:
 def _values(statistics: ResponseStatistics) -> Values:
     """What is compared: means over the tokens of a response."""
     found = {
-        "log-likelihood of a token": statistics.mean_log_likelihood,
-        "KL of a token": statistics.kl,
+        "log-likelihood per token": statistics.mean_log_likelihood,
+        "KL per token": statistics.kl,
         "log-likelihood of the reference": statistics.reference_mean_log_likelihood,
     }
     return {name: values for name, values in found.items() if values is not None}

@@ -74,7 +74,7 @@ class Layout:
         response_width: int,
         device: torch.device | None = None,
     ) -> Layout:
-        """Of prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
+        """For prompts (B, P) and responses (B, R, T), padded on the right; length 0 is absent."""
         responses_from = len(prompt_lengths) * prompt_width
         source: list[Tensor] = []
         positions: list[Tensor] = []

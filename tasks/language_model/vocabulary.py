@@ -11,7 +11,7 @@ losses do; else each chunk is computed again in the backward pass.
 
 The logits are the model's own: its forward runs with the decoder's output put in place, so what it
 does to them (scaling in Granite and Cohere, soft-capping in Gemma) is neither lost nor repeated
-here. Only the matrix product is ours, because a model in bfloat16 rounds its logits to 8 bits
+here. Only the matrix product is its own, because a model in bfloat16 rounds its logits to 8 bits
 before anybody can sum over them, which biases training.
 """
 
@@ -172,7 +172,7 @@ class _DecoderOutputs(BaseModelOutputWithPast):
 class VocabularyHead:
     """A causal language model from its last hidden states on: (n, H) → logits (n, V).
 
-    Made anew for every step: it may hold a copy of the weight in the dtype it multiplies in. The
+    Made again for every step: it may hold a copy of the weight in the dtype it multiplies in. The
     model is without a PEFT wrapper; layers inside it may be adapted.
     """
 

@@ -92,7 +92,7 @@ class RerankerDataModule(PointwiseDataModule):
         invalid: what to do with a record that cannot be used: "error" or "skip". None is "skip" for
             the hub, where queries with no or several marked passages are normal, and "error"
             otherwise. Records for prediction are never skipped.
-        negatives: per query, K. Of more, a random choice.
+        negatives: K per query, a random choice if there are more.
         min_negatives: the fewest a record may have; None is ``negatives``.
         max_queries: the most training queries; None is all.
         val_queries: the most queries in validation data; None is all.
@@ -228,7 +228,7 @@ class RerankerDataModule(PointwiseDataModule):
         return {"record": record.where, "query": record.query, **passages}
 
     def _agree_with_module(self) -> None:
-        """Take the input format from the module; with another one, everything is made anew."""
+        """Take the input format from the module; with another one, everything is made again."""
         agreed = {name: self.shared_option(name, own) for name, own in self._given.items()}
         agreed["max_length"] = 512 if agreed["max_length"] is None else agreed["max_length"]
         if agreed["model_name"] is None:

@@ -147,7 +147,7 @@ class RerankerModule(PointwiseModule):
         )
 
     def constraint_values(self, outputs: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Of "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
+        """For "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
         margins = outputs[:, :1] - outputs[:, 1:]
         return {"relevance": margins if self.constrain == "margin" else margins.sigmoid()}
 

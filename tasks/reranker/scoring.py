@@ -2,7 +2,7 @@
 
 Two scoring methods, which differ in cost and in nothing else:
 
-    grouped  pairs of like length go through the model together, padded to the longest of their
+    grouped  pairs of similar length go through the model together, padded to the longest of their
              group; any model
     packed   all tokens as one row, not padded (packing.py); for models that attend through
              transformers' interface, on a CPU: on a GPU attention batch by batch is many small
@@ -65,7 +65,7 @@ def scores_of(
     """The scores of the present pairs by a scoring method; arguments as at the top."""
     device = inputs["input_ids"].device
     chosen = lengths[present]
-    if method == "packed":  # Rows of about ROW_TOKENS tokens, pairs of like length in one row.
+    if method == "packed":  # Rows of about ROW_TOKENS tokens, pairs of similar length in one row.
         install(model)
         order = chosen.argsort(stable=True)
         rows = chosen[order].cumsum(0).sub(1).div(ROW_TOKENS, rounding_mode="floor")
@@ -105,7 +105,7 @@ def choose_scoring_method(
     if problem is None:
         return "packed"
     uninstall(model)
-    log.warning("Pairs are padded in groups of like length, not packed: %s.", problem)
+    log.warning("Pairs are padded in groups of similar length, not packed: %s.", problem)
     return "grouped"
 
 

@@ -118,7 +118,7 @@ class SafetyDataset(EncodedResponses):
 
     @cached_property
     def strata(self) -> list[int]:
-        """Of each sample the position of its kind in :data:`KINDS`."""
+        """The position of each sample's kind in :data:`KINDS`."""
         return [KINDS.index(record.kind) for record in self.records]
 
     @cached_property
@@ -236,7 +236,7 @@ class SafetyDataModule(ResponseDataModule):
         self.unsafe_answers = unsafe_answers
 
     def read_splits(self) -> dict[str, list[Record]]:
-        """Of each split benign, then unsafe, then borderline records."""
+        """For each split benign, then unsafe, then borderline records."""
         borderline = self._of_files("borderline", parse_borderline, partial(_half, unsafe=False))
         kinds = self._benign(), self._unsafe(), borderline
         splits = {side: [r for kind in kinds for r in kind.get(side, [])] for side in SPLITS}

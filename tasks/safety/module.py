@@ -65,7 +65,7 @@ class SafetyEvaluation:
             has them; None takes that of training.
         answer_in: data sets of `test` whose prompts are answered, for the rates of refusal and
             harm: of "test", "train", "pku", "over_refusal", "contrast" and "alpaca_eval". With
-            "test" the command `validate` answers "val" too; the validation within a fit never does.
+            "test" the command `validate` answers "val" too; validation in training never does.
         answers_at_most: so many prompts of each kind, benign, unsafe or borderline, and data set,
             of each category in proportion; None for all.
         cost_model: a name on the hub or a folder, the judge of the answers to unsafe prompts.
@@ -111,7 +111,7 @@ class SafetyModule(LanguageModelModule):
             formulation None).
         safe_dpo_margin: Δ of Safe-DPO, asked for of a safe response against an unsafe one.
         safe_dpo_beta: β of Safe-DPO; Δ stands outside it.
-        evaluation: tolerances of the evaluation, and which prompts are answered and judged.
+        evaluation: tolerances of the evaluation, and which prompts are answered and evaluated.
         training: how it is trained; by default as in the paper, AdamW at 5e-4 with a cosine
             schedule, 10 % warm-up and weight decay 0.01, gradients clipped at 1.
     """
@@ -181,7 +181,7 @@ class SafetyModule(LanguageModelModule):
         return super().referred(batch) | self._pairs(batch)
 
     def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Under Safe-DPO every pair carries the objective."""
+        """Under Safe-DPO the objective applies to every pair."""
         pairs = {"objective": self._pairs(batch).any(1)} if self.trained_on == "safe_dpo" else {}
         return super().membership(batch) | pairs
 

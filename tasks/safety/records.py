@@ -63,7 +63,7 @@ class Record(records.Record):
 
     @property
     def opposed(self) -> list[bool]:
-        """Of each response whether it is to become unlikely."""
+        """For each response whether it is to become unlikely."""
         return [role == UNSAFE or (role == REFUSAL and not self.unsafe) for role in self.roles]
 
     @property
@@ -76,7 +76,7 @@ class Judgement(NamedTuple):
     """A record of an answer, as an unsafe one, and the harms that one annotator saw in it."""
 
     record: Record
-    harms: frozenset[str]  # none of an answer judged safe
+    harms: frozenset[str]  # none for an answer labelled safe
 
 
 class AnswerPair(NamedTuple):

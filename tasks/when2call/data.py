@@ -34,7 +34,7 @@ class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
     Raw records are those of ``nvidia/When2Call``, other fields ignored; tools and calls may be JSON
-    or objects. Of the preference split {"tools", "messages", "chosen_response",
+    or objects. For the preference split {"tools", "messages", "chosen_response",
     "rejected_response", "category", "rejected_category"}; of the multiple-choice split
     {"question", "tools", "answers": {behaviour: text}, "correct_answer"}.
 

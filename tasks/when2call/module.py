@@ -10,7 +10,7 @@ log-likelihood of a response's tokens under the policy π,
 or, with ``constrain="ratio"``, to s̄(y_w) − s̄(y_l) ≥ ε for each pair, "ratio"; or, with
 ``constrain="floor"``, to s̄_ref(y_w) − s̄(y_w) ≤ δ for every prompt, "floor": under a preference loss
 no chosen response becomes less likely by more than δ. The reference π_ref is the same model without
-its adapters. Of a multiple-choice record the right answer is chosen, and the others are rejected.
+its adapters. In a multiple-choice record the right answer is chosen, and the others are rejected.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Record(records.Record):
 
     @property
     def opposed(self) -> list[bool]:
-        """Of a choice none: nothing is trained on it."""
+        """None for a choice: nothing is trained on it."""
         return [not self.choice and opposed for opposed in super().opposed]
 
     @property

@@ -63,7 +63,7 @@ def test_a_shift_by_one_position_is_refused(
     """In a model of bfloat16 too, where rounding hides it."""
     model = make_adapted(make_model("llama").to(dtype))
     assert ResponseScorer(model).choose_method(BATCH) == "chunked"
-    assert '"shared_prompt" is not used: its log-likelihood of a token differs' in caplog.text
+    assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
 
 
 def halved(hidden: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def test_a_wrong_divergence_is_refused_though_adapters_are_fresh(
     monkeypatch.setattr(scoring_module, "chunked_token_statistics", reversed_divergence)
     model = add_lora(make_model("llama").to(dtype), Lora(target_modules=["q_proj", "up_proj"]))
     assert ResponseScorer(model).choose_method(BATCH) == "plain"
-    assert "its KL of a token differs" in caplog.text
+    assert "its KL per token differs" in caplog.text
 
 
 def test_a_model_that_differs_from_its_class_is_looked_at_itself(
@@ -123,7 +123,7 @@ def test_a_model_that_differs_from_its_class_is_looked_at_itself(
     scorer = ResponseScorer(model)
     scorer(BATCH)
     assert scorer.method == "plain"
-    assert '"shared_prompt" is not used: its log-likelihood of a token differs' in caplog.text
+    assert '"shared_prompt" is not used: its log-likelihood per token differs' in caplog.text
 
 
 def test_a_class_of_which_no_clone_can_be_made_is_computed_plainly(
