@@ -1,7 +1,11 @@
-"""Every command line of the pages is one that the program takes, up to the files it names."""
+"""Every documented command line is one that the program takes, up to the files it names.
+
+Of the pages, the notebooks' text, and the comments of the packaged configurations.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -36,11 +40,28 @@ def commands(text: str) -> list[str]:
     return [line for line in found if whole.match(line) and ELLIPSIS not in line]
 
 
-COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page.read_text())))
+def text_of(path: Path) -> str:
+    """A page; the text of a notebook; the comments of a configuration as one block of code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = [each for each in json.loads(text)["cells"] if each["cell_type"] == "markdown"]
+        return "\n\n".join("".join(each["source"]) for each in cells)
+    if path.suffix == ".yaml":
+        comments = re.findall(r"(?m)^#(.*)$", text)
+        return "\n".join(("```", *comments, "```"))
+    return text
+
+
+SOURCES = (
+    *PAGES,
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+    *sorted((ROOT / "tasks").rglob("*.yaml")),
+)
+COMMANDS = list(dict.fromkeys(line for path in SOURCES for line in commands(text_of(path))))
 
 
 def test_commands_are_found() -> None:
-    assert len(COMMANDS) > 30
+    assert len(COMMANDS) > 50
     text = "```\npl-pointwise fit \\\n  --config a\n```\n"
     text += "`pl-pointwise\ntest --config b`, `pl-pointwise`"
     assert commands(text) == ["pl-pointwise fit --config a", "pl-pointwise test --config b"]
