@@ -42,7 +42,7 @@ WORDS = {
     "docs/evidence.md": 1_600,
     "docs/formulations.md": 1170,
     "docs/index.md": 240,
-    "docs/keep.md": 1_100,
+    "docs/keep.md": 1_120,
     "docs/lightning.md": 950,
     "docs/metrics.md": 1000,
     "docs/multipliers.md": 700,
