@@ -408,7 +408,7 @@ class CVaR(BatchFormulation):
 class Pointwise(Ascending):
     """One multiplier for every sample: the requirement holds for each input.
 
-    ``Pointwise()`` needs nothing but the bounds of the constraints: α and η follow the gradients,
+    ``Pointwise()`` needs only the bounds of the constraints: α and η follow the gradients,
     see :mod:`pl_pointwise.gradient_units`. With numbers it is the paper's augmented Lagrangian.
 
     Args:

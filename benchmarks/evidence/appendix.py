@@ -215,10 +215,15 @@ def study_of(name: str) -> Study:
     return Study(name, yaml.safe_load(STUDIES[name].read_text("utf-8")), None, None, Path())
 
 
+NAMES = {"as it is": "untrained"}
+"""What the pages call a method that the CSV files name otherwise."""
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table of Markdown; the first line is the header."""
-    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-    rows = ("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in ruled)
+    named = [[NAMES.get(cell, cell).replace("|", "/") for cell in line] for line in lines]
+    ruled = [named[0], ["---"] * len(named[0]), *named[1:]]
+    rows = ("| " + " | ".join(line) + " |" for line in ruled)
     return "\n".join(rows) + "\n"
 
 

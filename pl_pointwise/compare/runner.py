@@ -7,7 +7,7 @@ then holds
     log.txt         what was printed, of a run in a process of its own (processes.py)
 
 Where a requirement is to be certified, "held-out" is the selection split ("val"). What ``test``
-measures then goes into ``samples.parquet`` and, but for training data, to no logger or callback.
+measures then goes into ``samples.parquet`` and, except for training data, to no logger or callback.
 What is measured is the model of ``model.ckpt``, read from it.
 """
 

@@ -55,7 +55,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:
-    """Refuses units that were used before, but for this very choice: it gives the same answer."""
+    """Refuses units that another choice has used; the same choice gives the same answer."""
     now = set(units)
     folders = (output / "certification", users_folder())
     paths = [path for folder in folders for path in sorted(folder.glob("*.json"))]

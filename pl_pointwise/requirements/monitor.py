@@ -148,7 +148,7 @@ def _judge(
     if not len(losses):
         raise RequirementError(
             f"{requirement.text!r}: none of the new records is about it"
-            + (f", but for {again:,} that are known already" if again else "")
+            + (f", without {again:,} that are known already" if again else "")
             + f". Give new ones that {subject.quantity} applies to."
         )
     mean = MeanAbove(requirement.at_most, **(past["mean"] or {}))
