@@ -32,8 +32,8 @@ class AnswerSamples(Callback):
         prompts: texts, lists of messages {role, content}, or {"messages", "tools"}.
         indexes: positions in ``data``.
         per_category: so many of each category of ``data``, the first ones.
-        data: a data set of the data module's, "train" or "val". Of a module without the latter,
-            ``per_category`` takes the former.
+        data: a data set of the data module's, "train" or "val". Without a "val",
+            ``per_category`` takes "train".
         every_n_epochs: answer at the end of so many epochs; None does not.
         every_n_steps: and after so many steps of the weights; None does not.
     """

@@ -2,10 +2,9 @@
 
 ``multiplier_q50`` ``_q90`` ``_q99`` ``_max`` and ``active`` (share of λ ≠ 0) of λ; of the dual
 steps of the epoch ``share`` and ``overshoot`` of the force, where there was any, see
-:class:`~pl_pointwise.multipliers.PullShares`, and how far they are from an optimum. Of a constraint
-v ≤ u, u the relaxation u* of the formulation (0 where it has none), an optimum asks for v ≤ u and
-λ(v − u) = 0. With r = v − u* and the λ after the step, over the entries (sample and column) that
-stepped:
+:class:`~pl_pointwise.multipliers.PullShares`, and how far they are from an optimum. At an
+optimum v ≤ u* and λ(v − u*) = 0, with u* the relaxation of the formulation (0 where it has none).
+With r = v − u* and the λ after the step, over the entries (sample and column) that stepped:
 
 ====================== ========================================================
 ``step``               mean ``|Δλ|``

@@ -1,10 +1,10 @@
 """Writes every violation and a picture of their CDFs, each epoch:
 ``violations/values/epoch_0000.parquet`` and ``violations/pictures/epoch_0000.png``.
 
-A row of the table is a value: ``epoch``, from 0; ``stage``, "running" of training samples, each at
-its visit, or the name of a validated data set; ``constraint``; the sample's ``index``; ``column``
-of the violation, an interval has the upper side's first; ``violation``, of "running" against the
-tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
+A row of the table is a value: ``epoch``, from 0; ``stage``, "running" for training samples, each
+when it was seen, or the name of a validated data set; ``constraint``; the sample's ``index``;
+``column`` of the violation, an interval has the upper side's first; ``violation``, for "running"
+against the tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def formulations_from(
 def declared_constraints(
     constraints: Mapping[str, Any], evaluation_constraints: Mapping[str, Any] | None
 ) -> tuple[dict[str, Constraint], dict[str, Constraint]]:
-    """Those of training and of evaluation by name, also from their plain form."""
+    """The constraints of training and of evaluation by name, also from their plain form."""
     built = []
     for given in (constraints, evaluation_constraints or {}):
         if not isinstance(given, Mapping):
@@ -170,7 +170,7 @@ STATE_KEY = "pl_pointwise"
 """The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
 
 VERSION = 1
-"""Of what the entry holds."""
+"""The version of what the entry holds."""
 
 
 def state_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

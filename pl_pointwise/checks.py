@@ -225,7 +225,7 @@ def check_index(dataset: Any) -> None:
                 return
             if int(row["index"]) != position:
                 raise TrainingError(
-                    f'Row {position} of {type(dataset).__name__} carries "index" '
+                    f'Row {position} of {type(dataset).__name__} has "index" '
                     f"{int(row['index'])}. {SHARED_ROWS}"
                 )
 

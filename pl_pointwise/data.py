@@ -279,8 +279,8 @@ class PointwiseDataModule(LightningDataModule):
 def fingerprint(rows: Rows) -> str:
     """A digest that tells data sets, and orders of one data set, apart; draws nothing.
 
-    The data set's own text ``fingerprint``, else of its length and the content of its rows: of all
-    up to 1,024, of 64 spread ones above. Of rows that differ when they are read again, the length.
+    The data set's own text ``fingerprint``, else a digest of its length and the content of rows:
+    of all up to 1,024, else of 64 spread evenly. If rows differ when read again, the length alone.
     """
     while isinstance(rows, IndexedDataset):
         rows = rows.rows
@@ -294,7 +294,7 @@ def categories_of(rows: Rows) -> list[str] | None:
 
 
 def units_of(rows: Rows) -> list[str] | None:
-    """The attribute ``units``, likewise."""
+    """The attribute ``units``, if the data set has it."""
     return _texts_of(rows, "units")
 
 

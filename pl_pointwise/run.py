@@ -41,13 +41,13 @@ class Run:
 
     def __init__(self, task: Task, duals: Duals, stepper: Stepper, evaluator: Evaluator) -> None:
         self.task, self.duals, self.stepper, self.evaluator = task, duals, stepper, evaluator
-        self.total_steps: int | None = None  # Of the run; None before a fit and without an end.
+        self.total_steps: int | None = None  # None before training, and without an end.
         self.steps_of_checkpoint = 0  # Taken when the one that was loaded was saved; for its card.
         self.arguments_left_out: dict[str, str] = {}  # Without a plain form, with their types.
         self.hooks_running: set[str] = set()  # See own_hooks.py.
         # What a checkpoint says, until the first step after it.
         self._restored: dict[str, Any] | None = None
-        # That of the last step, where a fit has ended that may be saved, and prolonged, later.
+        # After the last step of training that has ended, and may be saved and prolonged later.
         self._random_state_at_end: dict[str, Any] | None = None
         # Before an evaluation that may come; and of one within the fit, that before it.
         self._before_evaluation: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ class Run:
         if stage != "predict":
             check_launcher(self.task)
         self.check_settings()  # Of the module's own callbacks too.
-        # Of a module from torch.compile the forward pass stays compiled, the steps do not: they
+        # The forward pass of a module from torch.compile stays compiled, the steps do not: they
         # hold the backward pass, which a compiler does not take.
         context = getattr(self.task, "_compiler_ctx", None)
         for step in ("training_step", "validation_step", "test_step", "predict_step"):
@@ -184,7 +184,7 @@ class Run:
                 "values or gradients were not finite, or membership() left all samples out. Check "
                 "the data, and lower the learning rate."
             )
-        # Of an epoch that is cut short, what is due at its end comes later.
+        # In an epoch that is cut short, what is due at its end comes later.
         if self.task.trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             self.step_schedulers(after_epoch=True)
         self._epoch_is_open = False
@@ -317,7 +317,7 @@ class Run:
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
                 raise damaged(f"the random state of rank {task.global_rank}") from error
             if new_epoch and not hasattr(task.trainer.train_dataloader, "load_state_dict"):
-                # Of this one epoch Lightning made the iterator, which draws the order, before.
+                # For this one epoch Lightning made the iterator, which draws the order, before.
                 iter(task.trainer.fit_loop._data_fetcher)
         if plateau and restored["epoch_is_open"] and task.current_epoch > 0:
             self.step_schedulers(after_epoch=True, epoch=task.current_epoch)

@@ -116,9 +116,9 @@ def _print_runs(comparison: Comparison) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("compare", __doc__.split("\n")[0], overview())
     several: dict[str, Any] = {"action": "append", "default": []}
-    which = "base, then overlays; name or path"
+    which = "base, then what changes it; name or path"
     parser.add_argument("-c", "--config", action="append", required=True, help=which)
-    which = "YAML of name: overlay; name or path. Without: the configuration alone"
+    which = "YAML of name: change; name or path. Without: the configuration alone"
     parser.add_argument("--methods", help=which)
     swept = "sweep model.formulation.init_args.beta=0.1,1,10; several give every combination"
     parser.add_argument("--set", metavar="PATH=V,V,…", help=swept, **several)

@@ -1,6 +1,6 @@
 """What a comparison runs: methods × values of its settings × seeds, each run with its own folder.
 
-A methods file is YAML, name → overlay: a mapping merged over the configuration, the name or path of
+A methods file is YAML, name → change: a mapping merged over the configuration, the name or path of
 another one, or a list of such. Settings sweep one hyperparameter each, by its dotted path.
 """
 
@@ -28,8 +28,8 @@ VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
 
 SAMPLES, TESTED = "samples.parquet", "tested.pt"
-"""Written with CHECKPOINT, the trained model, where a requirement is to be certified: what it is
-judged by, and the violations of the certification split for its model card."""
+"""Written with CHECKPOINT, the trained model, where a requirement is to be certified: what it
+is tested on, and the violations of the certification split for its model card."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Comparison:
 
 
 def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
-    """Returns the configurations of an overlay, and the option of a method that is not trained."""
+    """Returns the configurations of a change, and the option of a method that is not trained."""
     configs, untrained = list[str](), list[str]()
     for part in overlay if isinstance(overlay, list) else [overlay]:
         if isinstance(part, str):
@@ -174,7 +174,7 @@ def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:
             if isinstance(trainer, Mapping) and "max_epochs" in trainer:
                 untrained = ["--trainer.max_epochs", "0"] if trainer["max_epochs"] == 0 else []
         elif part is not None:
-            raise DataError(f"{part!r} is no overlay: write a mapping, a name or a path.")
+            raise DataError(f"{part!r} is no configuration: write a mapping, a name or a path.")
     return configs, untrained
 
 

@@ -7,8 +7,8 @@ Both folders are ones that ``compare --require`` exported, or OLD is of one of i
 ``--against start`` is the model that NEW was trained from. Both are measured on the records, which
 must have chosen neither. The answer is yes if every requirement is met; where one is not, that
 happens with a probability of at most 1 − confidence. Without --require: what NEW is certified for,
-and of each of its constraints "lost(…) <= 0.05". Ends with status 0 for yes and 1 for no. --summary
-writes the table as Markdown, for a pull request. Of the folders' configurations only classes of
+and "lost(…) <= 0.05" for each of its constraints. Exit status: 0 for yes, 1 for no. --summary
+writes the table as Markdown, for a pull request. From the folders' configurations only classes of
 this package are built; --config names one that you trust.
 """
 

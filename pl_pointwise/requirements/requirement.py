@@ -118,7 +118,7 @@ class Requirement:
         return counts.astype(float)
 
     def _losses(self, values: np.ndarray) -> Losses:
-        """Of one model."""
+        """The losses of one model."""
         if self.beyond is not None:
             return (~(values <= self.beyond)).astype(float)
         losses = 1 - values if self.complement else np.asarray(values, float)

@@ -167,7 +167,7 @@ def beside(
             first = alone.iloc[0]
             raise RequirementError(
                 f"{len(alone):,} of {of.sum():,} values of {subject.quantity!r} have none of the "
-                f"predecessor beside them, first sample {first['index']} of {first['dataset']!r}. "
+                f"predecessor to compare, first sample {first['index']} of {first['dataset']!r}. "
                 "Measure both models on the same records."
             )
     return found.drop(columns="_merge")

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "requirement,\nbefore any training. Further options are those of pl-pointwise test.",
         overview(),
     )
-    which, default = "base, then overlays; name or path", "default: %(default)s"
+    which, default = "base, then what changes it; name or path", "default: %(default)s"
     parser.add_argument("-c", "--config", action="append", default=[], help=which)
     parser.add_argument("--ckpt_path", help="of a model that is trained already")
     parser.add_argument("--output", type=Path, default="results/tolerances", help=default)

@@ -49,7 +49,7 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Packing:
-        """Of sequences of the given lengths (n,), all above 0, padded on the right to T."""
+        """For sequences of the given lengths (n,), all above 0, padded on the right to T."""
         lengths, order = lengths.sort(stable=True)
         columns = torch.arange(width)
         filled = columns < lengths[:, None]  # (n, T)
@@ -83,7 +83,7 @@ class Batches:
 
     @classmethod
     def of(cls, lengths: Tensor) -> Batches:
-        """Of sequences of rising lengths (n,)."""
+        """For sequences of rising lengths (n,)."""
         block = ATTENTION_BLOCK if torch.is_grad_enabled() else ATTENTION_BLOCK // 2
         padded = (lengths + block - 1) // block * block
         kinds, counts = padded.unique_consecutive(return_counts=True)

@@ -1,7 +1,7 @@
 """How likely an answer to forget is to be, and what a model has forgotten and kept.
 
 The metrics are those of TOFU (Maini et al., "TOFU: A Task of Fictitious Unlearning for LLMs", 2024,
-arXiv 2401.06121, and its code, locuslab/tofu), over the records of a data set. Of a question's
+arXiv 2401.06121, and its code, locuslab/tofu), over the records of a data set. For a question's
 right answer in other words ã (role paraphrase, else the answer itself) and its wrong answers â
 (role wrong), with s̄ the mean log-likelihood of an answer's tokens, the truth ratio is
 
@@ -126,7 +126,7 @@ class ForgetQuality(Metric):
 
 
 class HarmonicMean(Metric):
-    """Of other metrics; 0 where one is. An update says that there is something to compute."""
+    """From other metrics; 0 where one is. An update says that there is something to compute."""
 
     full_state_update = False
     higher_is_better = True

@@ -271,7 +271,7 @@ class ConversationModule(LanguageModelModule):
         return found
 
     def _forget_loss(self, outputs: ResponseStatistics) -> Tensor:
-        """Of each response, (B, R)."""
+        """For each response, (B, R)."""
         if self.baselines.forget_loss == "ascent":
             return outputs.mean_log_likelihood
         beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood

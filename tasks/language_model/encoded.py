@@ -178,7 +178,7 @@ class EncodedResponses:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Of each sample its place among those of its category, in an order by prompt digests."""
+        """The place of each sample among those of its category, in an order by prompt digests."""
         seen: Counter[str] = Counter()
         places = [0] * len(self)
         for i in sorted(range(len(self)), key=lambda i: digest("rank", self.records[i].prompt)):

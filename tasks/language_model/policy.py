@@ -17,7 +17,7 @@ class Policy:
     """A causal language model that is trained; as it was before, it is the reference policy.
 
     Args:
-        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``. Of a PEFT
+        model_name: the model: a name on the hub, a folder, or ``package:NAME/FOLDER``. For a PEFT
             adapter, its base with the adapter merged into it, which is then the reference.
         revision: of the model on the hub.
         chat_template: instead of the tokenizer's own, a template or the path of a .jinja file.

@@ -184,7 +184,7 @@ class ReferenceCache:
         self.bytes += kept.nbytes
 
     def report(self, trainer: Trainer) -> dict[str, float]:
-        """Of all ranks, by each: {"reference_cache/bytes", and since the last "…/hit_rate"}."""
+        """Over all ranks: {"reference_cache/bytes", and since the last "…/hit_rate"}."""
         counts = torch.tensor([self.hits, self.misses, self.bytes], dtype=torch.float64)
         if trainer.world_size > 1:
             every: list[Any] = [None] * trainer.world_size

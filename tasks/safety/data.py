@@ -54,7 +54,7 @@ PAPER_CATEGORIES = (
     "financial_crime,property_crime,theft",
     "privacy_violation",
 )
-"""Of BeaverTails' kinds of harm."""
+"""Names of BeaverTails' kinds of harm."""
 
 UnsafeSchema = Literal["beavertails", "labelled", "pku", "pku_pairs"]
 
@@ -168,7 +168,7 @@ class SafetyDataModule(ResponseDataModule):
         own_refusals: whether a record's own refusal is taken in its place.
         unsafe_answers: "leave" the data's unsafe answers out, or "take" them along, which Safe-DPO
             and the constraint on them need.
-        preparation: how records become samples: cutting, skipping, holding out. Of the hub and of
+        preparation: how records become samples: cutting, skipping, holding out. For the hub and
             schema beavertails the fractions divide what ``selection`` holds out.
         batch_size: prompts per rank in one optimisation step.
         eval_batch_size: prompts per rank and evaluation batch; None is ``batch_size``.
@@ -310,7 +310,7 @@ class SafetyDataModule(ResponseDataModule):
         return {"train": train, **self._divided(_without(train, held))}
 
     def _by_category(self) -> dict[str, list[Record]]:
-        """Of BeaverTails so many of each category, and others held out."""
+        """So many BeaverTails records of each category, and others held out."""
         chosen, paths = self.selection, dict(zip(SPLITS, self.split_files["unsafe"], strict=True))
         if self.source == "hub":
             path = chosen.beavertails_path

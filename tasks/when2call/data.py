@@ -111,7 +111,7 @@ class When2CallDataModule(ResponseDataModule):
 
     @property
     def needs_tools(self) -> bool:
-        """Of all but plain pairs."""
+        """For everything except plain pairs."""
         return self.schema == "when2call"
 
     def read_splits(self) -> dict[str, list[Record]]:

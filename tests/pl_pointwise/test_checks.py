@@ -107,7 +107,7 @@ class Constant(Rows):
 def test_an_index_that_is_not_the_position_is_refused(dataset: Any) -> None:
     """Samples shared rows of λ, other rows stayed 0, without a word."""
     module = Line()
-    with pytest.raises(TrainingError, match=r"carries \"index\" \d+.*wrap the whole data set"):
+    with pytest.raises(TrainingError, match=r"has \"index\" \d+.*wrap the whole data set"):
         fit(module, loader(dataset))
     assert module.global_step == 0
 
@@ -212,7 +212,8 @@ class WithoutGradient(Line):
 
 
 @pytest.mark.parametrize(
-    ("term", "match"), [("fit", 'Constraint "fit": its values carry'), ("objective", "The objecti")]
+    ("term", "match"),
+    [("fit", 'Constraint "fit": its values have no gradient'), ("objective", "The objecti")],
 )
 def test_a_term_without_a_gradient_is_refused_by_name(term: str, match: str) -> None:
     """A share of errors was accepted as a constraint, and its λ grew."""

@@ -307,7 +307,7 @@ def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
 def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
     with pytest.raises(ValueError, match="λ alone starts at"):
         initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
-    with pytest.raises(ValueError, match="no α before a fit"):
+    with pytest.raises(ValueError, match="no α before training"):
         initialise_multipliers(Toy(Pointwise()), loader_of())
     with pytest.raises(DataError, match="came twice"):
         initialise_multipliers(Toy(Pointwise(alpha=1.0)), [*loader_of(), *loader_of()])

@@ -211,7 +211,7 @@ def test_all_that_is_wrong_is_said_method_by_method_before_the_first_run(
         "value": "alpha must be a finite number > 0",
         "option, same option": "Did you mean 'trainer.max_epochs'?",
         "import": "No module named 'nowhere'",
-        "no overlay": "3 is no overlay",
+        "no overlay": "3 is no configuration",
         "file": "No configuration './nofile.yaml'",
         "data": "data.train_file: there is no file ./nothere.csv.",
     }
