@@ -4,7 +4,7 @@
 A row of the table is a value: ``epoch``, from 0; ``stage``, "running" for training samples, each
 when it was seen, or the name of a validated data set; ``constraint``; the sample's ``index``;
 ``column`` of the violation, an interval has the upper side's first; ``violation``, for "running"
-against the tolerance of training; ``multiplier``, λ at the end of the epoch, null where there is none.
+against the tolerance of training; ``multiplier``, λ at the end of the epoch, null if there is none.
 """
 
 from __future__ import annotations

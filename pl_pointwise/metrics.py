@@ -1,4 +1,4 @@
-"""How violations are distributed: mean, max, share violated, CVaR, quantiles, the empirical CDF.
+"""How violations are distributed: mean, max, violation rate, CVaR, quantiles, the empirical CDF.
 
 A violation ``v ≤ 0`` is satisfied. The values of a vector-valued constraint are pooled: each
 (sample, element) counts once. NaN in, NaN out, in every statistic: a value that is not a number

@@ -29,8 +29,8 @@ TEMPLATE = Path(__file__).parent / "templates/model_card.md.jinja"
 STATISTICS = {
     "mean": "mean",
     "max": "max",
-    "violated_samples": "share of samples violated",
-    "violated": "of values",
+    "violated_samples": "violation rate of samples",
+    "violated": "violation rate of values",
     "cvar95": "CVaR95 of values",
 }
 

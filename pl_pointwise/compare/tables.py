@@ -126,16 +126,16 @@ def shared_objective(outcomes: Sequence[Outcome]) -> str:
 
 
 def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECTIVE) -> Table:
-    """A line per method: the shared objective, shares violated, CVaR95, held-out; or its error."""
+    """A line per method: the shared objective, violation rates, CVaR95, held-out; or its error."""
     stage = deciding_stage(names)
     shown = {f"{stage}/{objective}": objective.replace("_", " ")}
     constraints = [n.split("/")[1] for n in names if re.fullmatch(f"{stage}/[^/]+/cvar95", n)]
     for constraint in constraints:
         start = f"{constraint}: " if len(constraints) > 1 else ""
         samples = f"{stage}/{constraint}/violated_samples"
-        shown[samples] = f"{start}share of samples violated"
-        of = "of values violated" if samples in names else "violated"
-        shown[f"{stage}/{constraint}/violated"] = f"{start}share {of}"
+        shown[samples] = f"{start}violation rate of samples"
+        of = " of values" if samples in names else ""
+        shown[f"{stage}/{constraint}/violated"] = f"{start}violation rate{of}"
         shown[f"{stage}/{constraint}/cvar95"] = f"{start}CVaR95"
     shown = {name: title for name, title in shown.items() if name in names}
     titles, lines = [*shown.values()] or ["error"], []
@@ -186,7 +186,7 @@ def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
             constraint = name.removeprefix("dual/").removesuffix(f"/{key}")
             shown[f"{constraint}: {OF_MULTIPLIERS[key]}"] = done[name].astype(float)
     note = (
-        f"Of the training data, in the last epoch, {_seeds(done)}. Force: λ + 2αv. Overshoot: its "
+        f"On training data, in the last epoch, {_seeds(done)}. Force: λ + 2αv. Overshoot: its "
         "share on samples that are satisfied already."
     )
     return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))

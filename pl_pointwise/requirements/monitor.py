@@ -1,4 +1,4 @@
-"""``pl-pointwise monitor``: whether a certificate can still be believed, by a file of new records.
+"""``pl-pointwise monitor``: whether a certificate still holds, by a file of new records.
 
     pl-pointwise monitor results/required/model --data.init_args.test_file week-12.jsonl
 

@@ -85,7 +85,7 @@ def test_held_out_violations_come_with_their_certificate_and_the_training_ones_d
     assert certify(held_out).statement() in text
     assert "### test" in text
     assert "### train" not in text
-    assert "Of the same pass: objective" in text
+    assert "Metrics of the same pass: objective" in text
 
 
 def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:

@@ -69,7 +69,7 @@ def test_without_held_out_data_the_training_data_are_shown(tmp_path) -> None:
     out = compare(tmp_path, LINE, f"{__name__}.TrainingData")
     results = (out / "comparison.md").read_text()
     assert "Training data, as there are no test data" in results
-    assert "| method | objective | share violated | CVaR95 |" in results
+    assert "| method | objective | violation rate | CVaR95 |" in results
     assert (out / "pareto.png").is_file()
 
 

@@ -58,7 +58,7 @@ def test_what_decides_comes_first() -> None:
     ]
     found = tables.tables(done)
     assert found[0].title == "Results"
-    assert list(found[0].cells) == ["method", "length", "share violated", "CVaR95"]
+    assert list(found[0].cells) == ["method", "length", "violation rate", "CVaR95"]
     assert lines(found[0]) == [
         ["a", "4.5 ± 2.1", "0.38 ± 0.18", "3.0 ± 1.4"],
         ["b", "failed: Error: no", "", ""],
@@ -70,7 +70,7 @@ def test_what_decides_comes_first() -> None:
 def test_the_share_of_samples_comes_before_that_of_values() -> None:
     metrics = {f"test/fit/{key}": 0.5 for key in ("violated_samples", "violated", "cvar95")}
     shown = [*tables.tables([outcome("a", 0, metrics)])[0].cells]
-    assert shown == ["method", "share of samples violated", "share of values violated", "CVaR95"]
+    assert shown == ["method", "violation rate of samples", "violation rate of values", "CVaR95"]
 
 
 def test_several_constraints_have_their_names() -> None:
@@ -78,9 +78,9 @@ def test_several_constraints_have_their_names() -> None:
     table = tables.results_table(frame(outcome("a", 0, dict.fromkeys(names, 0.5))), names)
     assert list(table.cells) == [
         "method",
-        "refuse: share violated",
+        "refuse: violation rate",
         "refuse: CVaR95",
-        "comply: share violated",
+        "comply: violation rate",
         "comply: CVaR95",
     ]
     assert "selection split" in table.note
