@@ -69,14 +69,6 @@ class Measured:
             taken[kind] = {name: table[rows] for name, table in getattr(self, kind).items()}
         return replace(self, **taken)
 
-    def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value, in a term they carry, not finite in float32, as λ is."""
-        bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for violations in (self.followed, self.judged):
-            for name, violation in violations.items():
-                bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
-        return bad
-
 
 @dataclass
 class DualStep:
@@ -277,6 +269,18 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
+
+
+def finite_samples(objective: Tensor, *tables: Mapping[str, Tensor]) -> Tensor:
+    """(b,) bool: samples all of whose values, 0 where not carried, are finite in float32, as λ is.
+
+    objective: (b,). tables: of violations (b, sides·K) by constraint.
+    """
+    finite = torch.isfinite(objective)
+    for violations in tables:
+        for violation in violations.values():
+            finite = finite & torch.isfinite(violation.float()).all(1)
+    return finite
 
 
 def carries(mask: Tensor) -> Tensor:

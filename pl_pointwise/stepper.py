@@ -31,6 +31,7 @@ from .step import (
     MicroBatch,
     Terms,
     carries,
+    finite_samples,
     micro_batches_of,
     non_finite_values,
     pack,
@@ -76,14 +77,12 @@ class Stepper:
         call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
         due = duals.units.due(task.formulations, task.global_step)
-        if due:
-            self._measure_units(due, micro_batches, counts)
-        duals.in_force = duals.units.in_force(task.formulations)
+        due = self._measure_units(due, micro_batches, counts)
         measured = self._measure(micro_batches, counts)
         if self.buffers.changing is None:
             self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
-            measured = self._without_non_finite(measured, micro_batches, counts)
+            measured = self._without_non_finite(measured, micro_batches, counts, due)
         self.measured, self.dual_steps = measured, {}
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
@@ -246,15 +245,20 @@ class Stepper:
         return False
 
     def _without_non_finite(
-        self, measured: Measured, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self,
+        measured: Measured,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        due: list[str],
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
         Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
         help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
+        ``due``: constraints whose unit those samples kept from being measured.
         """
         task, ranks = self.task, self.task.trainer.world_size
-        bad = measured.non_finite()
+        bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
         for value in non_finite_values(measured, bad):
@@ -274,10 +278,12 @@ class Stepper:
             found = replace(measured, gradient_norm=math.nan)
         else:
             kept = without_samples(task, micro_batches, measured.index[bad])
+            self._measure_units(due, kept, counts)
             found = self._measure(kept, counts, rows=len(measured.index) // ranks)
-        if found.non_finite()[~bad].any():
-            found.gradient_norm = math.nan
-        return replace(found.keep(~bad), counts=measured.counts)
+        left = found.keep(~bad)
+        if not finite_samples(left.objective, left.followed, left.judged).all():
+            left.gradient_norm = math.nan
+        return replace(left, counts=measured.counts)
 
     def _when(self) -> str:
         return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
@@ -286,56 +292,68 @@ class Stepper:
 
     def _measure_units(
         self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
-    ) -> None:
-        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass."""
+    ) -> list[str]:
+        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass.
+
+        Sets the formulations in force; returns the names of which a norm is not finite.
+        """
         formulations, units = self.task.formulations, self.duals.units
         objective: float | None = None
+        again = []
         for name in names:
             signed = formulations[name].signed
 
             def violated(
-                terms: Terms, name: str = name, signed: bool = signed
+                terms: Terms, finite: Tensor, name: str = name, signed: bool = signed
             ) -> tuple[Tensor, Tensor]:
                 violation = terms.followed[name]
                 violation = violation.abs() if signed else violation.clamp(min=0)
-                values = violation.detach().double()
+                violation = torch.where(finite[:, None], violation, 0)
+                values = violation.detach().to(WIDEST.get(violation.device.type, torch.float64))
                 return violation.sum(), torch.stack([(values > 0).sum(), values.square().sum()])
 
             norm, sums = self._gradient_of(micro_batches, violated, counts[name])
             number, squares = self._over_ranks(sums, "sum").tolist()
-            if not number:
-                continue
-            if objective is None:
+            if number and objective is None:
                 objective, _ = self._gradient_of(
                     micro_batches,
-                    lambda terms: (terms.objective.sum(), terms.objective.new_zeros(2)),
+                    lambda terms, finite: (torch.where(finite, terms.objective, 0).sum(), None),
                     counts[OBJECTIVE],
                 )
-            violations = norm * float(counts[name]) / number
-            units.measure(name, objective, violations, (squares / number) ** 0.5)
+            if number and objective is not None:
+                violations = norm * float(counts[name]) / number
+                units.measure(name, objective, violations, (squares / number) ** 0.5)
+            if not math.isfinite(norm + (objective or 0.0)):
+                again.append(name)
+        self.duals.in_force = units.in_force(formulations)
+        return again
 
     def _gradient_of(
         self,
         micro_batches: list[MicroBatch],
-        term: Callable[[Terms], tuple[Tensor, Tensor]],
+        term: Callable[[Terms, Tensor], tuple[Tensor, Tensor | None]],
         count: Tensor,
     ) -> tuple[float, Tensor]:
         """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums beside it."""
         task = self.task
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        beside = []
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        wide = WIDEST.get(task.device.type, torch.float64)
+        beside = torch.zeros(2, dtype=wide, device=task.device)
         block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         with replayed_random_state(task.device):
             for position, micro in enumerate(micro_batches):
                 with nullcontext() if position == len(micro_batches) - 1 else block():
-                    total, sums = term(terms_of(task, micro, task(micro.batch), strict=False))
-                    beside.append(sums.to(WIDEST.get(task.device.type, torch.float64)))
+                    terms = terms_of(task, micro, task(micro.batch), strict=False)
+                    total, sums = term(terms, finite_samples(terms.objective, terms.followed))
+                    beside += 0 if sums is None else sums
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(total * scale + connected_zero(task))
+            if not micro_batches:  # All samples of this rank are left out; the others wait for it.
+                task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.buffers.restore(task)
-        return norm, torch.stack(beside).sum(0)
+        return norm, beside
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
         if self.task.trainer.world_size > 1:

@@ -89,19 +89,3 @@ def test_buffers_that_are_replaced_are_put_back_too() -> None:
     module = fit(Counting(Pointwise()), Broken(8, 3), batch_size=4, epochs=2)
     assert torch.isfinite(module.seen)
     assert lost(module)[0] == 2
-
-
-def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:
-    """A sampler with replacement brings copies; one of them stayed in the step's record."""
-    rows = Broken(4, 1)
-    found = fit(Toy(Pointwise(), dropout=0.5), _Repeated(rows), batch_size=6, epochs=1)
-    assert found.measured is not None
-    assert not found.measured.non_finite().any()
-
-
-class _Repeated(ToyRows):
-    """Six rows, of which two are the same broken one."""
-
-    def __init__(self, rows: ToyRows) -> None:
-        super().__init__(6)
-        self.x[:4], self.x[4] = rows.x, rows.x[1]
