@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
     """Runs the model over the data, not its metrics: the table of samples.py, what is missing."""
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
+    if not isinstance(data, PointwiseDataModule):
+        raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     given, notes = data.test_dataloader, list[str]()
