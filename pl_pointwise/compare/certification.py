@@ -48,7 +48,7 @@ from pl_pointwise.requirements.samples import (
 from pl_pointwise.task import notes_of
 
 from .levers import advice
-from .runner import alone_in, datasets_of, on_first_rank
+from .runner import alone_in, on_first_rank
 from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
@@ -71,9 +71,8 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
-    datasets = datasets_of(data)
-    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model), datasets)
-    trained = datasets.get("train", ())
+    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model))
+    trained = getattr(data, "datasets", {}).get("train", ())
     units = [hash_of(unit) for unit in units_at(range(len(trained)), "train", trained)]
     check_splits(samples, units, requirements, comparison.confidence)
     check_unused(_use(comparison), certification_units(samples), comparison.output)

@@ -49,12 +49,12 @@ FOR_SELECTION = 1 / 3
 """The part of the units of a data set beside the splits that goes to selection."""
 
 
-def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:
+def samples_of(module: PointwiseModule) -> DataFrame:
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
     parts = []
     for dataset in module.evaluated:
         if dataset != NOT_HELD_OUT:
-            rows = datasets.get(dataset)
+            rows = module._evaluator.datasets.get(dataset)
             for name, found in module.evaluated[dataset].items():
                 values = found.worst()
                 parts.append(lines(dataset, rows, "constraint", name, found.index, values))

@@ -86,7 +86,7 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     given, notes = data.test_dataloader, list[str]()
-    data.test_dataloader = lambda: _without_certification_split(data, given(), notes)
+    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given(), notes)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():
