@@ -57,6 +57,7 @@ class Stepper:
         self.first_steps = FirstSteps()
         self.buffers = Buffers()
         self._layout: Layout = {}
+        self._flat: set[str] = set()  # Constraints that were found without a gradient.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
@@ -320,6 +321,14 @@ class Stepper:
                     lambda terms, finite: (torch.where(finite, terms.objective, 0).sum(), None),
                     counts[OBJECTIVE],
                 )
+            if number and norm == 0 and name not in self._flat:
+                self._flat.add(name)
+                warn(
+                    self.task,
+                    f'Constraint "{name}": the gradient of its violated values is 0 for every '
+                    "trained weight, so nothing enforces it. In constraint_values() and forward(), "
+                    "look for a clamp, a rounding, or a part that is frozen.",
+                )
             if number and objective is not None:
                 violations = norm * float(counts[name]) / number
                 units.measure(name, objective, violations, (squares / number) ** 0.5)
@@ -351,7 +360,6 @@ class Stepper:
             if not micro_batches:  # All samples of this rank are left out; the others wait for it.
                 task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
-        task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.buffers.restore(task)
         return norm, beside
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Pointwise
+from pl_pointwise import Average, Formulation, Pointwise
 from tests.pl_pointwise.toy import Toy, ToyRows, fit, lost
 
 
@@ -48,13 +48,11 @@ def test_one_nan_skips_its_step_and_spoils_no_statistic(caplog: pytest.LogCaptur
     assert (module.multipliers["fit"] > 0).any()
 
 
-def test_statistics_do_not_count_the_pass_that_finds_the_mean() -> None:
-    """An augmented Average with micro-batches forwards each of them twice."""
-    plain = fit(Normed(Average(dual_lr=0.5), micro_batch_size=4), ToyRows(8), batch_size=8)
-    module = fit(
-        Normed(Average(alpha=0.8, dual_lr=0.5), micro_batch_size=4), ToyRows(8), batch_size=8
-    )
-    assert module.norm.num_batches_tracked == plain.norm.num_batches_tracked == 6
+@pytest.mark.parametrize("formulation", [Average(alpha=0.8, dual_lr=0.5), Pointwise()], ids=repr)
+def test_statistics_do_not_count_passes_that_only_measure(formulation: Formulation) -> None:
+    """The mean of an augmented Average with micro-batches, and the unit of an adaptive α."""
+    module = fit(Normed(formulation, micro_batch_size=4), ToyRows(8), batch_size=8)
+    assert module.norm.num_batches_tracked == 6
 
 
 def test_a_skipped_step_updates_no_statistic() -> None:
