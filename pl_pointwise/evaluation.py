@@ -16,7 +16,7 @@ from .certificates import worst_per_sample
 from .data import dataset_of
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import OBJECTIVE, WIDEST, micro_batches_of, terms_of
+from .step import OBJECTIVE, micro_batches_of, terms_of, widest
 from .task import Task, judges_strictly, log_of_all_ranks
 
 
@@ -81,7 +81,7 @@ class ViolationsBySample(Metric):
         self.index.append(index.to(value.device)[rows])
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
-        self.value.append(value.to(WIDEST.get(value.device.type, torch.float64)))
+        self.value.append(value.to(widest(value.device)))
         self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class MeanBySample(ViolationsBySample):
 
     def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
         """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
-        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
+        value = value.detach().to(widest(value.device))
         super().update(index, value[:, None], (index >= 0).to(value.device)[:, None])
 
     def compute(self) -> Tensor:  # type: ignore[override]

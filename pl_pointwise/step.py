@@ -20,8 +20,10 @@ from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
 
-WIDEST = {"mps": torch.float32}
-"""What every rank sends, whatever the dtype of its values, by device; float64 on all others."""
+
+def widest(device: torch.device) -> torch.dtype:
+    """What every rank sends, whatever the dtype of its values."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass
@@ -233,7 +235,7 @@ def pack(
     """
     device = terms.objective.device
     # The first column is in the widest dtype, and torch converts the others to it.
-    wide = WIDEST.get(device.type, torch.float64)
+    wide = widest(device)
     tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
     tables["objective", OBJECTIVE] = terms.objective
     tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,7 +23,6 @@ from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
-    WIDEST,
     DualStep,
     Layout,
     Measured,
@@ -38,6 +36,7 @@ from .step import (
     terms_of,
     unpack,
     weights,
+    widest,
     without_samples,
 )
 from .task import Task, judges_strictly, warn
@@ -161,8 +160,7 @@ class Stepper:
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             task.manual_backward(connected_zero(task))
             width = sum(self._layout.values())
-            wide = WIDEST.get(task.device.type, torch.float64)
-            packed = [torch.zeros(rows, width, dtype=wide, device=task.device)]
+            packed = [torch.zeros(rows, width, dtype=widest(task.device), device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         table = packed[0] if len(packed) == 1 else torch.cat(packed)
         if ranks > 1:
@@ -298,29 +296,12 @@ class Stepper:
 
         Sets the formulations in force; returns the names of which a norm is not finite.
         """
-        formulations, units = self.task.formulations, self.duals.units
-        objective: float | None = None
-        again = []
+        units, objective, again = self.duals.units, None, []
         for name in names:
-            signed = formulations[name].signed
-
-            def violated(
-                terms: Terms, finite: Tensor, name: str = name, signed: bool = signed
-            ) -> tuple[Tensor, Tensor]:
-                violation = terms.followed[name]
-                violation = violation.abs() if signed else violation.clamp(min=0)
-                violation = torch.where(finite[:, None], violation, 0)
-                values = violation.detach().to(WIDEST.get(violation.device.type, torch.float64))
-                return violation.sum(), torch.stack([(values > 0).sum(), values.square().sum()])
-
-            norm, sums = self._gradient_of(micro_batches, violated, counts[name])
+            norm, sums = self._gradient_of(name, micro_batches, counts[name])
             number, squares = self._over_ranks(sums, "sum").tolist()
             if number and objective is None:
-                objective, _ = self._gradient_of(
-                    micro_batches,
-                    lambda terms, finite: (torch.where(finite, terms.objective, 0).sum(), None),
-                    counts[OBJECTIVE],
-                )
+                objective, _ = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])
             if number and norm == 0 and name not in self._flat:
                 self._flat.add(name)
                 warn(
@@ -334,29 +315,32 @@ class Stepper:
                 units.measure(name, objective, violations, (squares / number) ** 0.5)
             if not math.isfinite(norm + (objective or 0.0)):
                 again.append(name)
-        self.duals.in_force = units.in_force(formulations)
+        self.duals.in_force = units.in_force(self.task.formulations)
         return again
 
     def _gradient_of(
-        self,
-        micro_batches: list[MicroBatch],
-        term: Callable[[Terms, Tensor], tuple[Tensor, Tensor | None]],
-        count: Tensor,
+        self, name: str, micro_batches: list[MicroBatch], count: Tensor
     ) -> tuple[float, Tensor]:
-        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums beside it."""
-        task = self.task
+        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖ of all ranks; how many of this one's, and Σ v²."""
+        task, device = self.task, self.task.device
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        wide = WIDEST.get(task.device.type, torch.float64)
-        beside = torch.zeros(2, dtype=wide, device=task.device)
+        beside = torch.zeros(2, dtype=widest(device), device=device)
         block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
-        with replayed_random_state(task.device):
+        with replayed_random_state(device):
             for position, micro in enumerate(micro_batches):
                 with nullcontext() if position == len(micro_batches) - 1 else block():
                     terms = terms_of(task, micro, task(micro.batch), strict=False)
-                    total, sums = term(terms, finite_samples(terms.objective, terms.followed))
-                    beside += 0 if sums is None else sums
+                    finite = finite_samples(terms.objective, terms.followed)
+                    if name == OBJECTIVE:
+                        values = torch.where(finite, terms.objective, 0)
+                    else:
+                        values = torch.where(finite[:, None], terms.followed[name], 0)
+                        signed = task.formulations[name].signed
+                        values = values.abs() if signed else values.clamp(min=0)
+                    found = values.detach().to(beside)
+                    beside += torch.stack([(found > 0).sum(), found.square().sum()])
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
-                    task.manual_backward(total * scale + connected_zero(task))
+                    task.manual_backward(values.sum() * scale + connected_zero(task))
             if not micro_batches:  # All samples of this rank are left out; the others wait for it.
                 task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
