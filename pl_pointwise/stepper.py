@@ -228,11 +228,7 @@ class Stepper:
                 f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
                 "a root, logarithm or division at 0, also of what membership() masks)"
             )
-            scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
-            if scaler is not None:
-                scale = scaler.get_scale()
-                scaler.update(scale * scaler.get_backoff_factor())
-                expected = scale > 1  # It starts from a factor too large for float16.
+            expected = self._lower_scale()
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.skipped_steps += 1
         self.skipped_now += not expected
@@ -242,6 +238,14 @@ class Stepper:
             f"{self.skipped_steps} so far.",
         )
         return False
+
+    def _lower_scale(self) -> bool:
+        """Under float16, whose factor starts too large, lowers it; False where that cannot help."""
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        if scaler is not None:
+            scaler.update(scale * scaler.get_backoff_factor())
+        return scale > 1
 
     def _without_non_finite(
         self,
@@ -298,10 +302,9 @@ class Stepper:
         """
         units, objective, again = self.duals.units, None, []
         for name in names:
-            norm, sums = self._gradient_of(name, micro_batches, counts[name])
-            number, squares = self._over_ranks(sums, "sum").tolist()
+            norm, number, squares = self._gradient_of(name, micro_batches, counts[name])
             if number and objective is None:
-                objective, _ = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])
+                objective = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])[0]
             if number and norm == 0 and name not in self._flat:
                 self._flat.add(name)
                 warn(
@@ -320,11 +323,11 @@ class Stepper:
 
     def _gradient_of(
         self, name: str, micro_batches: list[MicroBatch], count: Tensor
-    ) -> tuple[float, Tensor]:
-        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖ of all ranks; how many of this one's, and Σ v²."""
+    ) -> tuple[float, float, float]:
+        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their Σ v²."""
         task, device = self.task, self.task.device
         task.optimizers().zero_grad()  # type: ignore[union-attr]
-        beside = torch.zeros(2, dtype=widest(device), device=device)
+        beside = torch.zeros(3, dtype=widest(device), device=device)
         block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
         with replayed_random_state(device):
             for position, micro in enumerate(micro_batches):
@@ -338,14 +341,19 @@ class Stepper:
                         signed = task.formulations[name].signed
                         values = values.abs() if signed else values.clamp(min=0)
                     found = values.detach().to(beside)
-                    beside += torch.stack([(found > 0).sum(), found.square().sum()])
+                    beside += torch.stack(
+                        [(found > 0).sum(), found.square().sum(), (~finite).sum()]
+                    )
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(values.sum() * scale + connected_zero(task))
             if not micro_batches:  # All samples of this rank are left out; the others wait for it.
                 task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
         self.buffers.restore(task)
-        return norm, beside
+        number, squares, left_out = self._over_ranks(beside, "sum").tolist()
+        if not math.isfinite(norm) and not left_out and self._lower_scale():
+            return self._gradient_of(name, micro_batches, count)
+        return norm, number, squares
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
         if self.task.trainer.world_size > 1:
