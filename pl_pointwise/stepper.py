@@ -229,6 +229,7 @@ class Stepper:
                 "a root, logarithm or division at 0, also of what membership() masks)"
             )
             expected = self._lower_scale()
+            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.skipped_steps += 1
         self.skipped_now += not expected

@@ -272,7 +272,9 @@ def test_a_unit_whose_passes_overflow_is_measured_by_a_lower_scale() -> None:
     assert units[1] == pytest.approx(units[0], rel=0.05)
 
 
-def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> None:
+def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The scaler starts high; its first steps overflow as a matter of course."""
     module = Float(Pointwise(alpha=1.0, dual_lr=1.0))
     start = weights_of(module)
@@ -283,6 +285,7 @@ def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> No
     assert not any(table.any() for table in multipliers_of(module).values())
     assert plugin.scaler is not None
     assert plugin.scaler.get_scale() == 2.0**19
+    assert "(train, epoch 0, step 0): the gradient overflows float16" in caplog.text
     # And a run finds its scale and trains.
     module = fit(
         Float(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(4), epochs=20, plugins=[scaled(2.0**20)]
