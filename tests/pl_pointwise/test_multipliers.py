@@ -330,6 +330,16 @@ def test_a_pass_over_the_data_starts_every_sample_at_its_pull(formulation: Any, 
     )
 
 
+def test_a_pass_over_the_data_drops_nothing_out_and_leaves_alone_what_is_not_carried() -> None:
+    module = Toy(Pointwise(), partial=True, dropout=0.5, **STILL)
+    initialise_multipliers(module, loader_of(), start=lambda v: v.relu() + 1)
+    assert module.dropout.training
+    rows = ToyRows(9, partial=True)
+    z = module.eval()({"x": rows.x}).detach()
+    expected = torch.where(rows.has["fit"], (z + 0.3).relu() + 1, 0).float()[:, None]
+    torch.testing.assert_close(module.multipliers.pending()["fit"], expected)
+
+
 def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
     module = Toy(Average(alpha=0.8, dual_lr=0.0), {"fit": Constraint(at_most=-2.0)}, **STILL)
     initialise_multipliers(module, loader_of())
