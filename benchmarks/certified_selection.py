@@ -160,8 +160,8 @@ def by_selection(draw: Draw) -> dict[str, Choice]:
     whole = select(draw.candidates(), draw.rates, 1 - DELTA)
     half = select(draw.candidates(shorter=2), draw.rates, 1 - DELTA)
     found: dict[str, Choice] = {
-        "select": None if whole.chosen is None else int(whole.chosen.candidate.name),
-        "select, selection n/2": None if half.chosen is None else int(half.chosen.candidate.name),
+        "select": whole.position,
+        "select, selection n/2": half.position,
     }
     p = [tested.p for tested in whole.tested]
     found["Holm"] = draw.best(np.flatnonzero(holm(p, DELTA)).tolist())

@@ -172,7 +172,7 @@ def said_of_ten(shares: Shares, random: np.random.Generator, n: int) -> tuple[bo
     limits = [np.quantile(weights @ losses, 0.95, axis=0) for losses in after]
     means = [losses.mean(0) for losses in after]
     return (
-        select(candidates, bounds).chosen is not None,
+        select(candidates, bounds).position is not None,
         bool(np.all([x <= b for x, b in zip(limits, bounds, strict=True)], 0).any()),
         bool(np.all([x <= b for x, b in zip(means, bounds, strict=True)], 0).any()),
     )

@@ -180,15 +180,25 @@ class LastViolations:
         if measured is None or not samples:  # Rows of a stream belong to no known sample.
             return
         for name, violation in measured.judged.items():
-            if name not in self.tables:
-                self.tables[name] = torch.full((samples, violation.shape[1]), math.nan)
-            mask = measured.masks[name]
+            mask, sides = measured.masks[name], module.constraints[name].sides
             rows = mask.any(1)  # Padding is of no sample, and has no index of its own.
             found = violation[rows].float().masked_fill(~mask[rows], math.nan)
-            self._add(module, name, measured.index[rows], found)
+            # A statistic of the batch takes another number of columns in every batch.
+            table = self.tables.get(name, torch.full((samples, sides), math.nan))
+            width = max(table.shape[1], found.shape[1]) // sides
+            self.tables[name] = _widened(table, sides, width)
+            self._add(module, name, measured.index[rows], _widened(found, sides, width))
 
     def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
         self.tables[name][index] = found
+
+
+def _widened(table: Tensor, sides: int, width: int, fill: float = math.nan) -> Tensor:
+    """(n, sides·width) of (n, sides·K): each side's own columns first, then ``fill``."""
+    if table.shape[1] == sides * width:
+        return table
+    by_side = table.unflatten(1, (sides, -1))
+    return torch.nn.functional.pad(by_side, (0, width - by_side.shape[2]), value=fill).flatten(1)
 
 
 class MeanViolations(LastViolations):
@@ -202,7 +212,9 @@ class MeanViolations(LastViolations):
 
     def _add(self, module: PointwiseModule, name: str, index: Tensor, found: Tensor) -> None:
         table = self.tables[name]
-        counts = self.visits.setdefault(name, torch.zeros(table.shape, dtype=torch.int32))
+        sides = module.constraints[name].sides
+        counts = self.visits.get(name, torch.zeros(len(table), sides, dtype=torch.int32))
+        counts = self.visits[name] = _widened(counts, sides, table.shape[1] // sides, 0)
         found = module.constraints[name].reported(found)
         counted = found.isfinite()
         visits, before = counts[index] + counted.int(), table[index]

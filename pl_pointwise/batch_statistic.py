@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .formulations import BatchFormulation
-from .step import WIDEST, carries, weights
+from .step import carries, weights, widest
 
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
 
@@ -61,7 +61,7 @@ def batch_statistic(
     count: samples that the constraint applies to, over all ranks, those left out included.
     """
     reduce = reduce or (lambda value, operation: value)
-    present = torch.zeros((), dtype=WIDEST.get(device.type, torch.float64), device=device)
+    present = torch.zeros((), dtype=widest(device), device=device)
     for _, mask in parts:
         present = present + carries(mask).sum()
     left_out = 1 - reduce(present, "sum") / count

@@ -20,9 +20,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from .data import PointwiseSampler, fingerprint
+from .data import PointwiseSampler, dataset_of, fingerprint
 from .errors import TrainingError
 from .fingerprints import probes_of
 from .step import OBJECTIVE, Terms
@@ -164,18 +164,17 @@ SHARED_ROWS = (
 def training_set(task: Task) -> Any:
     """The data set behind the training loader; None where there is none with positions."""
     loader: Any = task.trainer.train_dataloader
-    dataset: Any = getattr(loader, "dataset", None)
-    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    rows = rows and not isinstance(dataset, IterableDataset)  # Which may have both, and no rows.
+    dataset = dataset_of(loader)
     if has_multipliers_per_sample(task):
-        if not rows:
+        if dataset is None:
             raise TrainingError(
                 "Multipliers per sample need a training DataLoader over one map-style data set "
-                f"with a length, got {type(dataset).__name__}. Load the data into one."
+                f"with a length, got {type(getattr(loader, 'dataset', None)).__name__}. Load the "
+                "data into one."
             )
         check_sampler(loader, task.trainer.world_size)
         check_index(dataset)
-    return dataset if rows else None
+    return dataset
 
 
 def has_multipliers_per_sample(task: Task) -> bool:

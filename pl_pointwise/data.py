@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from .errors import DataError
 from .fingerprints import fingerprint_of_content
@@ -274,6 +274,14 @@ class PointwiseDataModule(LightningDataModule):
             strata=getattr(self.datasets[name], "strata", None),
         )
         return ResumableDataLoader(dataset, sampler, size, self.collate, self.num_workers)
+
+
+def dataset_of(loader: Any) -> Any:
+    """The data set behind a loader; None where there is none with positions."""
+    dataset: Any = getattr(loader, "dataset", None)
+    rows = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    # A stream may have both, and no rows.
+    return dataset if rows and not isinstance(dataset, IterableDataset) else None
 
 
 def fingerprint(rows: Rows) -> str:

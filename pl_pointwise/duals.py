@@ -229,6 +229,8 @@ class Duals:
         self._fit_tables()
         if restored is None:
             self.pull_shares = PullShares()
+            # Its steps are counted from 0: what was measured stays until it is measured again.
+            self.units.load_state_dict({**self.units.state_dict(), "next": 0})
 
     def _keep_or_reset(self, dataset: Any, restored: Mapping[str, Any] | None) -> None:
         found = fingerprint(dataset)

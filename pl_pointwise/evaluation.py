@@ -13,9 +13,10 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from .certificates import worst_per_sample
+from .data import dataset_of
 from .errors import explain_gradient_errors
 from .metrics import share_violated, violation_statistics
-from .step import OBJECTIVE, WIDEST, micro_batches_of, terms_of
+from .step import OBJECTIVE, micro_batches_of, terms_of, widest
 from .task import Task, judges_strictly, log_of_all_ranks
 
 
@@ -80,7 +81,7 @@ class ViolationsBySample(Metric):
         self.index.append(index.to(value.device)[rows])
         # Element k of side s as k·sides + s, which does not depend on K.
         self.column.append(columns % width * self.sides + columns // width)
-        self.value.append(value.to(WIDEST.get(value.device.type, torch.float64)))
+        self.value.append(value.to(widest(value.device)))
         self.wide |= int(value.dtype == torch.float64)
 
     def compute(self) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ class MeanBySample(ViolationsBySample):
 
     def update(self, index: Tensor, value: Tensor) -> None:  # type: ignore[override]
         """Adds a batch: (b,) positions in the data set and (b,) values; −1 counts nowhere."""
-        value = value.detach().to(WIDEST.get(value.device.type, torch.float64))
+        value = value.detach().to(widest(value.device))
         super().update(index, value[:, None], (index >= 0).to(value.device)[:, None])
 
     def compute(self) -> Tensor:  # type: ignore[override]
@@ -221,12 +222,13 @@ def updated_anywhere(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     return updated
 
 
-def stages_of(stage: str, loaders: Any) -> list[str]:
-    """The names of the data sets that a stage evaluates: those of a mapping, else numbered."""
+def loaders_by_name(stage: str, loaders: Any) -> dict[str, Any]:
+    """The data sets that a stage evaluates: by the names of a mapping, else numbered."""
     if isinstance(loaders, Mapping):
-        return list(loaders)
-    several = isinstance(loaders, (list, tuple)) and len(loaders) > 1
-    return [f"{stage}{number}" for number in range(len(loaders))] if several else [stage]
+        return dict(loaders)
+    loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+    several = len(loaders) > 1
+    return {f"{stage}{n}" if several else stage: loader for n, loader in enumerate(loaders)}
 
 
 class Evaluator:
@@ -242,13 +244,15 @@ class Evaluator:
         self.violations: dict[str, dict[str, Tensor]] = {}
         self.evaluated: dict[str, dict[str, SampleViolations]] = {}
         self.evaluated_metrics: dict[str, dict[str, SampleValues]] = {}
+        self.datasets: dict[str, Any] = {}  # That were evaluated, None for a stream.
 
     def start(self) -> None:
         """On every rank, whether or not it gets a batch: what follows at the end is collective."""
         trainer = self.task.trainer
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        stages = stages_of("test" if trainer.testing else "val", loaders)
-        self._evaluations = {stage: Evaluation(stage, self.task) for stage in stages}
+        named = loaders_by_name("test" if trainer.testing else "val", loaders)
+        self.datasets |= {stage: dataset_of(loader) for stage, loader in named.items()}
+        self._evaluations = {stage: Evaluation(stage, self.task) for stage in named}
 
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""

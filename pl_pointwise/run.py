@@ -286,7 +286,8 @@ class Run:
                     "This checkpoint does not hold all arguments of the module. Give again: "
                     f"load_from_checkpoint(path, {'=…, '.join(missing)}=…)."
                 )
-            unknown = sorted(set(state["multipliers"]).difference(self.task.formulations))
+            learned = [n for n, f in self.task.formulations.items() if f.scope != "none"]
+            unknown = sorted(set(state["multipliers"]).difference(learned))
             if resuming and unknown:
                 raise TrainingError(
                     f"This checkpoint has multipliers of constraint {', '.join(unknown)}, which "

@@ -20,8 +20,10 @@ from .task import Task, judges_strictly
 
 OBJECTIVE = "objective"
 
-WIDEST = {"mps": torch.float32}
-"""What every rank sends, whatever the dtype of its values, by device; float64 on all others."""
+
+def widest(device: torch.device) -> torch.dtype:
+    """What every rank sends, whatever the dtype of its values."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass
@@ -68,14 +70,6 @@ class Measured:
         for kind in ("followed", "judged", "masks", "multipliers"):
             taken[kind] = {name: table[rows] for name, table in getattr(self, kind).items()}
         return replace(self, **taken)
-
-    def non_finite(self) -> Tensor:
-        """(R,) bool: samples with a value that is not finite in float32, in a term that applies."""
-        bad = ~torch.isfinite(self.objective) & self.masks[OBJECTIVE]
-        for violations in (self.followed, self.judged):
-            for name, violation in violations.items():
-                bad |= (~torch.isfinite(violation.float()) & self.masks[name]).any(1)
-        return bad
 
 
 @dataclass
@@ -241,7 +235,7 @@ def pack(
     """
     device = terms.objective.device
     # The first column is in the widest dtype, and torch converts the others to it.
-    wide = WIDEST.get(device.type, torch.float64)
+    wide = widest(device)
     tables = {("index", OBJECTIVE): index.to(device, wide, non_blocking=True)}
     tables["objective", OBJECTIVE] = terms.objective
     tables["share", OBJECTIVE] = (lagrangian.detach() / max(1, len(index))).expand(len(index))
@@ -277,6 +271,18 @@ def unpack(rows: Tensor, layout: Layout, gradient_norm: Tensor) -> Measured:
         strict="judged" in tables,
         finite=max(-lowest, highest) <= torch.finfo(torch.float32).max,
     )
+
+
+def finite_samples(objective: Tensor, *tables: Mapping[str, Tensor]) -> Tensor:
+    """(b,) bool: samples all of whose values, 0 where not carried, are finite in float32, as λ is.
+
+    objective: (b,). tables: of violations (b, sides·K) by constraint.
+    """
+    finite = torch.isfinite(objective)
+    for violations in tables:
+        for violation in violations.values():
+            finite = finite & torch.isfinite(violation.float()).all(1)
+    return finite
 
 
 def carries(mask: Tensor) -> Tensor:

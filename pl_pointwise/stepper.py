@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,19 +23,20 @@ from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
     OBJECTIVE,
-    WIDEST,
     DualStep,
     Layout,
     Measured,
     MicroBatch,
     Terms,
     carries,
+    finite_samples,
     micro_batches_of,
     non_finite_values,
     pack,
     terms_of,
     unpack,
     weights,
+    widest,
     without_samples,
 )
 from .task import Task, judges_strictly, warn
@@ -56,6 +56,7 @@ class Stepper:
         self.first_steps = FirstSteps()
         self.buffers = Buffers()
         self._layout: Layout = {}
+        self._flat: set[str] = set()  # Constraints that were found without a gradient.
 
     def take(self, batch: Any) -> Measured:
         """One step of the weights and one of the batch's multipliers."""
@@ -76,14 +77,12 @@ class Stepper:
         call._call_lightning_module_hook(trainer, "on_before_zero_grad", optimizer)
         self.buffers.keep(task)
         due = duals.units.due(task.formulations, task.global_step)
-        if due:
-            self._measure_units(due, micro_batches, counts)
-        duals.in_force = duals.units.in_force(task.formulations)
+        due = self._measure_units(due, micro_batches, counts)
         measured = self._measure(micro_batches, counts)
         if self.buffers.changing is None:
             self.buffers.settle(task)
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
-            measured = self._without_non_finite(measured, micro_batches, counts)
+            measured = self._without_non_finite(measured, micro_batches, counts, due)
         self.measured, self.dual_steps = measured, {}
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
@@ -161,8 +160,7 @@ class Stepper:
         if not micro_batches:  # All samples of this rank were left out; the others wait for it.
             task.manual_backward(connected_zero(task))
             width = sum(self._layout.values())
-            wide = WIDEST.get(task.device.type, torch.float64)
-            packed = [torch.zeros(rows, width, dtype=wide, device=task.device)]
+            packed = [torch.zeros(rows, width, dtype=widest(task.device), device=task.device)]
         norm = self._gradient_norm(task.training_settings.gradient_clip_val)
         table = packed[0] if len(packed) == 1 else torch.cat(packed)
         if ranks > 1:
@@ -230,11 +228,8 @@ class Stepper:
                 f"the norm of the gradient is {measured.gradient_norm}, of finite values (perhaps "
                 "a root, logarithm or division at 0, also of what membership() masks)"
             )
-            scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
-            if scaler is not None:
-                scale = scaler.get_scale()
-                scaler.update(scale * scaler.get_backoff_factor())
-                expected = scale > 1  # It starts from a factor too large for float16.
+            expected = self._lower_scale()
+            reason = "the gradient overflows float16; its scale is lowered" if expected else reason
         self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.skipped_steps += 1
         self.skipped_now += not expected
@@ -245,16 +240,29 @@ class Stepper:
         )
         return False
 
+    def _lower_scale(self) -> bool:
+        """Under float16, whose factor starts too large, lowers it; False where that cannot help."""
+        scaler = getattr(self.task.trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        if scaler is not None:
+            scaler.update(scale * scaler.get_backoff_factor())
+        return scale > 1
+
     def _without_non_finite(
-        self, measured: Measured, micro_batches: list[MicroBatch], counts: dict[str, Tensor]
+        self,
+        measured: Measured,
+        micro_batches: list[MicroBatch],
+        counts: dict[str, Tensor],
+        due: list[str],
     ) -> Measured:
         """The step computed once more without the samples that have a value that is not finite.
 
         Masking it in the loss is not enough: inf · 0 in the backward pass is NaN. If that does not
         help, the gradient's norm is not finite. The whole batch's ``counts`` stay denominators.
+        ``due``: constraints whose unit those samples kept from being measured.
         """
         task, ranks = self.task, self.task.trainer.world_size
-        bad = measured.non_finite()
+        bad = ~finite_samples(measured.objective, measured.followed, measured.judged)
         bad |= torch.isin(measured.index, measured.index[bad])  # A sample the batch has twice.
         self.left_out += int(bad.sum())
         for value in non_finite_values(measured, bad):
@@ -274,10 +282,12 @@ class Stepper:
             found = replace(measured, gradient_norm=math.nan)
         else:
             kept = without_samples(task, micro_batches, measured.index[bad])
+            self._measure_units(due, kept, counts)
             found = self._measure(kept, counts, rows=len(measured.index) // ranks)
-        if found.non_finite()[~bad].any():
-            found.gradient_norm = math.nan
-        return replace(found.keep(~bad), counts=measured.counts)
+        left = found.keep(~bad)
+        if not finite_samples(left.objective, left.followed, left.judged).all():
+            left.gradient_norm = math.nan
+        return replace(left, counts=measured.counts)
 
     def _when(self) -> str:
         return f"train, epoch {self.task.current_epoch}, step {self.task.global_step}"
@@ -286,56 +296,65 @@ class Stepper:
 
     def _measure_units(
         self, names: list[str], micro_batches: list[MicroBatch], counts: dict[str, Tensor]
-    ) -> None:
-        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass."""
-        formulations, units = self.task.formulations, self.duals.units
-        objective: float | None = None
+    ) -> list[str]:
+        """The norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, each by one more pass.
+
+        Sets the formulations in force; returns the names of which a norm is not finite.
+        """
+        units, objective, again = self.duals.units, None, []
         for name in names:
-            signed = formulations[name].signed
-
-            def violated(
-                terms: Terms, name: str = name, signed: bool = signed
-            ) -> tuple[Tensor, Tensor]:
-                violation = terms.followed[name]
-                violation = violation.abs() if signed else violation.clamp(min=0)
-                values = violation.detach().double()
-                return violation.sum(), torch.stack([(values > 0).sum(), values.square().sum()])
-
-            norm, sums = self._gradient_of(micro_batches, violated, counts[name])
-            number, squares = self._over_ranks(sums, "sum").tolist()
-            if not number:
-                continue
-            if objective is None:
-                objective, _ = self._gradient_of(
-                    micro_batches,
-                    lambda terms: (terms.objective.sum(), terms.objective.new_zeros(2)),
-                    counts[OBJECTIVE],
+            norm, number, squares = self._gradient_of(name, micro_batches, counts[name])
+            if number and objective is None:
+                objective = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])[0]
+            if number and norm == 0 and name not in self._flat:
+                self._flat.add(name)
+                warn(
+                    self.task,
+                    f'Constraint "{name}": the gradient of its violated values is 0 for every '
+                    "trained weight, so nothing enforces it. In constraint_values() and forward(), "
+                    "look for a clamp, a rounding, or a part that is frozen.",
                 )
-            violations = norm * float(counts[name]) / number
-            units.measure(name, objective, violations, (squares / number) ** 0.5)
+            if number and objective is not None:
+                violations = norm * float(counts[name]) / number
+                units.measure(name, objective, violations, (squares / number) ** 0.5)
+            if not math.isfinite(norm + (objective or 0.0)):
+                again.append(name)
+        self.duals.in_force = units.in_force(self.task.formulations)
+        return again
 
     def _gradient_of(
-        self,
-        micro_batches: list[MicroBatch],
-        term: Callable[[Terms], tuple[Tensor, Tensor]],
-        count: Tensor,
-    ) -> tuple[float, Tensor]:
-        """The norm of ∇ Σ term / count over all ranks' batch, and this rank's sums with it."""
-        task = self.task
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
-        beside = []
+        self, name: str, micro_batches: list[MicroBatch], count: Tensor
+    ) -> tuple[float, float, float]:
+        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their Σ v²."""
+        task, device = self.task, self.task.device
+        task.optimizers().zero_grad()  # type: ignore[union-attr]
+        beside = torch.zeros(3, dtype=widest(device), device=device)
         block = getattr(task.trainer.strategy, "block_backward_sync", nullcontext)
-        with replayed_random_state(task.device):
+        with replayed_random_state(device):
             for position, micro in enumerate(micro_batches):
                 with nullcontext() if position == len(micro_batches) - 1 else block():
-                    total, sums = term(terms_of(task, micro, task(micro.batch), strict=False))
-                    beside.append(sums.to(WIDEST.get(task.device.type, torch.float64)))
+                    terms = terms_of(task, micro, task(micro.batch), strict=False)
+                    finite = finite_samples(terms.objective, terms.followed)
+                    if name == OBJECTIVE:
+                        values = torch.where(finite, terms.objective, 0)
+                    else:
+                        values = torch.where(finite[:, None], terms.followed[name], 0)
+                        signed = task.formulations[name].signed
+                        values = values.abs() if signed else values.clamp(min=0)
+                    found = values.detach().to(beside)
+                    beside += torch.stack(
+                        [(found > 0).sum(), found.square().sum(), (~finite).sum()]
+                    )
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
-                    task.manual_backward(total * scale + connected_zero(task))
+                    task.manual_backward(values.sum() * scale + connected_zero(task))
+            if not micro_batches:  # All samples of this rank are left out; the others wait for it.
+                task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
-        self.task.optimizers().zero_grad()  # type: ignore[union-attr]
         self.buffers.restore(task)
-        return norm, torch.stack(beside).sum(0)
+        number, squares, left_out = self._over_ranks(beside, "sum").tolist()
+        if not math.isfinite(norm) and not left_out and self._lower_scale():
+            return self._gradient_of(name, micro_batches, count)
+        return norm, number, squares
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
         if self.task.trainer.world_size > 1:

@@ -20,7 +20,6 @@ from lightning.pytorch import Trainer
 from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
-from pl_pointwise.data import units_of
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
@@ -44,11 +43,12 @@ from pl_pointwise.requirements.samples import (
     hash_of,
     known_from,
     require_same_bounds,
+    units_at,
 )
 from pl_pointwise.task import notes_of
 
 from .levers import advice
-from .runner import alone_in, datasets_of, on_first_rank
+from .runner import alone_in, on_first_rank
 from .runs import SAMPLES, TESTED, Comparison, Run
 from .tables import Table
 from .uses import check_unused, remember_use
@@ -71,10 +71,9 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
-    datasets = datasets_of(data)
-    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model), datasets)
-    trained = units_of(datasets["train"]) if "train" in datasets else None
-    units = [hash_of(unit) for unit in trained or ()]
+    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model))
+    trained = getattr(data, "datasets", {}).get("train", ())
+    units = [hash_of(unit) for unit in units_at(range(len(trained)), "train", trained)]
     check_splits(samples, units, requirements, comparison.confidence)
     check_unused(_use(comparison), certification_units(samples), comparison.output)
     if comparison.against != START:

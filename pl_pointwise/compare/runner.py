@@ -164,7 +164,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        samples = samples_of(module, datasets_of(data))
+        samples = samples_of(module)
         if run.certified:
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
@@ -192,11 +192,6 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         "bounds": bounds_of(module),
         "shared_objective": module.shared_objective,
     }
-
-
-def datasets_of(data: Any) -> dict[str, Any]:
-    """The data sets of a data module by name, as far as it has them by name."""
-    return dict(getattr(data, "datasets", {}))
 
 
 def open_folder(run: Run) -> None:

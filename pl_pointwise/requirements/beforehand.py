@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from pandas import DataFrame
 
-from pl_pointwise.evaluation import MeanBySample, stages_of
+from pl_pointwise.data import dataset_of
+from pl_pointwise.evaluation import MeanBySample, loaders_by_name
 from pl_pointwise.step import carries, micro_batches_of
 
 from .p_values import fewest_samples
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
 
 
-def samples_to_come(
-    module: PointwiseModule, loaders: Mapping[str, Any], datasets: Mapping[str, Any]
-) -> DataFrame:
+def samples_to_come(module: PointwiseModule, loaders: Mapping[str, Any]) -> DataFrame:
     """The table of samples.py before any forward pass: values are NaN, metrics of every sample."""
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
@@ -39,7 +38,7 @@ def samples_to_come(
         for (kind, name), found in carried.items():
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
-            parts.append(lines(dataset, datasets.get(dataset), kind, name, index, values))
+            parts.append(lines(dataset, dataset_of(loader), kind, name, index, values))
     return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
 
 
@@ -47,12 +46,7 @@ def held_out_loaders(source: Any) -> dict[str, Any]:
     """Loaders of ``validate`` and ``test`` of data module or module, without the training data."""
     found: dict[str, Any] = {}
     for stage in ("val", "test"):
-        loaders = getattr(source, f"{stage}_dataloader")()
-        names = stages_of(stage, loaders)
-        if isinstance(loaders, Mapping):
-            loaders = list(loaders.values())
-        several = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-        found |= dict(zip(names, several, strict=False))
+        found |= loaders_by_name(stage, getattr(source, f"{stage}_dataloader")())
     return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
 
 

@@ -97,7 +97,7 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
         trainer.validate(cli.model, cli.datamodule, **read)
     trainer.test(cli.model, cli.datamodule, **read)
-    return samples_of(cli.model, getattr(cli.datamodule, "datasets", {}))
+    return samples_of(cli.model)
 
 
 def model_files(folder: str | Path) -> Path:

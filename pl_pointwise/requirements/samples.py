@@ -25,6 +25,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from pl_pointwise.data import categories_of, fingerprint, units_of
+from pl_pointwise.fingerprints import RANDOM_ROWS
 
 from .p_values import Losses
 from .requirement import Known, Requirement, RequirementError, Subject
@@ -48,12 +49,12 @@ FOR_SELECTION = 1 / 3
 """The share of the units of a data set besides the splits that goes to selection."""
 
 
-def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFrame:
+def samples_of(module: PointwiseModule) -> DataFrame:
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
     parts = []
     for dataset in module.evaluated:
         if dataset != NOT_HELD_OUT:
-            rows = datasets.get(dataset)
+            rows = module._evaluator.datasets.get(dataset)
             for name, found in module.evaluated[dataset].items():
                 values = found.worst()
                 parts.append(lines(dataset, rows, "constraint", name, found.index, values))
@@ -68,12 +69,7 @@ def lines(
     """Returns the lines of one quantity on one data set; index, values: (n,)."""
     positions = index.tolist()
     categories = None if rows is None else categories_of(rows)
-    units = None if rows is None else units_of(rows)
-    if units is None:  # Every sample is one, which no sample of another data set is.
-        of = dataset if rows is None else fingerprint(rows)
-        found = [f"{of} {position}" for position in positions]
-    else:
-        found = [units[position] for position in positions]
+    found = units_at(positions, dataset, rows)
     split = SPLITS.get(dataset)
     return DataFrame(
         {
@@ -87,6 +83,17 @@ def lines(
             "category": ["" if categories is None else categories[p] for p in positions],
         }
     )
+
+
+def units_at(positions: Sequence[int], dataset: str, rows: Any) -> list[str]:
+    """The unit of each sample; in a data set that names none, the sample itself."""
+    units = None if rows is None else units_of(rows)
+    if units is not None:
+        return [units[position] for position in positions]
+    of = dataset if rows is None else fingerprint(rows)
+    # Rows that differ each time they are read are of one data set by its name alone.
+    of = f"{dataset}, {of}" if of.startswith(RANDOM_ROWS) else of
+    return [f"{of} {position}" for position in positions]
 
 
 def hash_of(text: str) -> str:

@@ -57,10 +57,6 @@ class Selection:
         certified = [position for position in self.order if self.tested[position].certified]
         return certified[-1] if certified else None
 
-    @property
-    def chosen(self) -> Tested | None:
-        return None if self.position is None else self.tested[self.position]
-
 
 def select(
     candidates: Sequence[Candidate], rates: Sequence[float], confidence: float = 0.95

@@ -81,10 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame, list[str]]:
     """Runs the model over the data, not its metrics: the table of samples.py, what is missing."""
     module, data, trainer = cli.model, cli.datamodule, cli.trainer
+    if not isinstance(data, PointwiseDataModule):
+        raise DataError("tolerances reads the splits of a PointwiseDataModule: give --data one.")
     module.evaluation_metrics = dict
     module.update_evaluation_metrics = module.finish_evaluation_metrics = lambda *_: None
     given, notes = data.test_dataloader, list[str]()
-    data.test_dataloader = lambda: _without_certification_split(data, given(), notes)
+    vars(data)["test_dataloader"] = lambda: _without_certification_split(data, given(), notes)
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():

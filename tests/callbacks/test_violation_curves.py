@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.image import imread
+from torch import Tensor
 
 from pl_pointwise import Average, Pointwise
-from pl_pointwise.callbacks import ViolationCurves
+from pl_pointwise.callbacks import HardestSamples, ViolationCurves
 from tests.callbacks.witness import Witness
 from tests.pl_pointwise.toy import (
     INTERVALS,
@@ -97,6 +98,27 @@ def test_multipliers_of_an_average_interval_are_its_sides(tmp_path: Path) -> Non
     found = table(tmp_path, 2).loc["running", "pair"].reset_index()
     expected = np.where(found.column < PAIRS, upper, lower)
     np.testing.assert_allclose(found.multiplier, expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_a_mean_over_another_number_of_columns_in_every_batch(tmp_path: Path) -> None:
+    """As of candidates that are padded to the longest list of the batch."""
+
+    class Varying(Toy):
+        def constraint_values(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+            return {"fit": outputs[:, None] + torch.arange(len(outputs))}
+
+    module = Varying(Average(), {"fit": INTERVALS["fit"]}, learning_rate=0.0)
+    hardest = HardestSamples()
+    callbacks = [ViolationCurves(), hardest]
+    fit(module, ToyRows(7), epochs=2, callbacks=callbacks, default_root_dir=tmp_path)
+    z = module({"x": ToyRows(7).x}).detach().numpy()
+    found = table(tmp_path, 1).loc["running", "fit"].reset_index()
+    assert len(found) == 2 * (4 * 4 + 3 * 3)
+    lower = found.column >= 4
+    value = z[found["index"]] + found.column % 4
+    np.testing.assert_allclose(found.violation, np.where(lower, -0.2 - value, value - 0.3), 1e-5)
+    assert int(hardest._mean.visits["fit"].sum()) == 2 * len(found)
 
 
 def test_pictures_and_the_folder_of_tables_as_one(tmp_path: Path) -> None:

@@ -312,6 +312,18 @@ def test_second_fit_on_the_same_data_keeps_the_multipliers() -> None:
     assert module.multipliers["pair"].sum() > 0
 
 
+def test_second_fit_measures_the_unit_anew() -> None:
+    """It waited for the step that the first fit would have measured in next, 195 of this one."""
+    rows, module = ToyRows(4), Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
+    module.learning_rate = 0.0
+    fit(module, rows, epochs=150)
+    counts = [module._duals.units.state_dict()["states"]["fit"]["measurements"]]
+    for _ in range(2):
+        fit(module, rows, epochs=3)
+        counts.append(module._duals.units.state_dict()["states"]["fit"]["measurements"])
+    assert counts == [9, 12, 15]
+
+
 def test_fit_on_other_data_starts_its_multipliers_at_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

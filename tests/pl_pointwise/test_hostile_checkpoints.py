@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from pl_pointwise import Constraint, Pointwise
+from pl_pointwise import Constraint, Penalty, Pointwise
 from pl_pointwise.checkpoints import WholeCheckpointIO
 from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import At, Toy, ToyData, ToyRows, fit, trainer
@@ -145,9 +145,10 @@ def test_instantiator_named_in_a_checkpoint_is_not_imported(good: Path, tmp_path
 
 def test_checkpoint_of_other_constraints_is_refused(good: Path) -> None:
     """The multipliers of "pair" would be dropped without a word."""
-    other = Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)})
-    with pytest.raises(TrainingError, match=r"pair, which has none in this module"):
-        resume(good, other)
+    without = Toy({"fit": Pointwise(), "pair": Penalty(weight=1.0)})
+    for other in (Toy(Pointwise(), {"fit": Constraint(at_most=-0.3)}), without):
+        with pytest.raises(TrainingError, match=r"pair, which has none in this module"):
+            resume(good, other)
 
 
 # What is damaged ----------------------------------------------------------------------------------

@@ -253,18 +253,36 @@ def test_batch_without_its_index_is_refused(index: Any) -> None:
         trainer().fit(Toy(Pointwise()), Forgetful(ToyRows(4), batch_size=4))
 
 
+class Repeating(PointwiseSampler):
+    """With replacement."""
+
+    def order(self) -> list[int]:
+        return [2, 2, 0, 2]
+
+
+class Twice(ToyData):
+    def train_dataloader(self) -> Any:
+        dataset = IndexedDataset(self.datasets["train"])
+        return ResumableDataLoader(dataset, Repeating(dataset), 4, self.collate)
+
+
+def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:
+    """A value that only one copy breaks by, as dropout draws it: the others are not trained."""
+
+    class FirstBreaks(Toy):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            broken = torch.tensor([torch.nan, 0, 0, 0], dtype=outputs.dtype)
+            return super().objective(outputs, batch) + broken
+
+    module = FirstBreaks(Pointwise(alpha=1.0))
+    trainer().fit(module, Twice(ToyRows(4), batch_size=4))
+    assert lost(module) == (3, 0)
+    assert module.measured is not None
+    assert module.measured.index.tolist() == [0]
+
+
 def test_same_sample_twice_in_a_batch_steps_once() -> None:
     """A sampler with replacement would otherwise step λ twice, or write one step over the other."""
-
-    class Repeating(PointwiseSampler):
-        def order(self) -> list[int]:
-            return [2, 2, 0, 2]
-
-    class Twice(ToyData):
-        def train_dataloader(self) -> Any:
-            dataset = IndexedDataset(self.datasets["train"])
-            return ResumableDataLoader(dataset, Repeating(dataset), 4, self.collate)
-
     module = Toy(Pointwise(alpha=None, dual_lr=0.5), learning_rate=0.0)
     rows = ToyRows(4)
     rows.x[2] = 3.0

@@ -13,6 +13,7 @@ from pl_pointwise import Average, Constraint, Pointwise
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.model_card import public_name, write_card
+from pl_pointwise.task import notes_of
 from tests.pl_pointwise.line_task import LineData, LineModule
 from tests.pl_pointwise.toy import trainer
 
@@ -86,6 +87,10 @@ def test_held_out_violations_come_with_their_certificate_and_the_training_ones_d
     assert "### test" in text
     assert "### train" not in text
     assert "Metrics of the same pass: objective" in text
+    notes_of(module).certificate = "What compare --require certified."
+    text = card(module, tmp_path).text  # Which holds for the choice, too: it stands alone.
+    assert "What compare --require certified." in text
+    assert "Clopper" not in text
 
 
 def test_a_sanity_check_is_no_evaluation(tmp_path) -> None:

@@ -26,7 +26,7 @@ from pl_pointwise import (
     initialise_multipliers,
 )
 from pl_pointwise.errors import DataError, TrainingError
-from tests.pl_pointwise.toy import INTERVALS, KINDS, Toy, ToyData, ToyRows, fit, trainer
+from tests.pl_pointwise.toy import INTERVALS, KINDS, Seen, Toy, ToyData, ToyRows, fit, trainer
 
 # The store ----------------------------------------------------------------------------------------
 
@@ -260,6 +260,41 @@ def test_multipliers_of_a_formulation_without_any_are_dropped(caplog: Any) -> No
     assert 'Multipliers of "fit" are dropped' in caplog.text
 
 
+def one_step(module: Toy, rows: ToyRows, seed: int = 0) -> set[int]:
+    """Takes a step; returns the samples of its batch."""
+    seen = Seen()
+    data = ToyData(rows, batch_size=4, seed=seed)
+    trainer(max_steps=1, callbacks=[seen]).fit(module, data)
+    return {*seen.batches[0][1]}
+
+
+def test_other_data_close_no_window_and_keep_no_unit() -> None:
+    module = Toy(Pointwise(), primal_steps=2)
+    one_step(module, ToyRows(8))
+    one_step(module, ToyRows(5, seed=3))
+    assert not any(table.any() for table in module.multipliers.values())
+    assert len(module._duals._window) == 1
+    assert module._duals.units.state_dict()["states"]["fit"]["visits"] == 1
+
+
+def test_what_was_reset_is_not_stepped_by_visits_from_before() -> None:
+    module = Toy(Pointwise(alpha=None, dual_lr=1.0), {"fit": Constraint(at_most=-50.0)}, **STILL)
+    module.training_settings.primal_steps = 2
+    before = one_step(module, ToyRows(8))
+    module.multipliers.reset("fit")
+    after = one_step(module, ToyRows(8), seed=1)
+    assert before != after
+    assert {*module.multipliers["fit"].nonzero()[:, 0].tolist()} == after
+
+
+def test_a_threshold_goes_with_the_formulation_that_learns_it() -> None:
+    module = fit_again(Toy(CVaR(level=0.5)))
+    assert {*module.thresholds} == {*module.constraints}
+    module.formulations = {name: Average() for name in module.constraints}
+    fit_again(module)
+    assert module.thresholds == {}
+
+
 def loader_of(count: int = 9) -> Any:
     data = ToyData(ToyRows(count, partial=True), batch_size=4)
     data.setup("fit")
@@ -293,6 +328,16 @@ def test_a_pass_over_the_data_starts_every_sample_at_its_pull(formulation: Any, 
         module.multipliers.pending()["fit"][:, 0],
         ((outputs + 0.3).relu() * rows.has["fit"]).float(),
     )
+
+
+def test_a_pass_over_the_data_drops_nothing_out_and_leaves_alone_what_is_not_carried() -> None:
+    module = Toy(Pointwise(), partial=True, dropout=0.5, **STILL)
+    initialise_multipliers(module, loader_of(), start=lambda v: v.relu() + 1)
+    assert module.dropout.training
+    rows = ToyRows(9, partial=True)
+    z = module.eval()({"x": rows.x}).detach()
+    expected = torch.where(rows.has["fit"], (z + 0.3).relu() + 1, 0).float()[:, None]
+    torch.testing.assert_close(module.multipliers.pending()["fit"], expected)
 
 
 def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:

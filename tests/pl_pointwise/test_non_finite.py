@@ -92,6 +92,22 @@ def test_step_is_the_one_without_the_sample_with_the_original_denominators(
     assert bad.trainer.global_step == 6
 
 
+@pytest.mark.parametrize("kind", [OBJECTIVE_NAN, FIT_MINUS_INF, PAIR_NAN])
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_the_unit_of_an_adaptive_alpha_is_that_without_the_sample(
+    kind: int, micro_batch_size: int | None
+) -> None:
+    """Else one bad record in every batch leaves a constraint without any force, in silence."""
+    units = []
+    for defect in (kind, NEUTRAL):
+        module = Fragile(Pointwise(), micro_batch_size=micro_batch_size, learning_rate=1e-3)
+        fit(module, Defective(8, {3: defect}), batch_size=8, epochs=1)
+        assert lost(module) == (int(defect == kind), 0)
+        states = module._duals.units.state_dict()["states"]
+        units.append([states[name][key] for name in states for key in ("unit", "size")])
+    assert units[0] == pytest.approx(units[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("options", [{"order": "dual_first"}, {"primal_steps": 2}, {}])
 def test_several_bad_samples_of_a_batch(options: Any) -> None:
     defects = {1: OBJECTIVE_NAN, 2: PAIR_NAN, 5: FIT_MINUS_INF}

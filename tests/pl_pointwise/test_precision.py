@@ -256,7 +256,25 @@ def test_scaled_gradients_are_clipped_and_stepped_unscaled(
     )
 
 
-def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> None:
+def test_a_unit_whose_passes_overflow_is_measured_by_a_lower_scale() -> None:
+    """The steps alone did not overflow, so a constraint stayed without any force, in silence."""
+
+    class Quiet(Float):
+        def objective(self, outputs: Tensor, batch: Any) -> Tensor:
+            return 1e-3 * super().objective(outputs, batch)
+
+    units = []
+    for plugins in ([], [scaled(2.0**20)]):
+        module = Quiet(Pointwise(), {"fit": Constraint(at_most=-0.3)}, learning_rate=0.0)
+        fit(module, ToyRows(8), batch_size=8, epochs=1, plugins=plugins)
+        assert module._duals.units.not_finite == 0
+        units.append(module._duals.units.state_dict()["states"]["fit"]["unit"])
+    assert units[1] == pytest.approx(units[0], rel=0.05)
+
+
+def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The scaler starts high; its first steps overflow as a matter of course."""
     module = Float(Pointwise(alpha=1.0, dual_lr=1.0))
     start = weights_of(module)
@@ -267,6 +285,7 @@ def test_overflow_of_scaled_gradients_lowers_the_scale_and_moves_nothing() -> No
     assert not any(table.any() for table in multipliers_of(module).values())
     assert plugin.scaler is not None
     assert plugin.scaler.get_scale() == 2.0**19
+    assert "(train, epoch 0, step 0): the gradient overflows float16" in caplog.text
     # And a run finds its scale and trains.
     module = fit(
         Float(Pointwise(alpha=1.0, dual_lr=1.0)), ToyRows(4), epochs=20, plugins=[scaled(2.0**20)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pl_pointwise import Average, Pointwise
+from pl_pointwise import Average, Formulation, Pointwise
 from tests.pl_pointwise.toy import Toy, ToyRows, fit, lost
 
 
@@ -48,13 +48,11 @@ def test_one_nan_skips_its_step_and_spoils_no_statistic(caplog: pytest.LogCaptur
     assert (module.multipliers["fit"] > 0).any()
 
 
-def test_statistics_do_not_count_the_pass_that_finds_the_mean() -> None:
-    """An augmented Average with micro-batches forwards each of them twice."""
-    plain = fit(Normed(Average(dual_lr=0.5), micro_batch_size=4), ToyRows(8), batch_size=8)
-    module = fit(
-        Normed(Average(alpha=0.8, dual_lr=0.5), micro_batch_size=4), ToyRows(8), batch_size=8
-    )
-    assert module.norm.num_batches_tracked == plain.norm.num_batches_tracked == 6
+@pytest.mark.parametrize("formulation", [Average(alpha=0.8, dual_lr=0.5), Pointwise()], ids=repr)
+def test_statistics_do_not_count_passes_that_only_measure(formulation: Formulation) -> None:
+    """The mean of an augmented Average with micro-batches, and the unit of an adaptive α."""
+    module = fit(Normed(formulation, micro_batch_size=4), ToyRows(8), batch_size=8)
+    assert module.norm.num_batches_tracked == 6
 
 
 def test_a_skipped_step_updates_no_statistic() -> None:
@@ -89,19 +87,3 @@ def test_buffers_that_are_replaced_are_put_back_too() -> None:
     module = fit(Counting(Pointwise()), Broken(8, 3), batch_size=4, epochs=2)
     assert torch.isfinite(module.seen)
     assert lost(module)[0] == 2
-
-
-def test_a_sample_that_the_batch_has_twice_is_left_out_twice() -> None:
-    """A sampler with replacement brings copies; one of them stayed in the step's record."""
-    rows = Broken(4, 1)
-    found = fit(Toy(Pointwise(), dropout=0.5), _Repeated(rows), batch_size=6, epochs=1)
-    assert found.measured is not None
-    assert not found.measured.non_finite().any()
-
-
-class _Repeated(ToyRows):
-    """Six rows, of which two are the same broken one."""
-
-    def __init__(self, rows: ToyRows) -> None:
-        super().__init__(6)
-        self.x[:4], self.x[4] = rows.x, rows.x[1]

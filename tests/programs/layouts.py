@@ -50,7 +50,7 @@ KINDS: dict[str, Any] = {
     **FORMULATIONS,
     "adaptive": Pointwise(),
 }
-POISONED = ("average augmented", "pointwise")
+POISONED = ("average augmented", "pointwise", "adaptive")
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ class TrainingLoader(LightningDataModule):
 class WithLoaders(PlaneModule):
     """Brings its data, and no export."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self.data = PlaneData()
+        self.data = PlaneData(seed=seed)
         self.data.setup("fit")
 
     def train_dataloader(self) -> Any:
@@ -96,3 +97,10 @@ def test_a_module_with_its_own_loaders_is_certified(tmp_path, monkeypatch) -> No
     out = compare(tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.99")
     assert json.loads((out / "answer.json").read_text())["certified"]
     assert (out / "model/certificate/model.ckpt").is_file()
+    # Its samples have been used; those of another task, by the same positions, have not.
+    again = [tmp_path, f"{__name__}.WithLoaders", None, "--require", "near: violated <= 0.98"]
+    with pytest.raises(SystemExit):
+        compare(*again)
+    shutil.rmtree(out)
+    compare(*again, "--model.seed", "1")
+    assert json.loads((out / "answer.json").read_text())["certified"]

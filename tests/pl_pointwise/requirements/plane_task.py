@@ -89,6 +89,7 @@ class PlaneData(PointwiseDataModule):
         seed: of the points.
         test_file: "drifted" tests on points of another plane.
         shared: certify on the points that choose.
+        trained: certify on the points that are trained on, which name no units.
     """
 
     def __init__(
@@ -98,16 +99,19 @@ class PlaneData(PointwiseDataModule):
         seed: int = 0,
         test_file: str | None = None,
         shared: bool = False,
+        trained: bool = False,
     ) -> None:
         super().__init__(batch_size=8, eval_batch_size=100)
         self.held_out, self.noise, self.of = held_out, noise, seed
-        self.test_file, self.shared = test_file, shared
+        self.test_file, self.shared, self.trained = test_file, shared, trained
 
     def setup(self, stage: str) -> None:
         sizes = {"train": 32, "val": self.held_out, "test": self.held_out}
         self.datasets = {name: self._points(name, count) for name, count in sizes.items()}
         if self.shared:
             self.datasets["test"] = self.datasets["val"]
+        if self.trained:
+            self.datasets |= {name: [*self.datasets["train"]] for name in ("train", "test")}
 
     def _points(self, name: str, count: int) -> Points:
         generator = torch.Generator().manual_seed(100 * self.of + len(name))

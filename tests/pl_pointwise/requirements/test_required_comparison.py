@@ -274,6 +274,7 @@ def test_a_failed_run_keeps_the_certification_split_closed(tmp_path, capsys) -> 
         (["--require", "near: violated <= 0.001"], "at least 2,995 independent samples"),
         (["--require", "near/left: violated <= 0.03", "--data.held_out", "80"], "category left"),
         (["--require", REQUIREMENT, "--data.shared", "true"], "share 200 of 200 units"),
+        (["--require", REQUIREMENT, "--data.trained", "true"], "training and the certification"),
         (["--require", "right >= predecessor - 0.1"], "no metric of values in [0, 1] 'right'"),
         (["--require", "lost(near) <= 0.1", "--against", "nowhere"], "nowhere: there is no cert"),
         (

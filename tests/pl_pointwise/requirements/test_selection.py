@@ -60,8 +60,8 @@ def test_the_last_before_the_first_that_is_not_certified_is_chosen() -> None:
     )
     names = [found.tested[position].candidate.name for position in found.order]
     assert names == ["first", "second", "third", "fourth"]
-    assert found.chosen is not None
-    assert found.chosen.candidate.name == "second"
+    assert found.position is not None
+    assert found.tested[found.position].candidate.name == "second"
     by_name = {each.candidate.name: each for each in found.tested}
     assert list(by_name) == ["beaten", "second", "first", "fourth", "third"]
     assert by_name["beaten"].place is None
@@ -72,19 +72,18 @@ def test_the_last_before_the_first_that_is_not_certified_is_chosen() -> None:
 def test_none_is_chosen_where_the_first_is_not_certified() -> None:
     """Even if a later one would be."""
     found = select([candidate("first", 5.0, 1, 30), candidate("then", 3.0, 2, 0)], [0.1])
-    assert found.chosen is None
-    assert select([], [0.1]).chosen is None
+    assert found.position is None
+    assert select([], [0.1]).position is None
 
 
 def test_a_candidate_has_to_meet_every_requirement() -> None:
     both = Candidate("both", 1.0, [losses(0), losses(0)], [losses(0), losses(3)])
     one = Candidate("one", 0.0, [losses(1), losses(1)], [losses(0), losses(12)])
     found = select([both, one], [0.1, 0.1])
-    assert found.chosen is not None
-    assert found.chosen.candidate.name == "both"
-    assert found.chosen.p == pytest.approx(binomial(3, 100, 0.1))
+    assert found.position == 0
+    assert found.tested[0].p == pytest.approx(binomial(3, 100, 0.1))
     assert found.tested[1].p == pytest.approx(binomial(12, 100, 0.1))
-    assert select([both], [0.1, 0.1], confidence=0.999).chosen is None
+    assert select([both], [0.1, 0.1], confidence=0.999).position is None
 
 
 def test_the_order_knows_nothing_of_the_certification_split() -> None:

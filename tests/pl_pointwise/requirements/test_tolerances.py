@@ -163,6 +163,7 @@ def test_the_samples_of_a_requirement_follow_the_confidence(confidence) -> None:
         (["--config", "rerankr"], "No configuration 'rerankr'"),
         ([*TASK, "--data.sepparate", "true"], "sepparate"),
         ([*TASK, "--confidence", "95"], "must lie between 0 and 1"),
+        ([*TASK[:2], *TASK[4:]], "a PointwiseDataModule: give --data one"),
     ],
 )
 def test_what_is_wrong_with_the_command_line_is_said(words, message, tmp_path, capsys) -> None:
