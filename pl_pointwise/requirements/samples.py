@@ -44,6 +44,8 @@ SPLITS = {"val": SELECTION, "test": CERTIFICATION}
 
 NOT_HELD_OUT = "train"
 
+COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
+
 FOR_SELECTION = 1 / 3
 """The part of the units of a data set beside the splits that goes to selection."""
 
@@ -59,7 +61,7 @@ def samples_of(module: PointwiseModule, datasets: Mapping[str, Any]) -> DataFram
                 parts.append(lines(dataset, rows, "constraint", name, found.index, values))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
                 parts.append(lines(dataset, rows, "metric", name, metric.index, metric.value))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
 
 
 def lines(
