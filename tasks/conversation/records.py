@@ -60,7 +60,6 @@ _OWN = dict.fromkeys(
 }
 """What a response of a role has of its own."""
 _COMMON = ("system", "tools", "category", "objective")
-_OWN_SCHEMAS = ("records", "answer", "roles")
 _BESIDE = (*_COMMON, *_BOUND, "role", *MEASURED)
 """Fields that may be missing, so that nobody would notice another spelling."""
 
@@ -225,7 +224,7 @@ class Reading:
         if ends_open and not self.responses:
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
-        if name in _OWN_SCHEMAS:
+        if name in ("records", "answer", "roles"):  # Our own.
             _check_spelling(row, where)
         record = SCHEMAS[name][1](row, where, self.role)
         if self.responses and set(MEASURED).issuperset(record.roles):
