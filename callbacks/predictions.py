@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
 
-from .answer_samples import shown
 from .outputs import run_root
 
 
@@ -22,7 +21,7 @@ class PredictionWriter(BasePredictionWriter):
     """For modules whose ``predict_step`` returns a list of dicts with ``index``, one per input.
 
     The file holds the inputs in their own order, from all ranks; of a data set of conversations
-    ``prompt`` with each.
+    ``prompt`` and ``tools`` with each, so that answers can be records to train on.
 
     Args:
         path: the file to write, below the folder of the run (outputs.py).
@@ -43,9 +42,7 @@ class PredictionWriter(BasePredictionWriter):
             )
         data: Any = getattr(getattr(trainer, "datamodule", None), "datasets", {}).get("predict")
         if hasattr(data, "record"):
-            asked = [getattr(data.record(row["index"]), "messages", None) for row in rows]
-            prompts = [{} if each is None else {"prompt": shown(each)} for each in asked]
-            rows = [{**prompt, **row} for prompt, row in zip(prompts, rows, strict=True)]
+            rows = [{**_asked(data.record(row["index"])), **row} for row in rows]
         if trainer.world_size > 1:
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
@@ -57,3 +54,12 @@ class PredictionWriter(BasePredictionWriter):
             lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             path.write_text("".join(lines), encoding="utf-8")
             rank_zero_info(f"{len(rows):,} predictions written to {path}")
+
+
+def _asked(record: Any) -> dict[str, Any]:
+    """The prompt of a conversation, and its tools, as a file of records has them."""
+    messages, tools = getattr(record, "messages", None), getattr(record, "tools", None)
+    if messages is None:
+        return {}
+    prompt = messages[0]["content"] if len(messages) == 1 else messages
+    return {"prompt": prompt, **({"tools": tools} if tools else {})}

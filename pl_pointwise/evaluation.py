@@ -24,13 +24,13 @@ from .task import Task, judges_strictly, log_of_all_ranks
 class SampleViolations:
     """Violations of one constraint after a full pass, of all ranks, on the CPU.
 
-    A row per sample that the constraint applies to, in data-set order. An interval has the upper
-    side's K columns, then the lower side's.
+    A row per sample that the constraint applies to, in data-set order. Of an interval the larger
+    of both sides.
     """
 
     index: Tensor  # (n,) int64, each sample's position in its data set
-    violation: Tensor  # (n, sides·K), positive violates; NaN where it does not apply
-    mask: Tensor  # bool, (n, sides·K): which elements it applies to
+    violation: Tensor  # (n, K), positive violates; NaN where it does not apply
+    mask: Tensor  # bool, (n, K): which elements it applies to
 
     def pooled(self) -> Tensor:
         """(m,), the elements that the constraint applies to, one after the other."""
@@ -66,21 +66,18 @@ class ViolationsBySample(Metric):
     value: list[Tensor]
     wide: Tensor
 
-    def __init__(self, sides: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.sides = sides
         for name in ("index", "column", "value"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
         self.add_state("wide", default=torch.tensor(0), dist_reduce_fx="max")
 
     def update(self, index: Tensor, violation: Tensor, mask: Tensor) -> None:
-        """Adds a batch: (b,), (b, sides·K) and bool alike; True counts."""
+        """Adds a batch: (b,), (b, K) and bool alike; True counts."""
         rows, columns = mask.nonzero(as_tuple=True)
-        width = max(1, violation.shape[1] // self.sides)
         value = violation.detach()[rows, columns]
         self.index.append(index.to(value.device)[rows])
-        # Element k of side s as k·sides + s, which does not depend on K.
-        self.column.append(columns % width * self.sides + columns // width)
+        self.column.append(columns)
         self.value.append(value.to(widest(value.device)))
         self.wide |= int(value.dtype == torch.float64)
 
@@ -95,22 +92,21 @@ class ViolationsBySample(Metric):
 
     def _samples(self) -> SampleViolations:
         if not len(self.index):  # Never updated.
-            empty = torch.zeros(0, self.sides)
+            empty = torch.zeros(0, 1)
             return SampleViolations(empty[:, 0].long(), empty, empty.bool())
         index, column = dim_zero_cat(self.index).cpu(), dim_zero_cat(self.column).cpu()
         dtype = torch.float64 if self.wide else torch.float32
         value = dim_zero_cat(self.value).cpu().to(dtype)
-        width = int(column.max()) // self.sides + 1 if len(column) else 1
-        key = index * width * self.sides + column
+        width = int(column.max()) + 1 if len(column) else 1
+        key = index * width + column
         order = key.argsort(stable=True)
         first = torch.ones_like(order, dtype=torch.bool)
         first[1:] = key[order][1:] != key[order][:-1]
         kept = order[first]  # Of each sample and element once.
         samples, row = index[kept].unique(return_inverse=True)
-        place = column[kept] % self.sides * width + column[kept] // self.sides
-        violation = torch.full((len(samples), self.sides * width), math.nan, dtype=dtype)
+        violation = torch.full((len(samples), width), math.nan, dtype=dtype)
         mask = torch.zeros(violation.shape, dtype=torch.bool)
-        violation[row, place], mask[row, place] = value[kept], True
+        violation[row, column[kept]], mask[row, column[kept]] = value[kept], True
         return SampleViolations(samples, violation, mask)
 
 
@@ -151,8 +147,7 @@ class Evaluation:
         self.stage, device = stage, task.device
         self.objective = ViolationsBySample().to(device)
         self.violations = {
-            name: ViolationsBySample(constraint.sides).to(device)
-            for name, constraint in task.evaluation_constraints.items()
+            name: ViolationsBySample().to(device) for name in task.evaluation_constraints
         }
         self.task = {name: m.to(device) for name, m in task.evaluation_metrics().items()}
         nothing = torch.zeros(0, 1, device=device)
@@ -168,7 +163,9 @@ class Evaluation:
             mask = terms.masks[OBJECTIVE]
             self.objective.update(micro.index, terms.objective[:, None], mask[:, None])
             for name, violation in terms.judged.items():
-                self.violations[name].update(micro.index, violation, terms.masks[name])
+                constraint = task.evaluation_constraints[name]
+                judged = constraint.outside(violation, terms.masks[name])
+                self.violations[name].update(micro.index, *judged)
             real = (micro.index >= 0).to(task.device)
             task.update_evaluation_metrics(self.task, outputs, micro.batch, real, self.stage)
 

@@ -114,7 +114,8 @@ class Stepper:
             shown["objective"] = on_bar["objective"] = objective.mean()
         violated = []
         for name, violation in measured.judged.items():
-            values = task.constraints[name].reported(violation[measured.masks[name]])
+            violation, mask = task.constraints[name].outside(violation, measured.masks[name])
+            values = task.constraints[name].reported(violation[mask])
             if len(values):
                 violated.append(values > 0)
                 shown |= {f"{name}/mean": values.mean(), f"{name}/violated": share_violated(values)}

@@ -74,6 +74,11 @@ class Constraint:
         """
         return self.reported(self.residual(values))
 
+    def outside(self, violation: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each value the larger of an interval's two, (b, sides·K) → (b, K); masks alike."""
+        violation, mask = (each.unflatten(1, (self.sides, -1)) for each in (violation, mask))
+        return violation.amax(1), mask[:, 0]
+
     def residual(self, values: Tensor) -> Tensor:
         """ℓ − equals, with its sign, for an equality; else the violation. Shapes alike."""
         if self.equals is not None:

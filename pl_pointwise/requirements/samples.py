@@ -45,6 +45,8 @@ SPLITS = {"val": SELECTION, "test": CERTIFICATION}
 
 NOT_HELD_OUT = "train"
 
+COLUMNS = ("split", "dataset", "kind", "quantity", "index", "value", "unit", "category")
+
 FOR_SELECTION = 1 / 3
 """The share of the units of a data set besides the splits that goes to selection."""
 
@@ -60,7 +62,7 @@ def samples_of(module: PointwiseModule) -> DataFrame:
                 parts.append(lines(dataset, rows, "constraint", name, found.index, values))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
                 parts.append(lines(dataset, rows, "metric", name, metric.index, metric.value))
-    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
+    return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
 
 
 def lines(

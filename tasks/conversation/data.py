@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.tasks.common.records import check_source
@@ -145,10 +145,19 @@ class ConversationDataModule(ResponseDataModule):
         if self.hub_path is not None:
             hub = self.hub_path, self.hub_config, self.hub_split
             read["train"] = self._finished(self._from_hub(*hub, self.reading))
+        check_together([record for records in read.values() for record in records])
         found = self._split(read, {**self.files, "train": ", ".join(self.train_files)})
         counts = ", ".join(f"{side} {len(records):,}" for side, records in found.items())
         held_out = ", held out by data.preparation" * (len(found) > len(read))
         rank_zero_info(f"Records: {counts}{held_out}.")
+        trained = {role for record in found.get("train", []) for role in record.roles}
+        for side, records in found.items():
+            if trained and trained.isdisjoint(role for each in records for role in each.roles):
+                rank_zero_warn(
+                    f"{records[0].where}: the answers held out as {side} are of role "
+                    f"{records[0].roles[0]}, of which none is trained on. What is learnt and kept "
+                    'is measured on its own roles: give each record one, as "role": "keep".'
+                )
         return found
 
     def read(self, name: str) -> list[Record]:
@@ -165,7 +174,6 @@ class ConversationDataModule(ResponseDataModule):
         return self._finished(found)
 
     def _finished(self, records: list[Record]) -> list[Record]:
-        check_together(records)
         return with_refusals(records, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:

@@ -363,7 +363,7 @@ class ConversationModule(LanguageModelModule):
 
         And what call_report() says where a preferred response calls tools; and where one is to be
         kept {rouge, before, flipped}: the recall of it, the reference's answer, and whether that
-        was another.
+        was another, the last two of adapters.
         """
         answers, kept = super().batch_answers(batch, samples, stage), []
         for answer, (row, _) in zip(answers, samples, strict=True):
@@ -379,7 +379,7 @@ class ConversationModule(LanguageModelModule):
             if wanted := [text.strip() for text in called + texts["refuse"]]:
                 answer["exact"] = answer["answer"].strip() in wanted
             answer |= call_report(answer["answer"], called, batch["records"][row])
-        if kept:
+        if kept and self.lora is not None:
             rows = [row for row, _ in kept]
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
             before = self.generate(*prompts, reference=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pl_pointwise.errors import DataError
@@ -59,6 +60,8 @@ _OWN = dict.fromkeys(
 }
 """What a response of a role has of its own."""
 _COMMON = ("system", "tools", "category", "objective")
+_BESIDE = (*_COMMON, *_BOUND, "role", *MEASURED)
+"""Fields that may be missing, so that nobody would notice another spelling."""
 
 
 def parse_response(value: Any, where: str, name: str) -> Response:
@@ -154,6 +157,9 @@ def _answer(row: dict[str, Any], where: str, role: str) -> Record:
     answer = text_field(field(row, "answer", where), "answer", where)
     response = parse_response({"role": role, **given, "content": answer}, where, "answer")
     responses = [response, *_of_roles(row, where, MEASURED)]
+    if beside := [name for name in ROLES[:5] if row.get(name)]:
+        problem = 'stands beside "answer", and is not read'
+        raise bad_field(where, beside[0], problem, "Give responses: [{role, content}]")
     return make_record(row, conversation(row, where), responses, where)
 
 
@@ -218,6 +224,8 @@ class Reading:
         if ends_open and not self.responses:
             return make_record(row, conversation(row, where), [], where)
         name = told(row, where) if self.schema == "auto" else self.schema
+        if name in ("records", "answer", "roles"):  # Our own.
+            _check_spelling(row, where)
         record = SCHEMAS[name][1](row, where, self.role)
         if self.responses and set(MEASURED).issuperset(record.roles):
             problem = "has none that anything is asked of"
@@ -238,6 +246,15 @@ class Reading:
         return {name: row[name] for name in _COMMON if name in row} | found
 
 
+def _check_spelling(row: Mapping[str, Any], where: str) -> None:
+    """Refuses a field that is nearly one of ours, as a misspelt bound or role would not hold."""
+    for name in row.keys() - set(COLUMNS):
+        near = get_close_matches(name.lower(), _BESIDE, 1, cutoff=0.85)
+        if near and near[0][0] == name[:1].lower():
+            remedy = f'Write "{near[0]}", or name it otherwise'
+            raise bad_field(where, name, "is not read", remedy)
+
+
 def told(row: Mapping[str, Any], where: str) -> str:
     """The name of the first schema whose columns the row has."""
     for name, (columns, _) in SCHEMAS.items():
@@ -247,5 +264,5 @@ def told(row: Mapping[str, Any], where: str) -> str:
     found = ", ".join(map(shown, list(row)[:12])) or "nothing"
     raise DataError(
         f"{where}: the fields ({found}) are of no schema that is known ({', '.join(SCHEMAS)}). "
-        "Name them with columns, as {prompt: question, prefer: good_answer, avoid: bad_answer}."
+        "Give {prompt, answer}, or name others with columns, as {prompt: question, answer: reply}."
     )

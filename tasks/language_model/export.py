@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from peft import PeftModel
 from pl_pointwise.model_card import write_card
 
 from .adapters import merged_weights, saved_adapter
-from .reference import base_of
+from .reference import base_of, is_adapted
 
 if TYPE_CHECKING:
     from .module import LanguageModelModule
@@ -39,7 +40,12 @@ def export_policy(module: LanguageModelModule, path: Path) -> Path:
             "both adapters merged into it."
         )
     if isinstance(model, PeftModel) and whole:
-        base_of(model).save_pretrained(path, state_dict=merged_weights(model))
+        base = base_of(model)
+        base.save_pretrained(path, state_dict=merged_weights(model))
+        if any(map(is_adapted, (base.get_input_embeddings(), base.get_output_embeddings()))):
+            config = deepcopy(base.config)
+            config.tie_word_embeddings = False  # Else some readers take one of the two for both.
+            config.save_pretrained(path)
     elif isinstance(model, PeftModel):
         model.active_peft_config.revision = module.revision  # of the base
         model.save_pretrained(path)

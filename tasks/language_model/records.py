@@ -106,6 +106,8 @@ def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
     given = field(row, name, where)
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
     messages = parse_messages(given, where)
     system = row.get("system")
     if isinstance(system, str) and system.strip():

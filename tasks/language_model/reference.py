@@ -81,7 +81,7 @@ def caching_problem(model: nn.Module) -> str | None:
         return problem
     for name, module in model.named_modules():
         in_a_layer = any(part.isdigit() for part in name.split("."))  # layers are numbered
-        if _adapted(module) and not in_a_layer:
+        if is_adapted(module) and not in_a_layer:
             return (
                 f"The reference's hidden states are not kept: {name} is adapted, and they are "
                 "only valid where head, embeddings and final norm stay as they are."
@@ -91,10 +91,10 @@ def caching_problem(model: nn.Module) -> str | None:
 
 def head_is_adapted(model: nn.Module) -> bool:
     """Whether the vocabulary layer itself differs between policy and reference."""
-    return _adapted(base_of(model).get_output_embeddings())
+    return is_adapted(base_of(model).get_output_embeddings())
 
 
-def _adapted(module: object) -> bool:
+def is_adapted(module: object) -> bool:
     return isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
 
 

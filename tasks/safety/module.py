@@ -216,7 +216,7 @@ class SafetyModule(LanguageModelModule):
         """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
         And the "cost" of an answer to an unsafe one, where there is a cost model; of "alpaca_eval"
-        the reference's answer.
+        the answer of adapters' reference.
         """
         rows = [row for row, _ in samples]
         names = () if stage == "predict" else ("unsafe", "kind", "category")
@@ -225,7 +225,7 @@ class SafetyModule(LanguageModelModule):
             record: Record = batch["records"][row]
             about = {name: getattr(record, name) for name in names}
             found.append({"index": answer["index"], "prompt": record.text, **about, **answer})
-        if stage == "alpaca_eval":
+        if stage == "alpaca_eval" and self.lora is not None:
             prompts = batch["prompt_ids"][rows], batch["prompt_lengths"][rows]
             texts = self.generate(*prompts, reference=True).texts
             for answer, text in zip(found, texts, strict=True):
@@ -252,8 +252,10 @@ class SafetyModule(LanguageModelModule):
 
 
 def write_outputs(folder: Path, answers: Sequence[Mapping[str, Any]]) -> None:
-    """Writes policy/model_outputs.json and the reference's, without white space and thoughts."""
+    """Writes policy/model_outputs.json and any reference's, without white space and thoughts."""
     for who, name in (("policy", "answer"), ("reference", "reference")):
+        if name not in answers[0]:
+            continue
         outputs = [
             {"instruction": a["prompt"], "output": final_answer(a[name]).strip(), "generator": who}
             for a in answers

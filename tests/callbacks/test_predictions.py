@@ -55,12 +55,18 @@ def test_written_below_the_root_folder_or_the_loggers(tmp_path: Path) -> None:
     check(tmp_path / "logs/version_0/found.jsonl")
 
 
-def test_predictions_of_conversations_have_the_prompt(tmp_path: Path) -> None:
-    """They had an index alone, of a file that lies elsewhere."""
+def test_predictions_of_conversations_are_records(tmp_path: Path) -> None:
+    """They had the prompt as one text, so that several turns could not be read again."""
+    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "q1"}]
+    tools = [{"name": "add"}]
+    asked = [
+        SimpleNamespace(messages=[{"role": "user", "content": "q0"}], tools=[]),
+        SimpleNamespace(messages=turns, tools=tools),
+    ]
 
     class Asked:
         def record(self, index: int) -> Any:
-            return SimpleNamespace(messages=[{"role": "user", "content": f"q{index}"}])
+            return asked[index]
 
     trainer: Any = SimpleNamespace(
         world_size=1,
@@ -74,7 +80,7 @@ def test_predictions_of_conversations_have_the_prompt(tmp_path: Path) -> None:
     found = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert found == [
         {"prompt": "q0", "index": 0, "answer": "a"},
-        {"prompt": "q1", "index": 1, "answer": "b"},
+        {"prompt": turns, "tools": tools, "index": 1, "answer": "b"},
     ]
     with pytest.raises(TrainingError, match=r"predict_step\(\) of Doubler must return a list"):
         PredictionWriter().write_on_epoch_end(trainer, Doubler(), [torch.zeros(3)], [])

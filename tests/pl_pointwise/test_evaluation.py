@@ -104,18 +104,13 @@ def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) ->
         expected[f"{stage}/objective"] = float(errors.mean())
         fit_values = outputs[data.has["fit"]]
         violations = {
-            "fit": torch.cat([fit_values - 0.5, -0.4 - fit_values]),
+            "fit": torch.maximum(fit_values - 0.5, -0.4 - fit_values),
             "pair": 0.2 - (outputs[:, None] * data.x[:, :3])[data.has["pair"]],
         }
-        by_sample = {
-            "fit": torch.stack(violations["fit"].chunk(2), 1),
-            "pair": torch.where(
-                data.has["pair"], 0.2 - outputs[:, None] * data.x[:, :3], -torch.inf
-            )[data.has["pair"].any(1)],
-        }
+        by_sample = torch.where(
+            data.has["pair"], 0.2 - outputs[:, None] * data.x[:, :3], -torch.inf
+        )[data.has["pair"].any(1)]
         for name, violation in violations.items():
-            share = (by_sample[name] > 0).any(1).double().mean()
-            expected[f"{stage}/{name}/violated_samples"] = float(share)
             expected |= {f"{stage}/{name}/{k}": v for k, v in figures(violation).items()}
             pooled = module.violations[stage][name]
             assert pooled.device.type == "cpu"
@@ -123,6 +118,8 @@ def test_figures_of_both_data_sets_by_the_evaluation_bounds(formulation: Any) ->
             torch.testing.assert_close(
                 pooled.double().sort().values, violation.sort().values, rtol=0, atol=1e-6
             )
+        share = (by_sample > 0).any(1).double().mean()
+        expected[f"{stage}/pair/violated_samples"] = float(share)
         expected[f"{stage}/largest"] = float(outputs.max())
     found = {key: float(value) for key, value in runner.callback_metrics.items()}
     assert found == pytest.approx(expected, rel=1e-5)
@@ -143,8 +140,8 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
     trainer().test(module, Backwards(rows, held_out, batch_size=4), verbose=False)
     outputs = module({"x": held_out.x}).detach()
     pairs = 0.2 - outputs[:, None] * held_out.x[:, :3]
-    bounds = torch.stack([outputs - 0.5, -0.4 - outputs], 1)
-    masks = {"fit": held_out.has["fit"][:, None].expand(-1, 2), "pair": held_out.has["pair"]}
+    bounds = torch.maximum(outputs - 0.5, -0.4 - outputs)[:, None]
+    masks = {"fit": held_out.has["fit"][:, None], "pair": held_out.has["pair"]}
     for name, violation in {"fit": bounds, "pair": pairs}.items():
         found, mask = module.evaluated["test"][name], masks[name]
         carriers = mask.any(1)
@@ -159,23 +156,33 @@ def test_violations_are_kept_sample_by_sample_in_data_set_order() -> None:
         torch.testing.assert_close(found.worst().double(), worst, rtol=0, atol=1e-6)
 
 
-def collected(*batches: tuple[Any, Tensor, Tensor], sides: int = 1) -> SampleViolations:
-    metric = ViolationsBySample(sides)
+def collected(*batches: tuple[Any, Tensor, Tensor]) -> SampleViolations:
+    metric = ViolationsBySample()
     for index, violation, mask in batches:
         metric.update(torch.tensor(index), violation, mask)
     return metric.samples()
 
 
 def test_batches_may_differ_in_their_number_of_columns() -> None:
-    """Of an interval's two sides too: the missing columns are each side's own."""
-    narrow, wide = torch.tensor([[1.0, 10.0], [2.0, 20.0]]), torch.tensor([[1.0, 2.0, 10.0, 20.0]])
-    real = torch.tensor([[True, True], [False, False]])
-    found = collected(([3, -1], narrow, real), ([0], wide, wide > 0), sides=2)
+    narrow, wide = torch.tensor([[10.0], [20.0]]), torch.tensor([[10.0, 20.0]])
+    real = torch.tensor([[True], [False]])
+    found = collected(([3, -1], narrow, real), ([0], wide, wide > 0))
     assert found.index.tolist() == [0, 3]
-    assert found.mask.tolist() == [[True] * 4, [True, False, True, False]]
-    assert found.violation.nan_to_num(nan=-1).tolist() == [[1, 2, 10, 20], [1, -1, 10, -1]]
-    assert found.pooled().tolist() == [1, 2, 10, 20, 1, 10]
+    assert found.mask.tolist() == [[True, True], [True, False]]
+    assert found.violation.nan_to_num(nan=-1).tolist() == [[10, 20], [10, -1]]
+    assert found.pooled().tolist() == [10, 20, 10]
     assert found.worst().tolist() == [20, 10]
+
+
+def test_an_interval_counts_a_value_once() -> None:
+    """Each side had counted: no more than half could be violated, and the mean was −ε always."""
+    interval = Constraint(at_least=-1.0, at_most=1.0)
+    values, mask = torch.tensor([[3.0, -2.0], [0.5, 9.0]]), torch.tensor([[True, True]] * 2)
+    mask[1, 1] = False
+    violation = interval.violation(values)
+    found, counted = interval.outside(violation, mask.repeat(1, 2))
+    assert found.tolist() == [[2, 1], [-0.5, 8]]
+    assert torch.equal(counted, mask)
 
 
 def test_a_sample_that_two_batches_bring_counts_once() -> None:

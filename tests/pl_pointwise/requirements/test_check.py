@@ -8,7 +8,7 @@ import pytest
 
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.check import check, report
-from pl_pointwise.requirements.samples import beside
+from pl_pointwise.requirements.samples import COLUMNS, beside
 
 
 def table(values: object, kind: str = "constraint", units: object = None) -> pd.DataFrame:
@@ -89,3 +89,10 @@ def test_a_yes_is_wrong_at_most_as_often_as_is_said(
         found = check(beside(pd.concat(new), pd.concat(old), requirements), requirements)
         yes.append(all(each.met for each in found))
     assert np.mean(yes) <= 0.1 if lost or worse else np.mean(yes) >= 0.9
+
+
+def test_records_of_which_nothing_is_measured_are_known_as_such() -> None:
+    """They ended in a KeyError of pandas."""
+    nothing = pd.DataFrame(columns=COLUMNS)
+    with pytest.raises(RequirementError, match="no constraint 'keep'"):
+        beside(nothing, nothing, [Requirement.parse("lost(keep) <= 0.1")])

@@ -221,6 +221,35 @@ def test_what_two_records_ask_of_one_prompt_must_agree(
         data.setup("fit")
 
 
+def test_what_two_splits_ask_of_one_prompt_must_agree(language_model_folder, tmp_path) -> None:
+    held_out = str(write_rows(tmp_path / "val.jsonl", [{**ROWS[2], "prompt": "B"}]))
+    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=held_out)
+    with pytest.raises(DataError, match=r"line 2: .* kept here and forgotten in .*val.jsonl"):
+        data.setup("fit")
+
+
+def test_held_out_answers_of_no_role_are_announced(language_model_folder, tmp_path) -> None:
+    """They are of role reference: nothing of what is learnt and kept was measured."""
+    held_out = str(write_rows(tmp_path / "val.jsonl", [{"prompt": "e", "answer": "E."}]))
+    data = data_of(written(tmp_path, ROWS), language_model_folder, val_file=held_out)
+    with pytest.warns(UserWarning, match="held out as val are of role reference"):
+        data.setup("fit")
+
+
+def test_answers_to_keep_are_generated_without_a_reference_too(
+    language_model_folder, tmp_path
+) -> None:
+    """A `test` of a model whose weights are all trained asked for the reference's answers."""
+    evaluation = ConversationEvaluation(answer_in=["train"])
+    tolerances = dict.fromkeys(TOLERANCES)
+    options = {"evaluation": evaluation, "objective": "cross_entropy", **tolerances}
+    module = made(language_model_folder, moved=False, lora=None, **options)
+    data = data_of(written(tmp_path, [ROWS[0], ROWS[1]]), language_model_folder)
+    found = quiet_trainer(tmp_path).test(module, data, verbose=False)[0]
+    assert "train/rouge" in found
+    assert "train/flipped" not in found
+
+
 def test_one_file_has_one_role() -> None:
     with pytest.raises(DataError, match="given twice, by train_file, learn_file"):
         ConversationDataModule(learn_file="a.jsonl", keep_file="a.jsonl")

@@ -131,12 +131,22 @@ def test_pairs_of_different_conversations_are_refused() -> None:
         ({"prompt": "Hi", "responses": []}, ["at least one"]),
         ({"prompt": [{"role": "robot", "content": "x"}], "refuse": True}, ["[0].role", "'robot'"]),
         ({"prompt": "Hi", "refuse": True, "objective": "yes"}, ["objective", "true or false"]),
+        ({"prompt": 5, "answer": "yes"}, ['"prompt" is a number', "Give a text"]),
+        ({"prompt": "Hi", "answer": "yes", "tolerence": 1}, ["tolerence", 'Write "tolerance"']),
+        ({"prompt": "Hi", "answer": "yes", "Role": "keep"}, ["Role", 'Write "role"']),
+        ({"prompt": "Hi", "responses": [{"role": "refuse"}], "tool": []}, ['Write "tools"']),
+        ({"prompt": "Hi", "answer": "yes", "avoid": "no"}, ['"avoid" stands beside', "responses"]),
     ],
 )
 def test_bad_row_is_refused_by_file_and_line(row, words) -> None:
     with pytest.raises(DataError) as found:
         Reading()(row, "f, line 3")
     assert all(word in str(found.value) for word in ["f, line 3", *words])
+
+
+def test_other_fields_of_public_data_are_passed_over() -> None:
+    row = {"prompt": "Hi", "answer": "yes", "round": 3, "source": "s", "reference": "a book"}
+    assert roles(Reading()(row, "f")) == [("reference", "yes")]
 
 
 @pytest.mark.parametrize("row", [{"prompt": "Hi"}, {"messages": ASK}, {"messages": [*ASK, SAID]}])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pl_pointwise import Optimization, Pointwise, Training
 from pl_pointwise.cli import PointwiseCLI
@@ -148,6 +148,22 @@ def test_pefts_options_train_and_are_merged(options, language_model_folder, data
         with module.model.disable_adapter():
             assert (module.model(ids).logits - expected).abs().max() > 1e-2
     assert merged_weights(module.model).keys() >= base_of(merged).state_dict().keys()
+
+
+def test_an_adapted_vocabulary_layer_is_exported_untied(language_model_folder, tmp_path) -> None:
+    """A reader that ties weights by the configuration took the embeddings for both."""
+    base = AutoModelForCausalLM.from_pretrained(language_model_folder)
+    tied = type(base)(
+        type(base.config).from_dict(base.config.to_dict() | {"tie_word_embeddings": True})
+    )
+    tied.save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(language_model_folder).save_pretrained(tmp_path / "tied")
+    for targets in (["q_proj"], ["q_proj", "lm_head"]):
+        lora = Lora(r=2, lora_alpha=6, lora_dropout=0.0, target_modules=targets)
+        policy = Policy(str(tmp_path / "tied"), lora=lora, merge_on_export=True)
+        folder = When2CallModule(policy, None).export(tmp_path / "model")
+        exported = AutoConfig.from_pretrained(folder)
+        assert exported.tie_word_embeddings == ("lm_head" not in targets)
 
 
 def test_a_name_instead_of_a_policy_is_explained(language_model_folder) -> None:

@@ -386,3 +386,8 @@ def test_alpaca_evals_file_is_a_list_of_stripped_answers_with_their_model(tmp_pa
     for who, output in (("policy", "2"), ("reference", 'ünï\n"b"')):
         found = json.loads((tmp_path / who / "model_outputs.json").read_text(encoding="utf-8"))
         assert found == [{"instruction": "1?", "output": output, "generator": who}]
+
+
+def test_alpaca_evals_files_are_the_policys_alone_where_there_is_no_reference(tmp_path) -> None:
+    write_outputs(tmp_path, [{"prompt": "p", "answer": "a"}])
+    assert [each.name for each in tmp_path.iterdir()] == ["policy"]
