@@ -24,6 +24,8 @@ Adaptive = Literal["adaptive"]
 Own = TypeVar("Own", bound="Formulation")
 Anchor = Literal["zero", "largest", "threshold"]
 Shape = Literal["linear", "hinge", "squared_hinge"]
+MARGIN = 0.25
+"""How far inside the bound an adaptive formulation aims, in r."""
 STANDARD_STEP = 0.1  # The paper's η, which has a unit: a standard Lagrangian offers no better one.
 
 
@@ -115,6 +117,8 @@ class Ascending(Formulation):
     alpha: float | Adaptive | None
     reach: float | None = None
     """r of an adaptive formulation: beyond it ψ is linear, and in an update v counts as ±r."""
+    margin: float = 0.0
+    """What an adaptive one adds to v, so that it aims inside the bound."""
 
     def __init__(
         self, *, alpha: float | Adaptive | None = "adaptive", dual_lr: float | None = None
@@ -158,13 +162,20 @@ class Ascending(Formulation):
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
         if not pull or not size:  # λ alone, which does not change.
             return self._changed(alpha=None, dual_lr=0.0)
-        return self._changed(alpha=pull / (2 * size), dual_lr=step / size, reach=size)
+        margin = 0.0 if self.signed else MARGIN * size
+        return self._changed(
+            alpha=pull / (2 * size), dual_lr=step / size, reach=size, margin=margin
+        )
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach r, at clip(v, −r, r)."""
-        if self.reach is not None:
-            violation = violation.clamp(-self.reach, self.reach)
-        return super().ascend(violation, multiplier)
+        """The dual step; with a reach r that of the standard Lagrangian, at clip(v + margin, ±r).
+
+        So that λ can fall as fast as it rose: ∂ψ/∂λ is at least −λ/2α.
+        """
+        if self.reach is None:
+            return super().ascend(violation, multiplier)
+        near = (violation + self.margin).clamp(-self.reach, self.reach)
+        return self._changed(alpha=None, reach=None).ascend(near, multiplier)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
@@ -300,7 +311,8 @@ class BatchFormulation(Ascending):
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
         """α = 3Λ/2r and η = 0.1Λ/r: its λ moves in every step, not once per epoch."""
-        return super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
+        found = super().in_units(3 * unit, STANDARD_STEP * unit, unit, size)
+        return found._changed(margin=0.0)
 
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """ψ(g, λ) = λg, or α(g + λ/2α)₊² − λ²/4α; g and λ scalars per side."""
@@ -428,6 +440,7 @@ class Pointwise(Ascending):
         alpha, reach = self.augmentation, self.reach
         if alpha is None or reach is None:
             return augmented(violation, multiplier, alpha, self.signed)
+        violation = violation + self.margin
         near = violation.clamp(-reach if self.signed else None, reach)
         psi = augmented(near, multiplier, alpha, self.signed)
         force = multiplier + 2 * alpha * near
@@ -493,6 +506,15 @@ class Relaxed(Ascending):
             found.beta = self.price * unit
         return found
 
+    def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+        """The dual step; with a reach and a linear cost that of Pointwise, within ±β."""
+        stepped = super().ascend(violation, multiplier)
+        if self.reach is None or self.cost == "quadratic":
+            return stepped
+        near = (violation + self.margin).clamp(-self.reach, self.reach)
+        stepped = multiplier + self.step_size * near
+        return stepped.clamp(-self.beta_in_force if self.signed else 0.0, self.beta_in_force)
+
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""
         found = super().residual(violation, multiplier)
@@ -510,7 +532,7 @@ class Relaxed(Ascending):
         Of an equality ψ(σv, σλ), σ the sign of s: u has either sign and costs c(|u|). Linear beyond
         the reach of an adaptive one.
         """
-        near = violation
+        near = violation = violation + self.margin
         if self.reach is not None:
             near = violation.clamp(-self.reach if self.signed else None, self.reach)
         side, v, multiplier = self._as_inequality(near, multiplier)

@@ -37,15 +37,15 @@ from .step import Measured
 
 log = logging.getLogger(__name__)
 
-LEAD = 5.0
+LEAD = 3.0
 """What a requirement that all samples violate pulls with, in Λ,"""
-LEAST = 1.0
+LEAST = 0.5
 """what one that few violate pulls with,"""
-OF_MULTIPLIERS = 2.0
+OF_MULTIPLIERS = 1.0
 """what either adds, in λ̄,"""
 LARGEST = 100.0
 """and what it pulls with at most, in Λ."""
-PATIENCE = 0.5
+PATIENCE = 0.6
 """What a visit moves λ by, in P,"""
 LARGEST_STEP = 10.0
 """and at most, in Λ."""
@@ -65,7 +65,8 @@ class _State:
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
     steps: int = 0  # With a violated value, which r is the mean of.
-    share: float = 1.0  # s.
+    share: float = 1.0  # Of violated values, of late.
+    least: float = 1.0  # s, the least share so far.
     visits: int = 0  # Steps with a value, which s is the mean of.
     multiplier: float = 0.0  # λ̄.
     pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
@@ -86,7 +87,7 @@ class GradientUnits:
             if formulation.adaptive:
                 state = self._states.get(name, _State())
                 unit, size = state.unit or 0.0, state.size or 0.0
-                lead = max(LEAD * state.share, LEAST) * unit
+                lead = max(LEAD * state.least, LEAST) * unit
                 pull = min(lead + OF_MULTIPLIERS * state.multiplier, LARGEST * unit)
                 step = min(PATIENCE * pull, LARGEST_STEP * unit)
                 found[name] = formulation.in_units(pull, step, unit, size)
@@ -145,17 +146,20 @@ class GradientUnits:
             pulls = (residual > 0) | (multiplier != 0)
             state = self._states.setdefault(name, _State())
             state.visits += 1
-            share = len(violated) / len(residual)
+            share, first = len(violated) / len(residual), state.visits == 1
+            if first:  # As if one more had been violated: a few samples do not tell.
+                share = (len(violated) + 1) / (len(residual) + 1)
             state.share += (share - state.share) / min(state.visits, window)
+            state.least = min(state.least, state.share)
             if pulls.any():
                 state.pulls += 1
                 mean = float(multiplier[pulls].abs().double().mean())
                 state.multiplier += (mean - state.multiplier) / min(state.pulls, window)
             if len(violated):
                 state.steps += 1
-                before = (state.size or 0.0) ** 2
-                square = float(violated.square().mean())
-                state.size = math.sqrt(before + (square - before) / min(state.steps, window))
+                before = state.size or 0.0
+                mean = float(violated.mean())
+                state.size = before + (mean - before) / min(state.steps, window)
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: asdict(state) for name, state in self._states.items()}

@@ -304,7 +304,7 @@ class Stepper:
         """
         units, objective, again = self.duals.units, None, []
         for name in names:
-            norm, number, squares = self._gradient_of(name, micro_batches, counts[name])
+            norm, number, total = self._gradient_of(name, micro_batches, counts[name])
             if number and objective is None:
                 objective = self._gradient_of(OBJECTIVE, micro_batches, counts[OBJECTIVE])[0]
             if number and norm == 0 and name not in self._flat:
@@ -317,7 +317,7 @@ class Stepper:
                 )
             if number and objective is not None:
                 violations = norm * float(counts[name]) / number
-                units.measure(name, objective, violations, (squares / number) ** 0.5)
+                units.measure(name, objective, violations, total / number)
             if not math.isfinite(norm + (objective or 0.0)):
                 again.append(name)
         self.duals.in_force = units.in_force(self.task.formulations)
@@ -326,7 +326,7 @@ class Stepper:
     def _gradient_of(
         self, name: str, micro_batches: list[MicroBatch], count: Tensor
     ) -> tuple[float, float, float]:
-        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their Σ v²."""
+        """‖∇ Σ ℓ₀ / count‖ or ‖∇ Σ (v)₊ / count‖, how many values are above 0, and their sum."""
         task, device = self.task, self.task.device
         task.optimizers().zero_grad()  # type: ignore[union-attr]
         beside = torch.zeros(3, dtype=widest(device), device=device)
@@ -344,7 +344,7 @@ class Stepper:
                         values = values.abs() if signed else values.clamp(min=0)
                     found = values.detach().to(beside)
                     beside += torch.stack(
-                        [(found > 0).sum(), found.square().sum(), (~finite).sum()]
+                        [(found > 0).sum(), found.sum(), (~finite).sum()]
                     )
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(values.sum() * scale + connected_zero(task))
@@ -352,10 +352,10 @@ class Stepper:
                 task.manual_backward(connected_zero(task))
         norm = float(self._gradient_norm())
         self.buffers.restore(task)
-        number, squares, left_out = self._over_ranks(beside, "sum").tolist()
+        number, total, left_out = self._over_ranks(beside, "sum").tolist()
         if not math.isfinite(norm) and not left_out and self._lower_scale():
             return self._gradient_of(name, micro_batches, count)
-        return norm, number, squares
+        return norm, number, total
 
     def _over_ranks(self, value: Tensor, operation: Literal["sum", "max"]) -> Tensor:
         if self.task.trainer.world_size > 1:
