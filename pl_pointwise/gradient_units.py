@@ -80,8 +80,13 @@ class GradientUnits:
         self._states: dict[str, _State] = {}
         self._next = 0  # The step of the next measurement.
 
-    def in_force(self, declared: Mapping[str, Formulation]) -> dict[str, Formulation]:
-        """The formulations with α a number; until something is violated, of λ alone."""
+    def in_force(
+        self, declared: Mapping[str, Formulation], sides: Mapping[str, int] | None = None
+    ) -> dict[str, Formulation]:
+        """The formulations with α a number; until something is violated, of λ alone.
+
+        sides: 2 for a constraint that is an interval.
+        """
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
@@ -89,7 +94,7 @@ class GradientUnits:
                 unit, size = state.unit or 0.0, state.size or 0.0
                 lead = max(LEAD * state.least, LEAST) * unit
                 pull = min(lead + OF_MULTIPLIERS * state.multiplier, LARGEST * unit)
-                step = min(PATIENCE * pull, LARGEST_STEP * unit)
+                step = min(PATIENCE * pull, LARGEST_STEP * unit) / (sides or {}).get(name, 1)
                 found[name] = formulation.in_units(pull, step, unit, size)
         return found
 
