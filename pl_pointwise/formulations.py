@@ -168,14 +168,17 @@ class Ascending(Formulation):
         )
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach r that of the standard Lagrangian, at clip(v + margin, ±r).
+        """The dual step; with a reach that of the standard Lagrangian, at :meth:`aimed`.
 
-        So that λ can fall as fast as it rose: ∂ψ/∂λ is at least −λ/2α.
+        λ then falls as fast as it rises; ∂ψ/∂λ ≥ −λ/2α would let it fall by a share only.
         """
         if self.reach is None:
             return super().ascend(violation, multiplier)
-        near = (violation + self.margin).clamp(-self.reach, self.reach)
-        return self._changed(alpha=None, reach=None).ascend(near, multiplier)
+        return self._changed(alpha=None, reach=None).ascend(self.aimed(violation), multiplier)
+
+    def aimed(self, violation: Tensor) -> Tensor:
+        """clip(v + margin, ±r) of an adaptive one with reach r, elementwise."""
+        return (violation + self.margin).clamp(-(self.reach or 0.0), self.reach)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
@@ -386,7 +389,7 @@ class CVaR(BatchFormulation):
     Args:
         level: p in [0, 1).
         threshold_lr: the size of the step of t, in the units of the violation; of an adaptive
-            one in units of its violated values' root mean square.
+            one in units of r, the mean of its violated values.
         dual_lr, alpha: as those of :class:`Average`.
     """
 
@@ -507,12 +510,10 @@ class Relaxed(Ascending):
         return found
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach and a linear cost that of Pointwise, within ±β."""
-        stepped = super().ascend(violation, multiplier)
+        """The dual step; with a reach and a linear cost that of Pointwise, with |λ| ≤ β."""
         if self.reach is None or self.cost == "quadratic":
-            return stepped
-        near = (violation + self.margin).clamp(-self.reach, self.reach)
-        stepped = multiplier + self.step_size * near
+            return super().ascend(violation, multiplier)
+        stepped = multiplier + self.step_size * self.aimed(violation)
         return stepped.clamp(-self.beta_in_force if self.signed else 0.0, self.beta_in_force)
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:

@@ -4,19 +4,23 @@ At a constrained optimum ∇ℓ₀ = −Σ λ∇v. So the multipliers of a const
 
     Λ = ‖∇ mean ℓ₀‖ / ‖∇ mean v‖,  the second mean over the violated values,
 
-whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the root mean square of the
-violated values, s the share of the values that is violated, and λ̄ the mean multiplier of those that
-pull or have one,
+whatever ℓ₀ and v are measured in, and whatever constant ℓ₀ has. With r the mean of the violated
+values, s the least share of the values that was violated so far, λ̄ the mean multiplier of those
+that have a force or a multiplier, and v⁺ = v + r/4 (v for an equality),
 
-    P = min(max(5s, 1)·Λ + 2λ̄, 100Λ),
-    force on a sample: (λ + P·min(v/r, 1))₊,     dual step: λ ← (λ + min(P/2, 10Λ)·clip(v/r, ±1))₊,
+    P = min(max(3s, 1/2)·Λ + λ̄, 100Λ),
+    force on a sample: (λ + P·min(v⁺/r, 1))₊,    update: λ ← (λ + min(0.6P, 10Λ)·clip(v⁺/r, ±1))₊.
 
-an augmented Lagrangian with α = P/2r, linear beyond r. A requirement that all samples violate pulls
-at most five times as hard as the objective; the fewer violate it, the more is left to λ, which
-grows by a factor while a violation stays and falls by one where there is slack. A visit moves λ by
-half of what it pulls with, so that the samples of a band do not jump from side to side. Nothing
-pulls harder the further it is than r: one bad sample does not take the step of all others. 100Λ and
-10Λ are for samples that cannot be satisfied, whose λ would grow by that factor without end.
+The force is that of an augmented Lagrangian with α = P/2r, linear beyond r.
+
+- A requirement that all samples violate at the start pushes three times as hard as the objective.
+  One that is met at the start has to balance the objective only, and gets half of that.
+- λ does the rest: it grows by a factor while a violation stays and falls by one where there is
+  slack. For an interval the update is half of that, since each of its sides has a multiplier.
+- v⁺ aims inside the bound, or what is at a bound stays just beyond it. As violations shrink, so
+  does r, and the aim becomes the bound.
+- Nothing pushes harder the further it is than r: one bad sample does not take the step of all.
+- 100Λ and 10Λ are for samples that cannot be satisfied, whose λ would grow without end.
 
 Λ is measured in the steps 0, 1, 2, 4, 8, …, later as often as costs 3 % of the time; one step that
 a constraint is violated in is enough to start. r, s and λ̄ follow every step.
@@ -38,15 +42,15 @@ from .step import Measured
 log = logging.getLogger(__name__)
 
 LEAD = 3.0
-"""What a requirement that all samples violate pulls with, in Λ,"""
+"""The force of a requirement that all samples violate, in Λ,"""
 LEAST = 0.5
-"""what one that few violate pulls with,"""
+"""that of one that is met at the start,"""
 OF_MULTIPLIERS = 1.0
 """what either adds, in λ̄,"""
 LARGEST = 100.0
-"""and what it pulls with at most, in Λ."""
+"""and the largest, in Λ."""
 PATIENCE = 0.6
-"""What a visit moves λ by, in P,"""
+"""How far an update moves λ, in P,"""
 LARGEST_STEP = 10.0
 """and at most, in Λ."""
 COST = 0.03
@@ -62,12 +66,13 @@ class _State:
     """What is known of one constraint."""
 
     unit: float | None = None  # Λ.
+    tried: bool = False  # Whether Λ was to be measured, however it came out.
     measurements: int = 0  # Of Λ; 0 where the objective has had no gradient yet.
     size: float | None = None  # r.
     steps: int = 0  # With a violated value, which r is the mean of.
-    share: float = 1.0  # Of violated values, of late.
-    least: float = 1.0  # s, the least share so far.
-    visits: int = 0  # Steps with a value, which s is the mean of.
+    share: float = 1.0  # Of the values, those violated, over the last steps.
+    least: float = 1.0  # s, the least that it was.
+    visits: int = 0  # Steps with a value, which the share is the mean of.
     multiplier: float = 0.0  # λ̄.
     pulls: int = 0  # Steps with a value that pulls or has a multiplier, which λ̄ is the mean of.
 
@@ -108,11 +113,12 @@ class GradientUnits:
             self._next = step + min(max(1, step), period)
             return names
         # Violated for the first time since the last measurement.
-        return [n for n in names if (s := self._states.get(n)) and s.steps and s.unit is None]
+        return [n for n in names if (s := self._states.get(n)) and s.steps and not s.tried]
 
     def measure(self, name: str, objective: float, violations: float, size: float) -> None:
         """Takes the norms of ∇ mean ℓ₀ and ∇ mean v over the violated values, of ``size`` r."""
         state = self._states.setdefault(name, _State())
+        state.tried = True
         if not (math.isfinite(objective) and math.isfinite(violations)):
             self.not_finite += 1
             return

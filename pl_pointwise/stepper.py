@@ -343,9 +343,7 @@ class Stepper:
                         signed = task.formulations[name].signed
                         values = values.abs() if signed else values.clamp(min=0)
                     found = values.detach().to(beside)
-                    beside += torch.stack(
-                        [(found > 0).sum(), found.sum(), (~finite).sum()]
-                    )
+                    beside += torch.stack([(found > 0).sum(), found.sum(), (~finite).sum()])
                     scale = task.trainer.world_size / count  # The ranks' gradients are averaged.
                     task.manual_backward(values.sum() * scale + connected_zero(task))
             if not micro_batches:  # All samples of this rank are left out; the others wait for it.

@@ -40,7 +40,7 @@ WORDS = {
     "docs/conversation.md": 1000,
     "docs/devices.md": 800,
     "docs/evidence.md": 1_600,
-    "docs/formulations.md": 1170,
+    "docs/formulations.md": 1210,
     "docs/index.md": 240,
     "docs/keep.md": 1_120,
     "docs/lightning.md": 950,
@@ -90,7 +90,7 @@ def test_the_task_of_the_readme_trains(tmp_path, monkeypatch, capsys) -> None:
     rows.setup("fit")
     batch = rows.collate(rows.datasets["train"])
     residuals = (module(batch) - batch["y"]).abs()
-    assert residuals.max() < 0.11
+    assert residuals.max() < 0.105
     assert "torch.Size([40, 1])" in capsys.readouterr().out
 
 
