@@ -49,7 +49,7 @@ def test_the_constraint_is_enforced(case: dict[str, Any], formulation: Formulati
     assert excess(found, rows) < excess(plain, rows)
     assert torch.isfinite(weights_of(found)).all()
     assert lost(found) == (0, 0)
-    assert (found.multipliers["fit"] > 0).any()
+    assert (found.multipliers["fit"] > 0).any() or excess(found, rows) == 0
     assert torch.equal(found.first.detach(), initial_weights()[0]) == frozen
 
 

@@ -33,7 +33,7 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("require", "epochs", "said"),
     [
-        ("kept: violated <= 0.02", 8, ["max_epochs=8,4", "kept: q98 <= "]),
+        ("kept: violated <= 0.02", 16, ["max_epochs=16,8", "kept: q98 <= "]),
         ("lost(kept) <= 0.001", 1, ["Longer training", "max_epochs=2 "]),
         ("accuracy_rotated >= 0.99", 1, []),
     ],
