@@ -1,6 +1,6 @@
 """Learn new answers and keep the others: a KL budget beside replay and weights.
 
-    python benchmarks/keeping.py --models MODELS --data DATA --output RUNS --csv keeping.csv
+    python -m benchmarks.keeping --models MODELS --data DATA --output RUNS --csv keeping.csv
 
 A small model learns 24 answers about authors who do not exist; general answers are to keep a KL to
 the model as it was of at most .05 nats a token, 40 in training and 60 others. Every run is the
