@@ -56,11 +56,6 @@ class Duals:
 
     # In a step ----------------------------------------------------------------------------------
 
-    def formulations_now(self) -> dict[str, Formulation]:
-        """The formulations with α a number, as measured so far."""
-        sides = {name: constraint.sides for name, constraint in self.task.constraints.items()}
-        return self.units.in_force(self.task.formulations, sides)
-
     def rows(self, index: Tensor, terms: Terms) -> dict[str, Tensor]:
         """λ_t of the samples, by constraint, on the violations' device by one asynchronous copy."""
         found = {}

@@ -168,17 +168,18 @@ class Ascending(Formulation):
         )
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach that of the standard Lagrangian, at :meth:`aimed`.
+        """The dual step; with a reach, that of the standard Lagrangian at clip(v + margin, ±r).
 
         λ then falls as fast as it rises; ∂ψ/∂λ ≥ −λ/2α would let it fall by a share only.
         """
         if self.reach is None:
             return super().ascend(violation, multiplier)
-        return self._changed(alpha=None, reach=None).ascend(self.aimed(violation), multiplier)
+        stepped = multiplier + self.step_size * self.aimed(violation, multiplier, self.reach)
+        return stepped if self.signed else stepped.clamp(min=0)
 
-    def aimed(self, violation: Tensor) -> Tensor:
-        """clip(v + margin, ±r) of an adaptive one with reach r, elementwise."""
-        return (violation + self.margin).clamp(-(self.reach or 0.0), self.reach)
+    def aimed(self, violation: Tensor, multiplier: Tensor, reach: float) -> Tensor:
+        """clip(v + margin, ±r), elementwise: ∂ψ/∂λ of the standard Lagrangian there."""
+        return (violation + self.margin).clamp(-reach, reach)
 
     def for_equality(self) -> Formulation:
         """The same with one multiplier of either sign for v = ℓ − c."""
@@ -510,11 +511,15 @@ class Relaxed(Ascending):
         return found
 
     def ascend(self, violation: Tensor, multiplier: Tensor) -> Tensor:
-        """The dual step; with a reach and a linear cost that of Pointwise, with |λ| ≤ β."""
-        if self.reach is None or self.cost == "quadratic":
-            return super().ascend(violation, multiplier)
-        stepped = multiplier + self.step_size * self.aimed(violation)
-        return stepped.clamp(-self.beta_in_force if self.signed else 0.0, self.beta_in_force)
+        """The dual step; with a reach and a linear cost |λ| ≤ β."""
+        stepped, capped = super().ascend(violation, multiplier), self.cost == "linear"
+        most = self.beta_in_force if capped and self.reach is not None else None
+        return stepped if most is None else stepped.clamp(-most, most)
+
+    def aimed(self, violation: Tensor, multiplier: Tensor, reach: float) -> Tensor:
+        """With a quadratic cost less λ/2β."""
+        found = super().aimed(violation, multiplier, reach)
+        return found if self.cost == "linear" else found - multiplier / (2 * self.beta_in_force)
 
     def residual(self, violation: Tensor, multiplier: Tensor) -> Tensor:
         """0 where the cost is linear and relaxes: there the force is β, whatever v is."""

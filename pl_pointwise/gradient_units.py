@@ -38,6 +38,7 @@ import torch
 
 from .formulations import Formulation
 from .step import Measured
+from .task import Constraint
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +87,9 @@ class GradientUnits:
         self._next = 0  # The step of the next measurement.
 
     def in_force(
-        self, declared: Mapping[str, Formulation], sides: Mapping[str, int] | None = None
+        self, declared: Mapping[str, Formulation], constraints: Mapping[str, Constraint]
     ) -> dict[str, Formulation]:
-        """The formulations with α a number; until something is violated, of λ alone.
-
-        sides: 2 for a constraint that is an interval.
-        """
+        """The formulations with α a number; until something is violated, of λ alone."""
         found = dict(declared)
         for name, formulation in declared.items():
             if formulation.adaptive:
@@ -99,7 +97,7 @@ class GradientUnits:
                 unit, size = state.unit or 0.0, state.size or 0.0
                 lead = max(LEAD * state.least, LEAST) * unit
                 pull = min(lead + OF_MULTIPLIERS * state.multiplier, LARGEST * unit)
-                step = min(PATIENCE * pull, LARGEST_STEP * unit) / (sides or {}).get(name, 1)
+                step = min(PATIENCE * pull, LARGEST_STEP * unit) / constraints[name].sides
                 found[name] = formulation.in_units(pull, step, unit, size)
         return found
 

@@ -164,7 +164,10 @@ class Run:
 
     def in_force(self, name: str) -> Formulation:
         """A constraint's formulation with α a number: of the last training step, or of now."""
-        return (self.duals.in_force or self.duals.formulations_now())[name]
+        found = self.duals.in_force or self.duals.units.in_force(
+            self.task.formulations, self.task.constraints
+        )
+        return found[name]
 
     # Epochs and the end -------------------------------------------------------------------------
 

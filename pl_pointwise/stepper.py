@@ -320,7 +320,7 @@ class Stepper:
                 units.measure(name, objective, violations, total / number)
             if not math.isfinite(norm + (objective or 0.0)):
                 again.append(name)
-        self.duals.in_force = self.duals.formulations_now()
+        self.duals.in_force = units.in_force(self.task.formulations, self.task.constraints)
         return again
 
     def _gradient_of(

@@ -25,6 +25,7 @@ from tests.pl_pointwise.toy import (
     weights_of,
 )
 
+ONE = dict.fromkeys(["fit", "other"], Constraint(at_most=0.0))
 BOUND = {"fit": Constraint(at_most=-0.3)}
 BOUNDS = [{"at_most": -0.3}, {"equals": -0.3}, {"at_least": -0.2, "at_most": 0.1}]
 CHANGES = [{"unit": 100.0}, {"unit": 0.01}, {"shift": 1e3}, {"objective_unit": 100.0}]
@@ -217,7 +218,7 @@ def test_an_equality_is_missed_on_either_side(formulation: Formulation) -> None:
     values = torch.tensor([[-2.0], [1.0]])
     multipliers = torch.zeros(2, 1) if formulation.scope == "sample" else None
     measured = measured_of(values, multipliers)
-    units.add(measured, formulations, units.in_force(formulations), 1.0)
+    units.add(measured, formulations, units.in_force(formulations, ONE), 1.0)
     assert units.state_dict()["states"]["fit"]["size"] == pytest.approx(1.5)
 
 
@@ -236,8 +237,8 @@ def test_measurements_are_few_and_start_with_the_first_violation() -> None:
     assert units.not_finite == 1
     units.measure("fit", 6.0, 2.0, 0.5)
     units.measure("fit", float("inf"), 2.0, 0.5)
-    assert units.in_force(declared)["fit"].augmentation == pytest.approx(3 * 3.0 / (2 * 0.5))
-    assert units.in_force(declared)["other"] is declared["other"]
+    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(3 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, ONE)["other"] is declared["other"]
 
 
 @pytest.mark.parametrize(
@@ -250,11 +251,13 @@ def test_alpha_follows_the_share_and_the_multipliers(mean: float, pull: float, s
     units.measure("fit", 6.0, 2.0, 0.5)
     values = torch.tensor([[0.5], [-0.5], [-9.0]])
     multipliers = torch.tensor([[0.0], [2 * mean], [0.0]])
-    units.add(measured_of(values, multipliers), declared, units.in_force(declared), 1.0)
-    now = units.in_force(declared)["fit"]
+    units.add(measured_of(values, multipliers), declared, units.in_force(declared, ONE), 1.0)
+    now = units.in_force(declared, ONE)["fit"]
     assert now.augmentation == pytest.approx(pull / (2 * 0.5))
     assert now.step_size == pytest.approx(step / 0.5)
-    halved = units.in_force(declared, {"fit": 2})["fit"]  # Each side of an interval has its λ.
+    halved = units.in_force(declared, {"fit": Constraint(at_least=0.0, at_most=1.0)})[
+        "fit"
+    ]  # Each side of an interval has its λ.
     assert (halved.augmentation, halved.step_size) == (now.augmentation, now.step_size / 2)
 
 
@@ -264,9 +267,9 @@ def test_what_is_met_at_the_start_leads_less_for_good() -> None:
     units.measure("fit", 6.0, 2.0, 0.5)
     for violated in (False, True, True):
         values = torch.full((9, 1), 0.5 if violated else -0.5)
-        force = units.in_force(declared)
+        force = units.in_force(declared, ONE)
         units.add(measured_of(values, torch.zeros(9, 1)), declared, force, 1.0)
-    assert units.in_force(declared)["fit"].augmentation == pytest.approx(0.5 * 3.0 / (2 * 0.5))
+    assert units.in_force(declared, ONE)["fit"].augmentation == pytest.approx(0.5 * 3.0 / (2 * 0.5))
     assert units.state_dict()["states"]["fit"]["share"] > 0.5
 
 
@@ -280,6 +283,8 @@ def test_an_update_aims_inside_the_bound_and_falls_as_fast_as_it_rises(
     found = in_force.ascend(v, torch.full_like(v, 2.0))
     most = 4.0 if isinstance(formulation, Relaxed) else 5.0
     torch.testing.assert_close(found.tolist(), [0.0, 0.5, 2.0, 2.75, 3.5, most])
+    quadratic = Relaxed(beta=2.0).in_units(6.0, 3.0, 4.0, 0.5)  # Less λ/2β = .5.
+    assert quadratic.ascend(v, torch.full_like(v, 2.0)).tolist() == [0.0, 0.0, 0.0, 0.0, 0.5, 2.0]
     signed = formulation.for_equality().in_units(6.0, 3.0, 4.0, 0.5)
     assert signed.ascend(torch.zeros(1), torch.ones(1)).tolist() == [1.0]  # It aims at c.
 
