@@ -39,7 +39,7 @@ WORDS = {
     "docs/compare.md": 1000,
     "docs/conversation.md": 1000,
     "docs/devices.md": 800,
-    "docs/evidence.md": 1_600,
+    "docs/evidence.md": 1_650,
     "docs/formulations.md": 1210,
     "docs/index.md": 240,
     "docs/keep.md": 1_120,
