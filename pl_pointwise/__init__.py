@@ -4,7 +4,6 @@ from importlib.metadata import version
 
 from .data import PointwiseDataModule
 from .formulations import Average, CVaR, Formulation, Penalty, Pointwise, Relaxed, Tilted
-from .initial_multipliers import initialise_multipliers
 from .loading import load
 from .module import PointwiseModule
 from .multipliers import Multipliers
@@ -27,6 +26,5 @@ __all__ = [
     "Relaxed",
     "Tilted",
     "Training",
-    "initialise_multipliers",
     "load",
 ]

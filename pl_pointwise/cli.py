@@ -147,7 +147,7 @@ class PointwiseCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
-        """A checkpoint is data: unless asked otherwise, none is loaded in a way that runs code."""
+        """Refuses a checkpoint of other settings; checkpoints.py loads none that runs code."""
         if not self.subcommand:
             return
         config = self.config[self.subcommand]
@@ -155,8 +155,6 @@ class PointwiseCLI(LightningCLI):
         if path and os.path.isfile(path) and not config.accept_differences:
             model = config.model.as_dict()
             refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
-        if config.weights_only is None:
-            config.weights_only = True
         if "verbose" in config:
             config.verbose = False  # Lightning's tables cut names off; another follows.
 

@@ -67,11 +67,6 @@ class Formulation(ABC):
         return True
 
     @property
-    def penalises(self) -> bool:
-        """Whether the force on a violation at λ = 0 is known before training."""
-        return True
-
-    @property
     def adaptive(self) -> bool:
         """Whether α is measured in the unit of the gradients: see ``gradient_units.py``."""
         return False
@@ -153,11 +148,6 @@ class Ascending(Formulation):
     @property
     def adaptive(self) -> bool:
         return self.alpha == "adaptive"
-
-    @property
-    def penalises(self) -> bool:
-        """False for a standard Lagrangian, and where α is set in training."""
-        return self.alpha is not None and not self.adaptive
 
     def in_units(self: Own, pull: float, step: float, unit: float, size: float) -> Own:
         if not pull or not size:  # λ alone, which does not change.

@@ -142,7 +142,7 @@ class GradientUnits:
         in_force: Mapping[str, Formulation],
         steps_an_epoch: float,
     ) -> None:
-        """Adds a step's values to the running means of r², s and λ̄."""
+        """Adds a step's values to the running means of r, s and λ̄."""
         window = max(WINDOW, min(steps_an_epoch, 1000))
         for name, formulation in in_force.items():
             mask = measured.masks[name]

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from .certificates import certify
 from .extras import needs
-from .metrics import quantiles
 from .task import notes_of
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def write_card(
         version=version("pl-pointwise"),
         usage=usage.strip(),
         requirements=list(_requirements(module)),
-        multipliers=list(_multipliers(module)),
         statistics=[*STATISTICS.values()],
         certificate=notes_of(module).certificate,
         held_out=[_held_out(module, stage) for stage in module.evaluated if stage != "train"],
@@ -95,19 +93,6 @@ def _requirements(module: PointwiseModule) -> Iterator[list[str]]:
 def _bounds(constraint: Constraint) -> str:
     bounds = {"=": constraint.equals, "≥": constraint.at_least, "≤": constraint.at_most}
     return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
-
-
-def _multipliers(module: PointwiseModule) -> Iterator[list[str]]:
-    """Yields λ by constraint: one number, or how many are not 0, and how large those are."""
-    for name, table in module.multipliers.items():
-        values = table.detach().double().flatten()
-        if table.dim() < 2:
-            yield [name, "one per constraint", "", "", "", ", ".join(_cells(*values))]
-        elif len(values):
-            sizes = values[values != 0].abs()
-            spread = _cells(*quantiles(sizes, [0.5, 0.9, 1.0])) if len(sizes) else ["", "", ""]
-            shape = f"{table.shape[0]:,} samples × {table.shape[1]}"
-            yield [name, shape, f"{len(sizes):,}", *spread]
 
 
 def _held_out(module: PointwiseModule, stage: str) -> dict[str, Any]:

@@ -218,5 +218,5 @@ class PullShares:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._number = int(state["epoch"])
-        sums = state["sums"].items()  # Older ones hold more of each.
-        self._epoch = {name: torch.tensor(of[:3], dtype=torch.float64) for name, of in sums}
+        sums = state["sums"].items()
+        self._epoch = {name: torch.tensor(of, dtype=torch.float64) for name, of in sums}

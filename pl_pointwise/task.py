@@ -24,6 +24,11 @@ from .optimizers import Training, number_of_steps
 
 log = logging.getLogger(__name__)
 
+Batch = dict[str, Any]
+"""What the collate functions of the shipped tasks return: tensors and lists by name."""
+Metrics = dict[str, Metric]
+"""By the name in the log keys, without the data set's."""
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -172,19 +177,19 @@ class Task(LightningModule):
 
     # Evaluation and export ----------------------------------------------------------------------
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
+    def evaluation_metrics(self) -> Metrics:
         """Fresh metrics for one evaluated data set, by name; one never updated is not reported."""
         return {}
 
     def update_evaluation_metrics(
-        self, metrics: dict[str, Metric], outputs: Any, batch: Any, real: Tensor, stage: str
+        self, metrics: Metrics, outputs: Any, batch: Any, real: Tensor, stage: str
     ) -> None:
         """Adds a batch of the data set ``stage``, by its name in the log keys.
 
         real: bool (B,), False for rows that only fill up a rank.
         """
 
-    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+    def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Before the metrics are computed, after the last batch of all data sets, on every rank.
 
         metrics: by data set and name.

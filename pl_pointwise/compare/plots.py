@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,17 +54,14 @@ class Style(NamedTuple):
 def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """Returns the style of every method; no two of 72 are the same."""
     names = list(dict.fromkeys(methods))
-    usual = {name: USUAL[name] for name in names if name in USUAL}
-    left = [colour for colour in COLOURS if colour not in usual.values()]
-    styles = {
-        name: Style(colour, MARKERS[n], LINES[n % 4])
-        for n, (name, colour) in enumerate(usual.items())
-    }
-    period = math.lcm(len(left), 12)  # after which colour and marker would be the same pair again
-    for n, name in enumerate(name for name in names if name not in usual):
-        marker = (len(usual) + n + n // period) % 12
-        styles[name] = Style(left[n % len(left)], MARKERS[marker], LINES[marker % 4])
-    return {name: styles[name] for name in names}
+    usual = [name for name in names if name in USUAL]
+    found = {name: (USUAL[name], number) for number, name in enumerate(usual)}
+    left = [colour for colour in COLOURS if colour not in map(USUAL.get, usual)]
+    pairs = [(c, (k + n + len(usual)) % 12) for k in range(12) for n, c in enumerate(left)]
+    found |= zip(
+        (name for name in names if name not in USUAL), itertools.cycle(pairs), strict=False
+    )
+    return {n: Style(found[n][0], MARKERS[found[n][1]], LINES[found[n][1] % 4]) for n in names}
 
 
 FRONTIER = "frontier"

@@ -1,4 +1,4 @@
-"""A comparison's results as tables: metrics, the gap to training data, multipliers."""
+"""A comparison's results as tables: metrics, the gap to training data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ STAGES = {
     "train": "Training data, as there are no test data",
 }
 """What methods are compared by: the first of these data sets that there is."""
-
-OF_MULTIPLIERS = {"share": "λ's share of the force", "overshoot": "overshoot"}
-"""What is shown of multipliers by title: the metric ``dual/{constraint}/{…}`` that has it."""
 
 OBJECTIVE = "objective"
 
@@ -105,7 +102,6 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     found = [
         results_table(runs, names, shared_objective(outcomes)),
         gap_table(done, names),
-        multiplier_table(done, names),
         metrics_table(done, names),
     ]
     return [table for table in found if len(table.cells)]
@@ -177,21 +173,6 @@ def gap_table(done: DataFrame, names: Sequence[str]) -> Table:
     return Table(title, note, _by_method(DataFrame(gaps), done))
 
 
-def multiplier_table(done: DataFrame, names: Sequence[str]) -> Table:
-    """λ's share of the force and its overshoot by constraint, a line per method; "–" if none."""
-    shown = {}
-    for name in names:
-        start, key = name.partition("/")[0], name.rpartition("/")[2]
-        if start == "dual" and key in OF_MULTIPLIERS:
-            constraint = name.removeprefix("dual/").removesuffix(f"/{key}")
-            shown[f"{constraint}: {OF_MULTIPLIERS[key]}"] = done[name].astype(float)
-    note = (
-        f"On training data, in the last epoch, {_seeds(done)}. Force: λ + 2αv. Overshoot: its "
-        "share on samples that are satisfied already."
-    )
-    return Table("Multipliers", note, _by_method(DataFrame(shown), done, True))
-
-
 def mean_and_std(values: Series) -> str:
     """Returns "mean ± std" with the sample's standard deviation, the one value, or "" of none.
 
@@ -200,8 +181,6 @@ def mean_and_std(values: Series) -> str:
 
     >>> mean_and_std(Series([0.4031, 0.4043])), mean_and_std(Series([1234.0, 1301.0]))
     ('0.40370 ± 0.00085', '1268 ± 47')
-    >>> mean_and_std(Series([2.5e-7, 3.5e-7])), mean_and_std(Series([3.0, 3.0]))
-    ('(3.00 ± 0.71)e-07', '3 ± 0')
     """
     numbers = values.to_numpy(float)
     if not len(numbers):
@@ -210,30 +189,20 @@ def mean_and_std(values: Series) -> str:
     if len(numbers) == 1:
         return f"{mean:.3g}"
     std = float(np.std(numbers, ddof=1))
-    if std <= 1e-6 * abs(mean):  # The noise of float32.
-        return f"{mean:.3g} ± 0"
-    if not math.isfinite(std):
-        return f"{mean:.3g} ± {std:.2g}"
-    exponent = math.floor(math.log10(max(abs(mean), std)))
-    exponent = 0 if -4 <= exponent < 6 else exponent
-    mean, std = mean / 10.0**exponent, std / 10.0**exponent
+    if std <= 1e-6 * abs(mean) or not math.isfinite(std):  # The noise of float32.
+        return f"{mean:.3g} ± {std if math.isnan(std) else 0:.2g}"
     # Rounded first: 0.0996 has two digits as 0.10.
     decimals = 1 - math.floor(math.log10(float(f"{std:.1e}")))
     shown = (f"{round(value, decimals):.{max(decimals, 0)}f}" for value in (mean, std))
-    text = " ± ".join(shown)
-    return f"({text})e{exponent:+03d}" if exponent else text
+    return " ± ".join(shown)
 
 
-def _by_method(values: DataFrame, runs: DataFrame, skip_missing: bool = False) -> DataFrame:
-    """Mean and std over the seeds of every column; ``skip_missing``: of what is a number."""
+def _by_method(values: DataFrame, runs: DataFrame) -> DataFrame:
+    """Mean and std over the seeds of every column."""
     if values.empty:
         return DataFrame()
     methods = runs["method"].loc[values.index]
-
-    def summary(column: Series) -> str:
-        return mean_and_std(column.dropna()) or "–" if skip_missing else mean_and_std(column)
-
-    return values.groupby(methods, sort=False).agg(summary).reset_index()
+    return values.groupby(methods, sort=False).agg(mean_and_std).reset_index()
 
 
 def _seeds(runs: DataFrame) -> str:

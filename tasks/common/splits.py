@@ -24,13 +24,10 @@ class Splittable(Protocol):
 
     @property
     def where(self) -> str: ...
-
     @property
     def prompt(self) -> str: ...
-
     @property
     def unit(self) -> str: ...
-
     @property
     def category(self) -> str: ...
 

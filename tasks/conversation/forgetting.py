@@ -36,6 +36,7 @@ from torchmetrics.utilities import dim_zero_cat
 from pl_pointwise.errors import DataError
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.extras import needs
+from pl_pointwise.task import Metrics
 from pl_pointwise.tasks.language_model.conversations import ConversationEncoder
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
 from pl_pointwise.tasks.language_model.loading import (
@@ -141,7 +142,7 @@ class HarmonicMean(Metric):
         return len(self.parts) / torch.stack([1 / part.compute() for part in self.parts]).sum()
 
 
-def forgetting_metrics(rouge: Metric) -> dict[str, Metric]:
+def forgetting_metrics(rouge: Metric) -> Metrics:
     """The metrics above, by name; rouge: of what greedy answers say."""
     probability, truth = MeanBySample(True), MeanBySample(True)
     return {

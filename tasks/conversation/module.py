@@ -25,13 +25,14 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.evaluation import MeanBySample
 from pl_pointwise.step import judged_values
+from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.calls import call_report, text_of_response
@@ -208,7 +209,7 @@ class ConversationModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
+    def forward(self, batch: Batch) -> ResponseStatistics:
         """Besides, in training, without the responses that are measured alone."""
         if self.training:
             left_out = self.of_roles(batch, MEASURED)
@@ -216,17 +217,17 @@ class ConversationModule(LanguageModelModule):
             batch = {**batch, "response_lengths": lengths}
         return super().forward(batch)
 
-    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
+    def of_objective(self, batch: Batch) -> Tensor:
         """The responses of the objective, (B, R) bool: learnt, compared, in pairs, forgotten."""
         forgotten = ["forget"] if self.baselines.forget_loss else []
         return self._rest(batch) | self._learnt(batch) | self.of_roles(batch, forgotten)
 
-    def compared(self, batch: Mapping[str, Any]) -> Tensor:
+    def compared(self, batch: Batch) -> Tensor:
         """Besides, in evaluation, the responses to keep, whoever keeps them and how."""
         found = self._rest(batch)
         return found if self.training else found | self.of_roles(batch, ["keep"])
 
-    def _rest(self, batch: Mapping[str, Any]) -> Tensor:
+    def _rest(self, batch: Batch) -> Tensor:
         """What ``objective`` names is taken over these, (B, R) bool."""
         found = super().of_objective(batch)
         if self.trained_on in PAIRED:
@@ -235,7 +236,7 @@ class ConversationModule(LanguageModelModule):
             found = (chosen | rejected) & both & (batch["objective"] != 0)[:, None]
         return found & ~self.of_roles(batch, ["learn", *MEASURED])
 
-    def _learnt(self, batch: Mapping[str, Any]) -> Tensor:
+    def _learnt(self, batch: Batch) -> Tensor:
         """Cross-entropy is taken over these, (B, R) bool: to learn, and to keep by replay."""
         # Evenly, and the first of a category always.
         rank, share = batch["rank"], self.baselines.replay
@@ -243,12 +244,12 @@ class ConversationModule(LanguageModelModule):
         again = self.of_roles(batch, ["keep"]) & replayed[:, None]
         return (super().of_objective(batch) & self.of_roles(batch, ["learn"])) | again
 
-    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+    def referred(self, batch: Batch) -> Tensor:
         """Besides, what NPO compares."""
         compared = ["forget"] if self.baselines.forget_loss == "npo" else []
         return super().referred(batch) | self.of_roles(batch, compared)
 
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+    def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The sum of what a sample has: learnt, as before or in order, and forgotten, (B,)."""
 
         def mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -275,9 +276,7 @@ class ConversationModule(LanguageModelModule):
         if self.baselines.forget_loss == "ascent":
             return outputs.mean_log_likelihood
         beta, reference = self.baselines.npo_beta, outputs.reference_log_likelihood
-        before = (
-            0 if reference is None else reference
-        )  # None: nothing in the batch is to be forgotten.
+        before = 0 if reference is None else reference  # None: the batch has none to forget.
         return -2 / beta * logsigmoid(-beta * (outputs.log_likelihood - before))
 
     # Training -------------------------------------------------------------------------------------
@@ -312,19 +311,14 @@ class ConversationModule(LanguageModelModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
+    def evaluation_metrics(self) -> Metrics:
         """Besides, what holds within a record, and TOFU's metrics."""
         found = super().evaluation_metrics()
         within = {"pairwise_accuracy": MeanMetric(), "all_met": MeanBySample(higher_is_better=True)}
         return found | within | {"nll": MeanMetric()} | forgetting_metrics(found["rouge"])
 
     def update_evaluation_metrics(
-        self,
-        metrics: dict[str, Metric],
-        outputs: ResponseStatistics,
-        batch: dict[str, Any],
-        real: Tensor,
-        stage: str,
+        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Besides, what is learnt, forgotten and met, and the order of preferred and avoided."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
@@ -357,7 +351,7 @@ class ConversationModule(LanguageModelModule):
         return {"refuse": "unsafe", "avoid": "benign"}[asked[0]] if asked else ""
 
     def batch_answers(
-        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
+        self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """Besides {exact}, whether it is word for word a response of role prefer, learn or refuse.
 

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from pl_pointwise.data import PADDING
 from pl_pointwise.evaluation import MeanBySample
-from pl_pointwise.task import notes_of
+from pl_pointwise.task import Batch, notes_of
 
 if TYPE_CHECKING:
     from .module import LanguageModelModule
@@ -51,13 +51,13 @@ def rates_of(module: LanguageModelModule) -> dict[str, Rate]:
     return {**module.rates, "cut": cut} if module.rates else {}
 
 
-def real_samples(batch: Mapping[str, Any]) -> list[tuple[int, int]]:
+def real_samples(batch: Batch) -> list[tuple[int, int]]:
     """(position in the batch, index) of the samples of a batch that do not only fill it."""
     return [each for each in enumerate(batch["index"].tolist()) if each[1] != PADDING]
 
 
 def answer_batch(
-    module: LanguageModelModule, metrics: Mapping[str, Metric], batch: Mapping[str, Any], stage: str
+    module: LanguageModelModule, metrics: Mapping[str, Metric], batch: Batch, stage: str
 ) -> None:
     """Answers the prompts of a batch that are among the first of their kind, and counts."""
     if stage not in _answered(module):

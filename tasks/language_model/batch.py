@@ -12,15 +12,15 @@ What padding holds is never read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_pointwise.errors import DataError
+from pl_pointwise.task import Batch
 
 ABSENT = -1
 """The number of no response."""
@@ -64,7 +64,7 @@ class Pairs:
     response_lengths: list[list[int]]  # 0 for what is absent or left out
 
     @classmethod
-    def of(cls, batch: Mapping[str, Any]) -> Pairs:
+    def of(cls, batch: Batch) -> Pairs:
         lengths = batch["prompt_lengths"].tolist(), batch["response_lengths"].tolist()
         pairs = cls(batch["prompt_ids"], batch["response_ids"], *lengths)
         if not pairs.places:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pl_pointwise.task import Batch
+
 from .conversations import ConversationEncoder
 from .generation import decoded
 from .messages import tool_calls
@@ -85,9 +87,7 @@ def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
     return found
 
 
-def text_of_response(
-    encoder: ConversationEncoder, batch: Mapping[str, Any], row: int, column: int
-) -> str:
+def text_of_response(encoder: ConversationEncoder, batch: Batch, row: int, column: int) -> str:
     """A response of a batch as the text that a generated answer would have."""
     length = int(batch["response_lengths"][row, column])
     ids = batch["response_ids"][row, column, :length].tolist()

@@ -335,16 +335,9 @@ class ConversationEncoder:
 
 
 def _with_date(template: str) -> str:
-    """The template with :data:`DATE` for the day's date, if it asks for that."""
-    if "strftime_now" not in template:
-        return template
-    values = {f"%{letter}": DATE.strftime(f"%{letter}") for letter in "aAbBdmyYjHIMSp"}
-    values = {f"%-{name[1]}": value.lstrip("0") for name, value in values.items()} | values
-    filters = "".join(f"|replace('{name}','{value}')" for name, value in values.items())
-    # The line's end belongs to the macro: chat templates are compiled with trim_blocks.
-    return (
-        f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}\n{template}"
-    )
+    """The template with :data:`DATE` for the day's date."""
+    asked = r"strftime_now\((['\"])(.*?)\1\)"
+    return re.sub(asked, lambda found: repr(DATE.strftime(found[2])), template)
 
 
 def _common_prefix(first: str, second: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.data import SPLITS, PointwiseDataModule, ResumableDataLoader
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.records import hub_split, numbered, records_of, rows_of
 from pl_pointwise.tasks.common.splits import check_fractions, with_held_out
 
@@ -218,7 +219,7 @@ class ResponseDataModule(PointwiseDataModule):
         """One by data set that there is."""
         return {name: self._loader(name) for name in self.needs["test"] if name in self.datasets}
 
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """See roles.py."""
         return collate_rows(rows, self.roles)
 

@@ -20,13 +20,14 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError
 from pl_pointwise.own_hooks import part_of
+from pl_pointwise.task import Batch, Metrics
 
 from .adapters import Lora
 from .answering import Rate, answer_batch, finish_answers, rates_of, real_samples
@@ -156,17 +157,17 @@ class LanguageModelModule(PointwiseModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
+    def forward(self, batch: Batch) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
         return self.scorer(batch, self.referred(batch))
 
-    def of_objective(self, batch: Mapping[str, Any]) -> Tensor:
+    def of_objective(self, batch: Batch) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
         asked, found = batch["objective"][:, None], self.of_roles(batch, self.objective_roles)
         every = (asked == 1) & ~found.any(1, keepdim=True) & (batch["roles"] >= 0)
         return (found | every) & (asked != 0)
 
-    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+    def referred(self, batch: Batch) -> Tensor:
         """The responses that need the reference, (B, R) bool.
 
         In evaluation those of the objective do, as the KL of adapters is always reported; and
@@ -178,16 +179,16 @@ class LanguageModelModule(PointwiseModule):
         found = self.of_roles(batch, sorted(asked)) | batch["relative"]
         return found | self.compared(batch) if needed else found
 
-    def compared(self, batch: Mapping[str, Any]) -> Tensor:
+    def compared(self, batch: Batch) -> Tensor:
         """The responses whose KL to the reference is minimised or reported, (B, R) bool."""
         return self.of_objective(batch)
 
-    def of_roles(self, batch: Mapping[str, Any], roles: Sequence[str]) -> Tensor:
+    def of_roles(self, batch: Batch, roles: Sequence[str]) -> Tensor:
         """The responses of some roles, (B, R) bool."""
         numbers = torch.tensor([self.roles.index(role) for role in roles], dtype=torch.long)
         return torch.isin(batch["roles"], numbers)
 
-    def objective(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+    def objective(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the objective's responses of KL per token, or of −s̄; 0 of none, (B,)."""
         if self.trained_on == "kl":
             return self._divergence(outputs, batch)
@@ -196,13 +197,11 @@ class LanguageModelModule(PointwiseModule):
             return mean_over(-outputs.mean_log_likelihood, carried)
         return self.own_loss(outputs, batch)
 
-    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+    def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
         raise NotImplementedError
 
-    def constraint_values(
-        self, outputs: ResponseStatistics, batch: dict[str, Any]
-    ) -> dict[str, Tensor]:
+    def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""
         found = {}
         for name in self.constraints:
@@ -213,9 +212,7 @@ class LanguageModelModule(PointwiseModule):
             found[name] = values.gather(1, rows).view(columns.shape)
         return found
 
-    def _response_values(
-        self, name: str, outputs: ResponseStatistics, batch: Mapping[str, Any]
-    ) -> Tensor:
+    def _response_values(self, name: str, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
 
         That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
@@ -235,12 +232,12 @@ class LanguageModelModule(PointwiseModule):
             own = own + (bound.at_least if bound.at_most is None else bound.at_most)
         return torch.where(shift.isnan(), values, own)
 
-    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def membership(self, batch: Batch) -> dict[str, Tensor]:
         """A constraint applies to the samples that have responses for it."""
         terms = {name: self.requirements[name].columns(batch) >= 0 for name in self.constraints}
         return {"objective": self.of_objective(batch).any(1), **terms}
 
-    def _divergence(self, outputs: ResponseStatistics, batch: Mapping[str, Any]) -> Tensor:
+    def _divergence(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The mean over the responses compared of the KL per token, 0 of none, (B,)."""
         compared = self.compared(batch).to(outputs.lengths.device, non_blocking=True)
         return mean_over(divergence(outputs), compared)
@@ -278,22 +275,19 @@ class LanguageModelModule(PointwiseModule):
 
     @part_of("on_train_epoch_end")
     def _log_reference_cache(self) -> None:
-        if self.scorer.cache is not None:
-            self.log_dict(self.scorer.cache.report(self.trainer), sync_dist=True)
+        if (cache := self.scorer.cache) is not None:
+            size = float(cache.bytes)
+            self.log("reference_cache/bytes", size, sync_dist=True, reduce_fx="sum")
+            self.log("reference_cache/hit_rate", cache.hit_rate(), sync_dist=True)
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
+    def evaluation_metrics(self) -> Metrics:
         """The KL of adapters, and rates of the generated answers."""
         return {"kl": MeanMetric(), **{name: r.metric() for name, r in rates_of(self).items()}}
 
     def update_evaluation_metrics(
-        self,
-        metrics: dict[str, Metric],
-        outputs: ResponseStatistics,
-        batch: dict[str, Any],
-        real: Tensor,
-        stage: str,
+        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Adds the KL of a batch, and answers to its prompts where they are asked for."""
         carries = self.compared(batch).any(1).to(real.device) & real
@@ -306,7 +300,7 @@ class LanguageModelModule(PointwiseModule):
         return record.kind
 
     def batch_answers(
-        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
+        self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of some samples, each (position in the batch, index)."""
         rows = [row for row, _ in samples]
@@ -319,12 +313,12 @@ class LanguageModelModule(PointwiseModule):
     def report_answers(self, answers: Mapping[str, Sequence[dict[str, Any]]]) -> None:
         """Writes more of the answers of all ranks, by data set; called on every rank."""
 
-    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+    def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Writes the answers to ``answers/<data set>.jsonl``; none of a confidential model."""
         finish_answers(self, metrics)
 
     def predict_step(
-        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+        self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
         """{index, answer, refused, cut} of each prompt; filling samples give none."""
         samples = real_samples(batch)

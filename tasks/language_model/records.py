@@ -36,9 +36,7 @@ class Record:
     responses: tuple[Response, ...]
     where: str  # file and line, or source and record
     given_category: str = ""  # the record's own
-    objective: bool | None = (
-        None  # whether the objective applies to it; None where its roles decide
-    )
+    objective: bool | None = None  # whether it applies; None where its roles decide
 
     @property
     def answers(self) -> list[Answer]:

@@ -15,11 +15,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import torch
-from lightning.pytorch import Trainer
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
@@ -183,17 +181,11 @@ class ReferenceCache:
             os.replace(unfinished, path)
         self.bytes += kept.nbytes
 
-    def report(self, trainer: Trainer) -> dict[str, float]:
-        """Over all ranks: {"reference_cache/bytes", and since the last "…/hit_rate"}."""
-        counts = torch.tensor([self.hits, self.misses, self.bytes], dtype=torch.float64)
-        if trainer.world_size > 1:
-            every: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(every, counts)
-            counts = torch.stack(every).sum(0)
-        hits, misses, size = counts.tolist()
+    def hit_rate(self) -> float:
+        """Of this rank since the last call; 0 where nothing was asked for."""
+        hits, asked = self.hits, self.hits + self.misses
         self.hits = self.misses = 0
-        rate = {"reference_cache/hit_rate": hits / (hits + misses)} if hits + misses else {}
-        return {"reference_cache/bytes": size, **rate}
+        return hits / max(1, asked)
 
     @staticmethod
     def _path(folder: Path, key: str) -> Path:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pl_pointwise import Constraint
+from pl_pointwise.task import Batch
 
 from .batch import ABSENT, collate_columns, collate_responses
 from .records import Record
@@ -93,7 +94,7 @@ class Requirement:
         upper = self.bound == "at_most"
         return Constraint(at_most=tolerance) if upper else Constraint(at_least=tolerance)
 
-    def columns(self, batch: Mapping[str, Any]) -> Tensor:
+    def columns(self, batch: Batch) -> Tensor:
         """Which responses of a batch it is about, (B,) or (B, K); −1 for none."""
         columns: Tensor = batch[self.role]
         if self.kinds:
@@ -117,7 +118,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> dic
     R and K_r are the data set's, in every batch alike.
     """
     records: list[Record] = [row["record"] for row in rows]
-    batch: dict[str, Any] = collate_responses(
+    batch: Batch = collate_responses(
         [row["prompt"].tolist() for row in rows],
         [[response.tolist() for response in row["responses"]] for row in rows],
         rows[0]["columns"],

@@ -13,7 +13,6 @@ differentiable in the policy. Three scoring methods differ in cost and in nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pl_pointwise.errors import one_of
-from pl_pointwise.task import evaluation_mode
+from pl_pointwise.task import Batch, evaluation_mode
 from pl_pointwise.tasks.common.agreement import (
     WORDS,
     Values,
@@ -98,9 +97,7 @@ class ResponseScorer:
         if method == "shared_prompt":
             install(base_of(model))
 
-    def __call__(
-        self, batch: Mapping[str, Any], reference: bool | Tensor = True
-    ) -> ResponseStatistics:
+    def __call__(self, batch: Batch, reference: bool | Tensor = True) -> ResponseStatistics:
         """Statistics of every response in a batch (batch.py), differentiable in the policy.
 
         reference: (B, R) bool asks for it of some of the responses only, and costs only those.
@@ -114,7 +111,7 @@ class ResponseScorer:
             wanted = pairs.only({place for place in pairs.places if flags[place[0]][place[1]]})
         return self._statistics(pairs, wanted if wanted and wanted.places else None)
 
-    def choose_method(self, batch: Mapping[str, Any]) -> ScoringMethod:
+    def choose_method(self, batch: Batch) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
 
         On a clone in values and gradients (agreement.py), and in values for two responses of the

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pl_pointwise.data import PointwiseDataModule
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.models import loading, model_source
 from pl_pointwise.tasks.common.records import (
     CHUNK,
@@ -191,7 +192,7 @@ class RerankerDataModule(PointwiseDataModule):
                 f"{_NEEDS[stage][0]}_file, or val_fraction above 0 to hold out training queries."
             )
 
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """The batch of the class docstring, of rows of a :class:`RerankerDataset` with an index."""
         counts = [len(row["input_ids"]) for row in rows]
         shape = len(rows), max(counts) if "query_id" in rows[0] else 1 + self.negatives
@@ -206,7 +207,7 @@ class RerankerDataModule(PointwiseDataModule):
                 ids[i, j, : len(pair)] = pair
                 if "token_type_ids" in row:
                     types[i, j, : len(pair)] = row["token_type_ids"][j]
-        batch: dict[str, Any] = {
+        batch: Batch = {
             "index": torch.tensor([row["index"] for row in rows]),
             "input_ids": torch.from_numpy(ids),
             "lengths": torch.from_numpy(lengths),

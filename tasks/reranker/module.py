@@ -22,12 +22,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-from torchmetrics import Metric
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from pl_pointwise import Constraint, Formulation, Optimization, PointwiseModule, Training
 from pl_pointwise.data import PADDING
 from pl_pointwise.errors import one_of
+from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.common.dropout import use_quick_dropout
 from pl_pointwise.tasks.common.models import loading, model_source
 
@@ -121,7 +121,7 @@ class RerankerModule(PointwiseModule):
         self.model = load_cross_encoder(model_name, dropout, attention)
         self.scoring_method: ScoringMethod | Literal["auto"] = "auto"
 
-    def forward(self, batch: dict[str, Any]) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Scores of all pairs, (B, C) float32 or wider; 0, without a gradient, where none is."""
         shape = batch["lengths"].shape
         lengths: Tensor = batch["lengths"].flatten().cpu()
@@ -137,7 +137,7 @@ class RerankerModule(PointwiseModule):
         positions = present.to(device, non_blocking=True)
         return scores.new_zeros(lengths.numel()).index_copy(0, positions, scores).view(shape)
 
-    def objective(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+    def objective(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Λ of each query, or the mean over its pairs of the binary cross-entropy, (B,)."""
         candidates: Tensor = batch["candidates"]
         if self.trained_on == "monobert":
@@ -146,12 +146,12 @@ class RerankerModule(PointwiseModule):
             outputs, batch["passage_lengths"], candidates, self.top_k, self.objective_candidates
         )
 
-    def constraint_values(self, outputs: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def constraint_values(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """For "relevance" the margins s_p − s_n or their probabilities σ(s_p − s_n), (B, K)."""
         margins = outputs[:, :1] - outputs[:, 1:]
         return {"relevance": margins if self.constrain == "margin" else margins.sigmoid()}
 
-    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def membership(self, batch: Batch) -> dict[str, Tensor]:
         """Every query has the objective, and one constraint for each of its negatives."""
         candidates: Tensor = batch["candidates"]
         return {
@@ -159,17 +159,12 @@ class RerankerModule(PointwiseModule):
             "relevance": candidates[:, :1] & candidates[:, 1:],
         }
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
+    def evaluation_metrics(self) -> Metrics:
         """The paper's four ranking metrics, Λ whatever was trained on, the scores' scale; pairs."""
         return ranking_metrics(self.top_k, self.objective_candidates)
 
     def update_evaluation_metrics(
-        self,
-        metrics: dict[str, Metric],
-        outputs: Tensor,
-        batch: dict[str, Any],
-        real: Tensor,
-        stage: str,
+        self, metrics: Metrics, outputs: Tensor, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Add a batch; `real` is false for rows that only fill it."""
         index = torch.where(real, batch["index"].to(real.device), PADDING)
@@ -177,7 +172,7 @@ class RerankerModule(PointwiseModule):
             metric.update(outputs, batch["passage_lengths"], batch["candidates"], index)
 
     def predict_step(
-        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+        self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
         """One {index, query_id, order, scores} per query; rows that only fill the batch give none.
 

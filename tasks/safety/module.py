@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import Rate
 from pl_pointwise.tasks.language_model.generation import Generation
@@ -166,7 +166,7 @@ class SafetyModule(LanguageModelModule):
 
     # The terms ------------------------------------------------------------------------------------
 
-    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+    def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The Safe-DPO loss, (B,); 0 where there is no pair."""
         s, reference = outputs.log_likelihood, outputs.reference_log_likelihood
         if reference is None or s.shape[1] < 2:
@@ -176,16 +176,16 @@ class SafetyModule(LanguageModelModule):
         losses = safe_dpo_loss(*pairs, margin=self.safe_dpo_margin, beta=self.safe_dpo_beta)
         return torch.where(outputs.present[:, 1], losses, 0)
 
-    def referred(self, batch: Mapping[str, Any]) -> Tensor:
+    def referred(self, batch: Batch) -> Tensor:
         """Besides, the pairs of Safe-DPO."""
         return super().referred(batch) | self._pairs(batch)
 
-    def membership(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def membership(self, batch: Batch) -> dict[str, Tensor]:
         """Under Safe-DPO the objective applies to every pair."""
         pairs = {"objective": self._pairs(batch).any(1)} if self.trained_on == "safe_dpo" else {}
         return super().membership(batch) | pairs
 
-    def _pairs(self, batch: Mapping[str, Any]) -> Tensor:
+    def _pairs(self, batch: Batch) -> Tensor:
         """The preferred and the other response of each pair of Safe-DPO, (B, R) bool."""
         present: Tensor = batch["roles"] >= 0
         first_two = torch.arange(present.shape[1]) < 2
@@ -211,7 +211,7 @@ class SafetyModule(LanguageModelModule):
     # Evaluation -----------------------------------------------------------------------------------
 
     def batch_answers(
-        self, batch: Mapping[str, Any], samples: Sequence[tuple[int, int]], stage: str
+        self, batch: Batch, samples: Sequence[tuple[int, int]], stage: str
     ) -> list[dict[str, Any]]:
         """Besides, the prompt; in an evaluation unsafe, kind and category of it too.
 
@@ -239,7 +239,7 @@ class SafetyModule(LanguageModelModule):
                 answer["cost"] = cost
         return found
 
-    def finish_evaluation_metrics(self, metrics: dict[str, dict[str, Metric]]) -> None:
+    def finish_evaluation_metrics(self, metrics: dict[str, Metrics]) -> None:
         """Besides, lets the cost model go."""
         self._judge = None
         super().finish_evaluation_metrics(metrics)

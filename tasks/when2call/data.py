@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pl_pointwise.data import SPLITS
 from pl_pointwise.errors import DataError, one_of
+from pl_pointwise.task import Batch
 from pl_pointwise.tasks.common.records import check_source
 from pl_pointwise.tasks.language_model.batch import collate_columns
 from pl_pointwise.tasks.language_model.data import (
@@ -104,7 +105,7 @@ class When2CallDataModule(ResponseDataModule):
         self.files["predict"] = predict_file
         self.hub_path, self.schema, self.group_rejected = hub_path, schema, group_rejected
 
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def collate(self, rows: list[dict[str, Any]]) -> Batch:
         """Besides, the characters of each response."""
         characters = collate_columns([row["characters"] for row in rows], rows[0]["columns"], 0)
         return super().collate(rows) | {"characters": characters}

@@ -21,11 +21,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from pl_pointwise import Formulation, Optimization, Training
 from pl_pointwise.checkpoints import from_plain
 from pl_pointwise.errors import one_of
+from pl_pointwise.task import Batch, Metrics
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.answering import real_samples
 from pl_pointwise.tasks.language_model.batch import collate_columns
@@ -142,24 +143,19 @@ class When2CallModule(LanguageModelModule):
         super().__init__(policy, formulation, own, evaluation, objective, training)
         self.losses = from_plain(PreferenceLosses, losses)
 
-    def own_loss(self, outputs: ResponseStatistics, batch: dict[str, Any]) -> Tensor:
+    def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The preference loss of each sample, (B,)."""
         first = torch.arange(outputs.present.shape[1], device=outputs.present.device) == 0
         chosen, rejected = outputs.present & first, outputs.present & ~first
         return preference_loss(self.trained_on, outputs, self.losses, chosen, rejected)
 
-    def evaluation_metrics(self) -> dict[str, Metric]:
+    def evaluation_metrics(self) -> Metrics:
         """Divergence and order of the responses; of multiple choice, the When2Call table too."""
         order = {"pairwise_accuracy": MeanMetric(), "ratio_accuracy": MeanMetric()}
         return super().evaluation_metrics() | order | choice_metrics()
 
     def update_evaluation_metrics(
-        self,
-        metrics: dict[str, Metric],
-        outputs: ResponseStatistics,
-        batch: dict[str, Any],
-        real: Tensor,
-        stage: str,
+        self, metrics: Metrics, outputs: ResponseStatistics, batch: Batch, real: Tensor, stage: str
     ) -> None:
         """Adds a batch; real: bool (B,), False for samples that only fill it."""
         super().update_evaluation_metrics(metrics, outputs, batch, real, stage)
@@ -181,7 +177,7 @@ class When2CallModule(LanguageModelModule):
             update_choice_metrics(metrics, index, predicted, choose_by, right, tools)
 
     def predict_step(
-        self, batch: dict[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
+        self, batch: Batch, batch_idx: int = 0, dataloader_idx: int = 0
     ) -> list[dict[str, Any]]:
         """One dict per question; samples that only fill the batch give none.
 
@@ -203,7 +199,7 @@ class When2CallModule(LanguageModelModule):
         return [found[index] for _, index in samples]
 
     def _scores(
-        self, outputs: ResponseStatistics, batch: dict[str, Any], normalisation: Normalisation
+        self, outputs: ResponseStatistics, batch: Batch, normalisation: Normalisation
     ) -> Tensor:
         """Scores by behaviour, (B, 4)."""
         scores = outputs.log_likelihood

@@ -73,7 +73,6 @@ def test_the_commands_that_are_printed_go_from_fit_to_export(
     torch.testing.assert_close(found["0.weight"], weights["network.0.weight"], rtol=0, atol=0)
     card = (folder / "README.md").read_text()
     assert f"weights of the checkpoint: {checkpoint_of(folder.parent).name}" in card
-    assert "samples × 1" in card  # λ, as the checkpoint has them.
 
 
 def test_a_class_path_in_a_checkpoint_is_not_imported(

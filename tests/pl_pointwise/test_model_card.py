@@ -9,7 +9,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from pl_pointwise import Average, Constraint, Pointwise
+from pl_pointwise import Constraint, Pointwise
 from pl_pointwise.certificates import certify
 from pl_pointwise.evaluation import SampleViolations
 from pl_pointwise.model_card import public_name, write_card
@@ -44,31 +44,18 @@ def row(text: str, first: str, after: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_metadata_are_the_hubs_and_the_multipliers_are_summed_up(tmp_path) -> None:
+def test_the_metadata_are_the_hubs_and_the_training_is_summed_up(tmp_path) -> None:
     module = fitted(tmp_path, Pointwise(alpha=2.0, dual_lr=1.0))
     found = card(module, tmp_path)
     assert (found.data.base_model, found.data.library_name) == ("owner/base", "peft")
     assert found.data.pipeline_tag == "text-generation"
     assert "pl-pointwise" in found.data.tags
     text = found.text
-    values = module.multipliers["fit"].double().flatten()
-    active = values[values > 0]
-    assert 0 < len(active) < 5
-    expected = [active.quantile(0.5), active.quantile(0.9), active.max()]
-    cells = row(text, "fit", "Multipliers")
-    assert cells[1:3] == ["5 samples × 1", str(len(active))]
-    assert cells[3:] == [f"{float(value):.3g}" for value in expected]
     assert row(text, "fit", "Requirements")[1:3] == ["≤ 0.1", "≤ 0.1"]
     assert "`Pointwise(alpha=2.0, dual_lr=1.0" in text
     assert "- epochs: 3\n" in text
     assert "- training samples: 5\n" in text
     assert "- optimizer: AdamW, learning rate" in text
-
-
-def test_one_multiplier_for_all_is_given_as_it_is(tmp_path) -> None:
-    module = fitted(tmp_path, Average())
-    cells = row(card(module, tmp_path).text, "fit", "Multipliers")
-    assert cells[-1] == f"{module.multipliers['fit'].item():.3g}"
 
 
 def test_held_out_violations_come_with_their_certificate_and_the_training_ones_do_not(
@@ -107,16 +94,14 @@ def test_violations_that_are_nan_have_no_certificate(tmp_path) -> None:
     assert "No certificate: 1 of 5 violations are NaN" in card(module, tmp_path).text
 
 
-def test_both_bounds_are_shown_and_negative_multipliers_counted(tmp_path) -> None:
+def test_both_bounds_are_shown(tmp_path) -> None:
     module = fitted(tmp_path, Pointwise())
     module.constraints = {"fit": Constraint(at_least=-1.0, at_most=2.0)}
     text = card(module, tmp_path).text
     assert row(text, "fit", "Requirements")[1:3] == ["≥ -1 and ≤ 2", "≤ 0.1"]
     module.constraints = {"fit": Constraint(equals=0.5)}
-    module.multipliers.set("fit", torch.tensor([[-3.0], [-1.0], [0.0], [0.0], [0.0]]))
     text = card(module, tmp_path, base_model=None).text
     assert row(text, "fit", "Requirements")[1] == "= 0.5"
-    assert row(text, "fit", "Multipliers")[2:] == ["2", "2", "2.8", "3"]
 
 
 def test_a_model_that_was_only_tested_says_nothing_of_a_fit_it_did_not_see(tmp_path) -> None:

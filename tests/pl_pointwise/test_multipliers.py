@@ -23,9 +23,8 @@ from pl_pointwise import (
     Penalty,
     Pointwise,
     Relaxed,
-    initialise_multipliers,
 )
-from pl_pointwise.errors import DataError, TrainingError
+from pl_pointwise.errors import TrainingError
 from tests.pl_pointwise.toy import INTERVALS, KINDS, Seen, Toy, ToyData, ToyRows, fit, trainer
 
 # The store ----------------------------------------------------------------------------------------
@@ -293,69 +292,6 @@ def test_a_threshold_goes_with_the_formulation_that_learns_it() -> None:
     module.formulations = {name: Average() for name in module.constraints}
     fit_again(module)
     assert module.thresholds == {}
-
-
-def loader_of(count: int = 9) -> Any:
-    data = ToyData(ToyRows(count, partial=True), batch_size=4)
-    data.setup("fit")
-    return data.train_dataloader()
-
-
-@pytest.mark.parametrize(
-    ("formulation", "pull"),
-    [
-        (Pointwise(alpha=0.8), lambda v: 1.6 * v.relu()),
-        (Relaxed(alpha=0.8, beta=0.2), lambda v: 0.2 / 1.0 * 1.6 * v.relu()),
-        (Relaxed(alpha=0.8, beta=0.3, cost="linear"), lambda v: (1.6 * v).clamp(0, 0.3)),
-    ],
-)
-def test_a_pass_over_the_data_starts_every_sample_at_its_pull(formulation: Any, pull: Any) -> None:
-    module = Toy(formulation, partial=True, dropout=0.5, **STILL)
-    module.train()
-    module.dropout.eval()  # A part of its own mode keeps it.
-    initialise_multipliers(module, loader_of())
-    assert module.training
-    assert not module.dropout.training
-    rows = ToyRows(9, partial=True)
-    with torch.no_grad():
-        outputs = torch.tanh(rows.x @ module.first) @ module.last
-    expected = pull(outputs + 0.3) * rows.has["fit"]
-    found = module.multipliers.pending()["fit"][:, 0]
-    torch.testing.assert_close(found, expected.float())
-    assert found.any()
-    initialise_multipliers(module, loader_of(), start=lambda v: v.relu())
-    torch.testing.assert_close(
-        module.multipliers.pending()["fit"][:, 0],
-        ((outputs + 0.3).relu() * rows.has["fit"]).float(),
-    )
-
-
-def test_a_pass_over_the_data_drops_nothing_out_and_leaves_alone_what_is_not_carried() -> None:
-    module = Toy(Pointwise(), partial=True, dropout=0.5, **STILL)
-    initialise_multipliers(module, loader_of(), start=lambda v: v.relu() + 1)
-    assert module.dropout.training
-    rows = ToyRows(9, partial=True)
-    z = module.eval()({"x": rows.x}).detach()
-    expected = torch.where(rows.has["fit"], (z + 0.3).relu() + 1, 0).float()[:, None]
-    torch.testing.assert_close(module.multipliers.pending()["fit"], expected)
-
-
-def test_a_pass_over_the_data_starts_the_multiplier_of_the_mean() -> None:
-    module = Toy(Average(alpha=0.8, dual_lr=0.0), {"fit": Constraint(at_most=-2.0)}, **STILL)
-    initialise_multipliers(module, loader_of())
-    fit_again(module)
-    with torch.no_grad():
-        mean = (torch.tanh(ToyRows(9).x @ module.first) @ module.last + 2).mean()
-    assert float(module.multipliers["fit"]) == pytest.approx(1.6 * float(mean), rel=1e-5)
-
-
-def test_a_pass_over_the_data_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(ValueError, match="λ alone starts at"):
-        initialise_multipliers(Toy(Pointwise(alpha=None)), loader_of())
-    with pytest.raises(ValueError, match="no α before training"):
-        initialise_multipliers(Toy(Pointwise()), loader_of())
-    with pytest.raises(DataError, match="came twice"):
-        initialise_multipliers(Toy(Pointwise(alpha=1.0)), [*loader_of(), *loader_of()])
 
 
 def test_logs_and_evaluation_of_an_equality_report_its_distance() -> None:

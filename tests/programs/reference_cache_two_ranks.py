@@ -28,15 +28,18 @@ class Watch(Callback):
         self.error, self.compared = 0.0, 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        cache = ReferenceCache(pl_module.model, self.folder, dtype=torch.float32)
-        report = cache.report
+        pl_module.scorer.cache = ReferenceCache(pl_module.model, self.folder, dtype=torch.float32)
 
-        def noted(trainer: Trainer) -> dict[str, float]:
-            self.reports.append(report(trainer))
-            return self.reports[-1]
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.current_epoch:  # What the epoch before ended with.
+            self.note(trainer)
 
-        cache.report = noted  # type: ignore[method-assign]
-        pl_module.scorer.cache = cache
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.note(trainer)
+
+    def note(self, trainer: Trainer) -> None:
+        found = trainer.callback_metrics.items()
+        self.reports.append({n: float(v) for n, v in found if n.startswith("reference_cache/")})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -180,19 +180,6 @@ def test_a_metric_that_is_nan_at_one_seed_is_nan_in_the_table(tmp_path) -> None:
     assert cells == ["test/f1", "nan", "1.0", ""]
 
 
-def test_a_seed_that_pulled_nothing_has_no_say_in_the_share() -> None:
-    names = ["dual/fit/share", "dual/fit/overshoot", "test/fit/share"]
-    done = [
-        outcome("a", 0, {"dual/fit/share": 0.5, "dual/fit/overshoot": 0.0, "test/fit/share": 1.0}),
-        outcome("a", 1, {}),
-        outcome("b", 0, {}),
-    ]
-    table = tables.multiplier_table(frame(*done), names)
-    assert [*table.cells] == ["method", "fit: λ's share of the force", "fit: overshoot"]
-    assert lines(table) == [["a", "0.5", "0"], ["b", "–", "–"]]
-    assert not len(tables.multiplier_table(frame(*done), names[2:]).cells)
-
-
 def test_an_axis_knows_its_better_end_from_the_metric_or_from_the_option() -> None:
     metrics = ["test/mrr@10", "test/objective", "test/fit/cvar95"]
     known = {"mrr@10": True}

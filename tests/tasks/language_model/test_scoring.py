@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -329,18 +327,16 @@ def test_cache_misses_when_a_token_changes(make_model: Make, make_adapted: Adapt
 def test_size_and_rate_of_the_cache_are_reported(
     dtype: torch.dtype, on_disk: bool, tmp_path: Path, make_model: Make, make_adapted: Adapt
 ) -> None:
-    alone: Any = SimpleNamespace(world_size=1)
     model = make_adapted(make_model("llama"))
     folder = tmp_path if on_disk else None
     cache = ReferenceCache(model, folder, dtype=dtype)
-    assert cache.report(alone) == {"reference_cache/bytes": 0}
+    assert (cache.bytes, cache.hit_rate()) == (0, 0.0)
     scorer = ResponseScorer(model, method="chunked", cache=cache)
     scorer(make_batch())
     size = sum(map(sum, RESPONSES)) * model.config.hidden_size * dtype.itemsize
-    expected = {"reference_cache/hit_rate": 0.0, "reference_cache/bytes": size}
-    assert cache.report(alone) == expected
+    assert (cache.bytes, cache.hit_rate()) == (size, 0.0)
     scorer(make_batch())
-    assert cache.report(alone) == expected | {"reference_cache/hit_rate": 1.0}
+    assert (cache.bytes, cache.hit_rate()) == (size, 1.0)
 
 
 def test_a_damaged_file_is_computed_again(
