@@ -101,9 +101,10 @@ def plain_module(base: type, apart: bool) -> type:
     from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
     class Plain(base):  # type: ignore[misc, valid-type]
-        def score(self, batch: Mapping[str, Any], reference: bool | Tensor) -> ResponseStatistics:
+        def forward(self, batch: dict[str, Any]) -> ResponseStatistics:
+            reference = self.referred(batch)
             lengths, device = batch["response_lengths"], self.device
-            wanted = torch.zeros_like(lengths, dtype=torch.bool) | reference
+            wanted = (lengths > 0) & reference
             sums = torch.zeros(lengths.shape, device=device)
             divergences = torch.zeros(lengths.shape, device=device)
             every = (lengths > 0).nonzero()  # (M, 2) sample and column

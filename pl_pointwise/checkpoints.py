@@ -169,7 +169,7 @@ def declared_constraints(
 STATE_KEY = "pl_pointwise"
 """The checkpoint entry: multipliers, thresholds, fingerprint, open window and random states."""
 
-VERSION = 1
+VERSION = 2
 """The version of what the entry holds."""
 
 

@@ -22,7 +22,7 @@ from .errors import TrainingError
 from .fingerprints import RANDOM_ROWS
 from .formulations import BatchFormulation, Formulation
 from .gradient_units import GradientUnits
-from .multipliers import Multipliers, PullShares
+from .multipliers import Multipliers
 from .step import DualStep, Measured, Terms, carries, last_visits, weights
 from .task import Task, warn
 
@@ -36,7 +36,6 @@ class Duals:
         multipliers: λ by constraint, float32 in training-set order.
         thresholds: t by constraint of a CVaR, () or (2,).
         units: Λ and r of the formulations that find their own α.
-        pull_shares: how much of each constraint's force is its multipliers'.
         in_force: the formulations with α a number, of the last step.
         dual_first: whether the step of the weights uses λ after this step's dual update.
         fingerprint: of the training set that the multipliers belong to.
@@ -48,11 +47,10 @@ class Duals:
         self.multipliers = Multipliers(0)
         self.thresholds: dict[str, Tensor] = {}
         self.units = GradientUnits()
-        self.pull_shares = PullShares()
         self.in_force: dict[str, Formulation] = {}
         self.fingerprint: str | None = None
-        self._window: list[tuple[int, dict[str, list[Tensor]]]] = []
-        """Epoch and updated samples of the steps since the last dual step."""
+        self._window: list[dict[str, list[Tensor]]] = []
+        """The updated samples of the steps since the last dual step."""
 
     # In a step ----------------------------------------------------------------------------------
 
@@ -67,7 +65,7 @@ class Duals:
                 found[name] = rows.to(violation.device, violation.dtype, non_blocking=True)
         return found
 
-    def note(self, measured: Measured, epoch: int, steps_an_epoch: float) -> None:
+    def note(self, measured: Measured, steps_an_epoch: float) -> None:
         """Keeps what the dual step needs of a step, by constraint, until it is due.
 
         Per sample: index (n,), violation, mask and λ, (n, sides·K). Else the statistic (sides,).
@@ -85,10 +83,10 @@ class Duals:
                 visits[name] = visit if rows is None else [part[rows] for part in visit]
             elif formulation.scope == "batch":
                 visits[name] = self._visit_of_batch(name, measured)
-        self._window.append((epoch, visits))
+        self._window.append(visits)
         self.units.add(measured, self.task.formulations, self.in_force, steps_an_epoch)
 
-    def step(self, epoch: int) -> dict[str, DualStep]:
+    def step(self) -> dict[str, DualStep]:
         """λ ← (λ + η ∂ψ/∂λ)₊ for the samples seen since the last dual step, and no others.
 
         Each with its last violation; a statistic with its mean. Nothing while a window is open.
@@ -98,7 +96,7 @@ class Duals:
             return steps
         window, self._window = self._window, []
         for name, formulation in self.in_force.items():
-            visits = [visits[name] for _, visits in window if name in visits]
+            visits = [visits[name] for visits in window if name in visits]
             if not visits:
                 continue
             if formulation.scope == "batch":
@@ -124,7 +122,6 @@ class Duals:
             steps[name] = DualStep(
                 index, judged, mask, multiplier, stepped, *(followed or [judged])
             )
-        self.pull_shares.add(epoch, steps, self.in_force, self.dual_first)
         return steps
 
     # Constraints on a statistic of the batch (batch_statistic.py) --------------------------------
@@ -228,7 +225,6 @@ class Duals:
             self._keep_or_reset(dataset, restored)
         self._fit_tables()
         if restored is None:
-            self.pull_shares = PullShares()
             # Its steps are counted from 0: what was measured stays until it is measured again.
             self.units.load_state_dict({**self.units.state_dict(), "next": 0})
 
@@ -289,8 +285,8 @@ class Duals:
                 )
         # What was reset takes no step from values of before, nor from a threshold of before.
         self._window = [
-            (epoch, {name: visit for name, visit in visits.items() if name in multipliers})
-            for epoch, visits in self._window
+            {name: visit for name, visit in visits.items() if name in multipliers}
+            for visits in self._window
         ]
         self.thresholds = {
             name: threshold
@@ -308,7 +304,6 @@ class Duals:
             "gradient_units": self.units.state_dict(),
             "fingerprint": self.fingerprint,
             "window": self._window,
-            "pull": self.pull_shares.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,9 +314,7 @@ class Duals:
             for name, value in state["thresholds"].items()
         }
         self.units.load_state_dict(state["gradient_units"])
-        self.pull_shares = PullShares()
-        self.pull_shares.load_state_dict(state["pull"])
-        self._window = [(int(epoch), dict(visits)) for epoch, visits in state["window"]]
+        self._window = [dict(visits) for visits in state["window"]]
         self.fingerprint = state["fingerprint"]
 
 

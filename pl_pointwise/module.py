@@ -27,7 +27,7 @@ from .duals import Duals
 from .errors import TrainingError
 from .evaluation import Evaluator, SampleValues, SampleViolations
 from .formulations import Formulation
-from .multipliers import Multipliers, PullShares
+from .multipliers import Multipliers
 from .optimizers import Training, keeping_monitors
 from .own_hooks import wrap_hooks
 from .run import Run
@@ -104,14 +104,12 @@ class PointwiseModule(Task):
             ``strict_values`` where the task gives them; ``followed`` those that the weights follow.
         dual_steps: the dual step it ended in, by constraint; empty where it took none. Both are
             for callbacks to read.
-        pull_shares: how much of each constraint's force is its multipliers'.
         shared_objective: the metric that says the objective of every method of the task; by default
             each method's own.
     """
 
     multipliers: Multipliers = _held_by("_duals", "multipliers")
     thresholds: dict[str, Tensor] = _held_by("_duals", "thresholds")
-    pull_shares: PullShares = _held_by("_duals", "pull_shares")
     measured: Measured | None = _held_by("_stepper", "measured")
     dual_steps: dict[str, DualStep] = _held_by("_stepper", "dual_steps")
     violations: dict[str, dict[str, Tensor]] = _held_by("_evaluator", "violations")

@@ -1,4 +1,4 @@
-"""Where λ lives: float32, on the CPU, in training-set order, a row per sample; its share of force.
+"""Where λ lives: float32, on the CPU, in training-set order, a row per sample.
 
 λ is neither a Parameter (DDP would divide its step by the number of ranks) nor a buffer (DDP would
 overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost O(batch).
@@ -7,14 +7,11 @@ overwrite it from rank 0, and a bf16 module would cast it). A batch's rows cost 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import TrainingError
-from .formulations import Formulation
-from .step import DualStep
 
 
 class Multipliers(Mapping[str, Tensor]):
@@ -156,67 +153,3 @@ def _as_table(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if values.dim() == 1 and len(shape) == 2 and shape[1] == 1:
         values = values[:, None]
     return values.expand(shape) if values.dim() == 0 or tuple(values.shape) == shape else None
-
-
-class PullShares:
-    """How much of a constraint's force is due to its multipliers: what they add to a penalty.
-
-    The force on an entry (a sample and a column, or the one statistic of a batch) is p(λ) = ∂ψ/∂v,
-    (λ + 2αv)₊ for Pointwise; without its multiplier it would be p(0), a squared hinge of weight α.
-    With σ the sign of p(λ), 1 except for equalities, over the entries of an epoch in the mask,
-
-        share      Σ min(σ(p(λ) − p(0))₊, |p(λ)|) / Σ |p(λ)|     λ/(λ + 2αv) of one that violates
-        overshoot  Σ |p(λ)| over those with σv < 0 / Σ |p(λ)|    satisfied, and λ still pushes
-
-    For a standard Lagrangian (α None) the share is 1. An entry counts with its last values before
-    the dual step; the sums are the same on every rank.
-    """
-
-    def __init__(self) -> None:
-        # The epoch that the sums are of: known from the steps, since a resume skips hooks.
-        self._number = -1
-        # By constraint, (3,): of |p|, of |p| by multipliers, and of |p| on satisfied entries.
-        self._epoch: dict[str, Tensor] = {}
-
-    def add(
-        self,
-        epoch: int,
-        steps: Mapping[str, DualStep],
-        formulations: Mapping[str, Formulation],
-        dual_first: bool,
-    ) -> None:
-        """Adds a training step's dual steps, with the λ and the formulations that acted in it."""
-        if epoch != self._number:
-            self._number, self._epoch = epoch, {}
-        for name, step in steps.items():
-            violation, judged = step.followed[step.mask].double(), step.judged[step.mask]
-            multiplier = (step.after if dual_first else step.before)[step.mask].double()
-            with torch.enable_grad():
-                leaf = violation.expand(2, -1).detach().clone().requires_grad_()
-                with_and_without = torch.stack([multiplier, torch.zeros_like(multiplier)])
-                psi = formulations[name].lagrangian(leaf, with_and_without).sum()
-                known = psi.requires_grad
-                slopes = torch.autograd.grad(psi, leaf)[0] if known else torch.zeros_like(leaf)
-            pull, without = slopes
-            side, size = pull.sign(), pull.abs()
-            added = torch.minimum((side * (pull - without)).clamp(min=0), size)
-            satisfied = torch.where(side * judged < 0, size, 0)
-            sums = torch.stack([size, added, satisfied]).sum(1)
-            self._epoch[name] = self._epoch.get(name, 0) + sums
-
-    def figures(self) -> dict[str, dict[str, float]]:
-        """``share`` and ``overshoot`` by constraint with a force, of this epoch so far."""
-        return {
-            name: {"share": float(sums[1] / sums[0]), "overshoot": float(sums[2] / sums[0])}
-            for name, sums in self._epoch.items()
-            if sums[0] > 0
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The epoch, and by constraint its sums."""
-        return {"epoch": self._number, "sums": {n: s.tolist() for n, s in self._epoch.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._number = int(state["epoch"])
-        sums = state["sums"].items()
-        self._epoch = {name: torch.tensor(of, dtype=torch.float64) for name, of in sums}

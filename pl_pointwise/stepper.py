@@ -87,8 +87,8 @@ class Stepper:
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
             self.taken_now += 1
-            duals.note(measured, task.current_epoch, trainer.num_training_batches)
-            self.dual_steps = duals.step(task.current_epoch)
+            duals.note(measured, trainer.num_training_batches)
+            self.dual_steps = duals.step()
         else:
             self.buffers.restore(task)
         return measured

@@ -176,14 +176,8 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             torch.save(tested, run.folder / TESTED)
         else:
             remember_use(SHOWN, certification_units(samples), run.folder)
-    # λ's share of the force and its overshoot, of the last epoch.
-    shares = {
-        f"dual/{name}/{key}": value
-        for name, figures in module.pull_shares.figures().items()
-        for key, value in figures.items()
-    }
     return {
-        "metrics": {name: value for name, value in logged.items() if shown(name)} | shares,
+        "metrics": {name: value for name, value in logged.items() if shown(name)},
         "higher_is_better": {
             name: metric.higher_is_better
             for name, metric in module.evaluation_metrics().items()

@@ -156,8 +156,7 @@ def results_table(runs: DataFrame, names: Sequence[str], objective: str = OBJECT
 def metrics_table(done: DataFrame, names: Sequence[str]) -> Table:
     """Returns a line per method, a column per metric."""
     note = f"{_seeds(done).capitalize()}. `objective` is what the method itself was trained by."
-    shown = [name for name in names if not name.startswith("dual/")]
-    return Table("All metrics", note, _by_method(done[shown], done))
+    return Table("All metrics", note, _by_method(done[[*names]], done))
 
 
 def gap_table(done: DataFrame, names: Sequence[str]) -> Table:

@@ -107,7 +107,7 @@ def test_a_task_inherits_these_public_names_and_no_others() -> None:
     foreign = {n for n in {*dir(module)} - {*dir(LightningModule())} - own if n[0] != "_"}
     assert foreign <= {
         *("constraints", "evaluation_constraints", "formulations", "training_settings"),
-        *("multipliers", "thresholds", "measured", "dual_steps", "pull_shares"),
+        *("multipliers", "thresholds", "measured", "dual_steps"),
         *("violations", "evaluated", "evaluated_metrics"),
     }
     assert len(foreign) <= 12

@@ -179,10 +179,10 @@ class Torn(Hard):
     def on_fit_start(self) -> None:
         step = self._duals.step
 
-        def torn(epoch: int) -> Any:
+        def torn() -> Any:
             if self.place == "dual step" and self.global_step == WITHIN:
                 raise RuntimeError("in mid-step")
-            return step(epoch)
+            return step()
 
         self._duals.step = torn  # type: ignore[method-assign]
 

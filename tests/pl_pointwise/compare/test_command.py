@@ -96,13 +96,6 @@ def test_a_line_per_run_with_every_metric_and_std_over_seeds(compared) -> None:
     assert {path.name for path in compared.glob("*.p*")} == set(PLOTS)
 
 
-def test_the_multipliers_share_of_the_force_is_known_without_a_callback(compared) -> None:
-    lines = read(compared)
-    shares = [line["dual/fit/share"] for line in lines]
-    assert shares[:2] == ["", ""]  # A method without multipliers.
-    assert all(0 < float(share) < 1 for share in shares[2:])
-
-
 def test_the_configuration_left_behind_is_that_of_the_run(compared) -> None:
     path = compared / "runs/pointwise/seed-1/config.yaml"
     config = yaml.safe_load(path.read_text())
