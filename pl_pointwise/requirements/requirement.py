@@ -167,8 +167,11 @@ class Known:
         elif only:
             quantity = names[0]
         elif parts:
-            there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)]) or "none"
-            raise RequirementError(f"{text}: there is no {kind} {parts[0]!r}. There are: {there}.")
+            there = ", ".join([*names, *(f"{name}/…" for name in self.datasets)])
+            there = f"There are: {there}." if there else "No held-out sample has any."
+            if requirement.beyond is None and parts[0] in self.constraints:
+                there = f'Of a constraint write "{parts[0]}: violated <= {requirement.at_most:g}".'
+            raise RequirementError(f"{text}: there is no {kind} {parts[0]!r}. {there}")
         else:
             there = ", ".join(f"{dataset}/{name}" for name in names) or "none"
             raise RequirementError(f"{text} names a data set and no {kind} of it: {there}.")

@@ -141,6 +141,7 @@ def test_a_metric_that_is_called_as_no_data_set_is_of_the_splits() -> None:
     [
         ("relevanse: violated <= 0.05", ["'relevanse'", "relevance, refuse, mcq/…"]),
         ("mrr >= 0.3", ["'mrr'", "mrr@10"]),
+        ("refuse/violated <= 0.05", ['write "refuse: violated <= 0.05"']),
         ("over_refusal <= 0.05", ["over_refusal/mrr@10, over_refusal/over_refusal"]),
         ("over_refusal: violated <= 0.05", ["over_refusal/relevance, over_refusal/refuse"]),
         ("refuse/malwear: violated <= 0.1", ["'malwear'", "malware, fraud"]),

@@ -136,6 +136,7 @@ def test_callbacks_and_the_metrics_of_the_task_are_left_out(tmp_path) -> None:
 
 def test_a_trained_model_by_its_checkpoint(tmp_path) -> None:
     module, quiet = BoundsModule(), {"logger": False, "enable_progress_bar": False}
+    quiet["enable_checkpointing"] = False
     trainer = Trainer(max_steps=1, limit_val_batches=0, accelerator="cpu", **quiet)
     trainer.fit(module, BoundsData())
     module.weight.data.fill_(2.0)
