@@ -37,11 +37,15 @@ class Formulation(ABC):
     any multiplier. ``signed``: for an equality λ has either sign, and v is the residual ℓ − c.
     """
 
-    scope: Scope
     dual_lr: float | None = 0.0
     signed: bool = False
     learns_threshold: bool = False
     """Whether it acts on what exceeds a threshold that is learned."""
+
+    @property
+    @abstractmethod
+    def scope(self) -> Scope:
+        """What ψ acts on; a subclass sets the attribute."""
 
     @abstractmethod
     def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:

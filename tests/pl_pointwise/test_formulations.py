@@ -372,3 +372,17 @@ def test_bounds_of_each_sample_are_answered_by_how_to_have_them() -> None:
 def test_bounds_that_cannot_be_are_refused(bounds: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Constraint(**bounds)
+
+
+def test_a_formulation_says_what_it_acts_on() -> None:
+    """It was built, and the first training step ended with an AttributeError."""
+
+    class Cubic(Formulation):
+        def lagrangian(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+            return violation.relu() ** 3
+
+        def dual_direction(self, violation: Tensor, multiplier: Tensor) -> Tensor:
+            return torch.zeros_like(violation)
+
+    with pytest.raises(TypeError, match="scope"):
+        Cubic()  # type: ignore[abstract]
