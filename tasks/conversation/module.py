@@ -293,21 +293,20 @@ class ConversationModule(LanguageModelModule):
                 f"model.{role}_tolerance is null, and {found}. Set it, or formulation to null."
             )
         super().check_training_records(records)
-        asked = {*self.objective_roles, *self.baselines.roles}
-        needed = " or ".join(sorted(asked))
+
+    @property
+    def objective_needs(self) -> str:
+        """Besides, those of pairs, and what the baselines learn or forget."""
+        paired = self.trained_on in PAIRED
+        needed = " or ".join(sorted({*self.objective_roles, *self.baselines.roles}))
+        return "prefer with one of role avoid" if paired else needed
+
+    def in_objective(self, record: Record) -> bool:
+        """Besides, as a pair, or to be learnt or forgotten by the baselines."""
         if self.trained_on in PAIRED:
-            needed = "prefer with one of role avoid"
-            carried = any({"prefer", "avoid"}.issubset(each.roles) for each in records)
-        else:
-            carried = any(
-                bool(asked.intersection(each.roles)) if each.objective is None else each.objective
-                for each in records
-            )
-        if not carried:
-            raise DataError(
-                f"The objective {self.trained_on} applies to no record: it needs a response of "
-                f"role {needed}: {found}. Add some, or change objective or objective_roles."
-            )
+            return {"prefer", "avoid"}.issubset(record.roles)
+        lost = record.objective is None and not set(self.baselines.roles).isdisjoint(record.roles)
+        return lost or super().in_objective(record)
 
     # Evaluation -----------------------------------------------------------------------------------
 

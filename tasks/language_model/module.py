@@ -245,14 +245,30 @@ class LanguageModelModule(PointwiseModule):
     # Training -------------------------------------------------------------------------------------
 
     def check_training_records(self, records: Sequence[Any]) -> None:
-        """Refuses a training set in which no constraint applies to any sample."""
+        """Refuses a training set in which no constraint, or not the objective, has a sample."""
         roles = {role for record in records for role in record.roles}
+        found = f"the training responses are of role {', '.join(sorted(roles))}"
         if self.formulations and not roles & {self.requirements[n].role for n in self.constraints}:
             raise DataError(
-                f"No constraint applies to any record ({', '.join(self.constraints)}): the "
-                f"training responses are of role {', '.join(sorted(roles))}. Add some, change "
-                "roles, or set formulation to null."
+                f"No constraint applies to any record ({', '.join(self.constraints)}): {found}. "
+                "Add some, change roles, or set formulation to null."
             )
+        if not any(map(self.in_objective, records)):
+            raise DataError(
+                f"The objective {self.trained_on} applies to no record: it needs a response of "
+                f"role {self.objective_needs}: {found}. Add some, or change objective or "
+                "objective_roles."
+            )
+
+    @property
+    def objective_needs(self) -> str:
+        """The roles of which a record in the objective has a response."""
+        return " or ".join(sorted(self.objective_roles))
+
+    def in_objective(self, record: Any) -> bool:
+        """Whether the objective applies to a record."""
+        own: bool | None = record.objective
+        return not set(self.objective_roles).isdisjoint(record.roles) if own is None else own
 
     @part_of("on_fit_start")
     def _prepare_fit(self) -> None:

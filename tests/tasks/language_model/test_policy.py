@@ -209,18 +209,20 @@ def test_a_chat_template_of_the_data_alone_is_refused(
 
 
 def test_a_task_that_no_record_is_about_is_refused(language_model_folder, data, tmp_path) -> None:
-    """It trained the objective alone, or the wrong responses."""
+    """It trained the objective alone, the constraints alone, or the wrong responses."""
 
     class Reversed(When2CallModule):
         roles = When2CallModule.roles[::-1]
 
     policy = Policy(str(language_model_folder), lora=SMALL)
-    other, reversed_ = (
-        kind(policy, formulation=Pointwise()) for kind in (When2CallModule, Reversed)
-    )
+    kinds = (When2CallModule, When2CallModule, Reversed)
+    other, aimless, reversed_ = (kind(policy, formulation=Pointwise()) for kind in kinds)
+    aimless.objective_roles = ("candidate",)
     asked = other.requirements.items()
     other.requirements = {name: replace(each, role="candidate") for name, each in asked}
-    for module, said in ((other, "No constraint applies"), (reversed_, "roles: ")):
+    needed = "The objective kl applies to no record.*candidate"
+    refused = ((other, "No constraint applies"), (aimless, needed), (reversed_, "roles: "))
+    for module, said in refused:
         with pytest.raises(DataError, match=said):
             quiet_trainer(tmp_path, max_steps=1).fit(module, datamodule=data)
 
