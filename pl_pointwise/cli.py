@@ -147,7 +147,7 @@ class PointwiseCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
-        """Refuses a checkpoint of other settings; checkpoints.py loads none that runs code."""
+        """A checkpoint is data: unless asked otherwise, none is loaded in a way that runs code."""
         if not self.subcommand:
             return
         config = self.config[self.subcommand]
@@ -155,6 +155,8 @@ class PointwiseCLI(LightningCLI):
         if path and os.path.isfile(path) and not config.accept_differences:
             model = config.model.as_dict()
             refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
+        if config.weights_only is None:  # Lightning's own is False for http://….
+            config.weights_only = True
         if "verbose" in config:
             config.verbose = False  # Lightning's tables cut names off; another follows.
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse.typing import PositiveInt
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_pointwise.cli import PointwiseCLI
@@ -158,8 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     how = parser.add_mutually_exclusive_group()
     jobs = "this many runs at once, each in a process of its own; without: all in this one"
-    how.add_argument("--jobs", type=PositiveInt, help=jobs)
-    how.add_argument("--only", type=PositiveInt, metavar="N", help="the N-th run, and no tables")
+    how.add_argument("--jobs", type=_at_least_one, help=jobs)
+    how.add_argument("--only", type=_at_least_one, metavar="N", help="the N-th run, and no tables")
     return parser
 
 
@@ -231,3 +230,9 @@ def _run_one(run: Run) -> None:
     result = execute(run)
     if "error" in result:
         raise SystemExit(f"{run.title} failed: {result['error']}")
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)

@@ -55,13 +55,19 @@ def styles_of(methods: Iterable[str]) -> dict[str, Style]:
     """Returns the style of every method; no two of 72 are the same."""
     names = list(dict.fromkeys(methods))
     usual = [name for name in names if name in USUAL]
-    found = {name: (USUAL[name], number) for number, name in enumerate(usual)}
     left = [colour for colour in COLOURS if colour not in map(USUAL.get, usual)]
-    pairs = [(c, (k + n + len(usual)) % 12) for k in range(12) for n, c in enumerate(left)]
-    found |= zip(
-        (name for name in names if name not in USUAL), itertools.cycle(pairs), strict=False
+    found = {name: _style(USUAL[name], number) for number, name in enumerate(usual)}
+    # The colours left in turn, each time one marker further.
+    others = itertools.cycle(
+        _style(colour, len(usual) + turn + place)
+        for turn in range(len(MARKERS))
+        for place, colour in enumerate(left)
     )
-    return {n: Style(found[n][0], MARKERS[found[n][1]], LINES[found[n][1] % 4]) for n in names}
+    return {name: found.get(name) or next(others) for name in names}
+
+
+def _style(colour: str, number: int) -> Style:
+    return Style(colour, MARKERS[number % len(MARKERS)], LINES[number % len(LINES)])
 
 
 FRONTIER = "frontier"

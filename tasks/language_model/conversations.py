@@ -336,7 +336,7 @@ class ConversationEncoder:
 
 def _with_date(template: str) -> str:
     """The template with :data:`DATE` for the day's date."""
-    asked = r"strftime_now\((['\"])(.*?)\1\)"
+    asked = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
     return re.sub(asked, lambda found: repr(DATE.strftime(found[2])), template)
 
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pl_pointwise import Constraint, Formulation, PointwiseModule, Training
 from pl_pointwise.checkpoints import from_plain
-from pl_pointwise.errors import DataError
+from pl_pointwise.errors import DataError, TrainingError
 from pl_pointwise.own_hooks import part_of
 from pl_pointwise.task import Batch, Metrics
 
@@ -199,7 +199,10 @@ class LanguageModelModule(PointwiseModule):
 
     def own_loss(self, outputs: ResponseStatistics, batch: Batch) -> Tensor:
         """The loss of an objective of the task's own, (B,)."""
-        raise NotImplementedError
+        raise TrainingError(
+            f"{type(self).__name__} has no own_loss(outputs, batch), which the objective "
+            f"{self.trained_on!r} needs: define it, or take kl or cross_entropy."
+        )
 
     def constraint_values(self, outputs: ResponseStatistics, batch: Batch) -> dict[str, Tensor]:
         """By constraint the values of the responses it is about, (B,) or (B, K)."""

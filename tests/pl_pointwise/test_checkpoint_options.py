@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from pl_pointwise import Pointwise
 from pl_pointwise.checkpoints import differences
@@ -19,6 +20,16 @@ TRAINER = ["--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--train
 TRAINER += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
 SETTINGS = ["--model.formulation", "Pointwise", "--model.formulation.alpha", "2"]
 SETTINGS += ["--model.init_args.tolerance", "0.3"]
+
+
+class NotedIO(TorchCheckpointIO):
+    """A user's, which notes how it is asked to load."""
+
+    asked: list[bool | None] = []  # noqa: RUF012
+
+    def load_checkpoint(self, path, map_location=None, weights_only=None):
+        self.asked.append(weights_only)
+        return super().load_checkpoint(path, map_location, weights_only)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +91,15 @@ def test_other_settings_can_be_accepted(checkpoint, made) -> None:
         module.weight, torch.load(checkpoint, weights_only=True)["state_dict"]["weight"]
     )
     made("fit", *args, *SETTINGS[:4], "--accept_differences", "--trainer.max_epochs", "3")
+
+
+def test_a_users_own_reader_is_told_to_run_no_code(checkpoint, made) -> None:
+    """Lightning's default is to run it where a checkpoint comes from http://…."""
+    config = checkpoint.parents[1] / "config.yaml"
+    plugin = ["--trainer.plugins", "tests.pl_pointwise.test_checkpoint_options.NotedIO"]
+    NotedIO.asked.clear()
+    made("test", "--config", str(config), *plugin, "--ckpt_path", str(checkpoint))
+    assert set(NotedIO.asked) == {True}
 
 
 def test_a_checkpoint_of_a_notebook_goes_on_the_command_line(made, tmp_path) -> None:

@@ -79,10 +79,11 @@ def test_a_template_that_does_not_continue_its_own_prompt_is_refused() -> None:
         ConversationEncoder(with_template(template))
 
 
-def test_the_date_in_a_prompt_never_changes() -> None:
+@pytest.mark.parametrize("asked", ["'%d %b %Y'", ' "%d %b %Y" '])
+def test_the_date_in_a_prompt_never_changes(asked: str) -> None:
     """A run could otherwise neither be resumed nor repeated on another day."""
     tokenizer = with_template(
-        "{{ strftime_now('%d %b %Y') }}{% for m in messages %}<|start|>{{ m.role }}\n"
+        "{{ strftime_now(" + asked + ") }}{% for m in messages %}<|start|>{{ m.role }}\n"
         "{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
     )
