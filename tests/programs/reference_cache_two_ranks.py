@@ -90,6 +90,7 @@ def main() -> None:
         "reports": watch.reports,
         "error": watch.error,
         "compared": watch.compared,
+        "bytes": module.scorer.cache.bytes,
         "logged": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "files": sorted(path.name for path in watch.folder.rglob("*.safetensors")),
     }

@@ -15,6 +15,7 @@ from pl_pointwise.tasks import ConversationDataModule, ConversationModule
 from pl_pointwise.tasks.conversation.module import DEFAULT_TRAINING, ConversationEvaluation
 from pl_pointwise.tasks.language_model.adapters import Lora
 from pl_pointwise.tasks.language_model.generation import Generation
+from pl_pointwise.tasks.language_model.records import Record, Response
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT
 from tests.tasks.conftest import (
     make_data,
@@ -193,6 +194,24 @@ def test_training_set_without_a_term_is_refused(
     data = data_of(str(write_rows(tmp_path / "r.jsonl", rows)))
     with pytest.raises(DataError, match=words):
         quiet_trainer(tmp_path, max_epochs=1).fit(made(language_model_folder, **options), data)
+
+
+@pytest.mark.parametrize(
+    ("options", "roles", "own", "there"),
+    [
+        ({"objective": "dpo"}, ["prefer", "avoid"], None, True),
+        ({"objective": "dpo"}, ["learn"], None, False),
+        ({"baselines": {"replay": 0.1}}, ["keep"], None, True),
+        ({"baselines": {"replay": 0.1}}, ["keep"], False, False),
+        ({}, ["keep"], None, False),
+        ({}, ["keep"], True, True),
+        ({}, ["learn"], None, True),
+    ],
+)
+def test_what_the_objective_applies_to(options, roles, own, there, language_model_folder) -> None:
+    responses = tuple(Response(role, "Yes.") for role in roles)
+    record = Record([], [], responses, "line 1", objective=own)
+    assert made(language_model_folder, **options).in_objective(record) is there
 
 
 def test_answers_are_counted_and_written(
