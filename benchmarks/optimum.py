@@ -41,6 +41,7 @@ from pl_pointwise import (
     Relaxed,
     Training,
 )
+from pl_pointwise.compare.plots import BLUE, CYAN, GREEN, ORANGE, RED
 
 MARGIN = 0.02
 STEPS = 10
@@ -349,11 +350,7 @@ for _weight in (0.1, 1.0, 10.0, 100.0, 1000.0):
     METHODS[f"squared hinge {_weight:g}"] = lambda w=_weight: Penalty(
         weight=w, shape="squared_hinge"
     )
-COLORS = {
-    "Pointwise()": "#D55E00",
-    "Relaxed(price=10)": "#CC79A7",
-    'Average(alpha="adaptive")': "#009E73",
-}
+COLOURS = {"Pointwise()": BLUE, "Relaxed(price=10)": GREEN, 'Average(alpha="adaptive")': ORANGE}
 
 
 # Runs -------------------------------------------------------------------------------------------
@@ -427,12 +424,12 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         )
         part = "held-out " if held_out else ""
         paid = "above" if known else f"{part}objective"
-        for family, color in (("hinge", "#999999"), ("squared hinge", "#56B4E9")):
+        for family, colour in (("hinge", RED), ("squared hinge", CYAN)):
             sweep = rows[rows["method"].str.startswith(f"{family} ")]
-            panel.plot(sweep[f"{part}violated"], sweep[paid], ".-", color=color, label=family)
-        for method, color in COLORS.items():
+            panel.plot(sweep[f"{part}violated"], sweep[paid], ".-", color=colour, label=family)
+        for method, colour in COLOURS.items():
             own = rows[rows["method"] == method]
-            panel.plot(own[f"{part}violated"], own[paid], "o", color=color, label=method)
+            panel.plot(own[f"{part}violated"], own[paid], "o", color=colour, label=method)
         panel.set(title=f"{name}{', new inputs' if held_out else ''}", xlim=(-0.02, None))
         panel.set(xlabel="share violated", ylabel="above the optimum" if known else "objective")
         if known:
@@ -440,7 +437,8 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             panel.axhline(0, color="black", linewidth=0.8)
     for panel in panels[len(problems) :]:
         panel.set_axis_off()
-    panels[0].legend(frameon=False, fontsize="small")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=110)
 
 

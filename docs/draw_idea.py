@@ -13,12 +13,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from pl_pointwise.compare.plots import BLUE, ORANGE, RED
+from pl_pointwise.compare.plots import BLUE, ORANGE, PURPLE
 
 DOCS = Path(__file__).resolve().parent
 PANELS = {
     "average": ("a constraint on the average", ORANGE),
-    "large penalty": ("a linear penalty, weight 50", RED),
+    "large penalty": ("a linear penalty, weight 50", PURPLE),
     "pointwise": ("a constraint on every sample", BLUE),
 }
 

@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from benchmarks.optimum import draw as draw_optima
+
 from .plots import forest, weights
 from .results import RESULTS, read_results
 from .statistics import Estimate, estimate, holm, p_value, paired_difference
@@ -232,6 +234,7 @@ def draw_figures() -> None:
     settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
     reads = [corpus.value(*MEASURES[each]) for each in list(MEASURES)[:3]]
     weights({name: [read(of) for read in reads] for name, of in settings.items()}, DOCS)
+    draw_optima(pd.read_csv(RESULTS / "optimum.csv"), RESULTS / "optimum.png")
     found = [(study_of(name), *each) for name in FIGURE for each in differences(study_of(name))]
     strong = holm([each[-1] for each in found])
     forest([(*each[:-1], bool(ok)) for each, ok in zip(found, strong, strict=True)], DOCS)
