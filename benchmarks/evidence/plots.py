@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pl_pointwise.compare.plots import BLUE, GREEN, RED
+from pl_pointwise.compare.plots import BLUE, CYAN, GREEN, RED
 
 if TYPE_CHECKING:
     from .statistics import Estimate
@@ -22,7 +22,7 @@ SCALES = {
         r"relaxed linear, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
         (GREEN, "D"),
     ),
-    "squared hinge": (r"penalty squared hinge, weight=([\d.]+)", (RED, ">")),
+    "squared hinge": (r"penalty squared hinge, weight=([\d.]+)", (CYAN, ">")),
     "Relaxed, quadratic cost": (
         r"relaxed, alpha=auto, dual_lr=auto, alpha_growth=auto, beta=([\d.]+)",
         (GREEN, "s"),
