@@ -63,6 +63,8 @@ def unpainted(monkeypatch) -> None:
 def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "draw_plots", lambda *_: None)
+        # Not on record where the first test that asks for it looks.
+        patch.setenv("PL_POINTWISE_USES", str(tmp_path_factory.mktemp("uses")))
         return compare(tmp_path_factory.mktemp("certified"), "--require", REQUIREMENT)
 
 
