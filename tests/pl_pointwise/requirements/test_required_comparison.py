@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -507,8 +508,11 @@ class WithoutMetric(PlaneModule):
     ],
 )
 def test_a_predecessor_measured_otherwise_is_refused_before_training(
-    certified, tmp_path, capsys, model, requirement, said
+    certified, tmp_path, capsys, monkeypatch, model, requirement, said
 ) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
     old = tmp_path / "old"
     shutil.copytree(certified / "model", old)
     path = old / "certificate/config.yaml"
