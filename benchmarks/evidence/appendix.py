@@ -17,8 +17,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from benchmarks.optimum import draw as draw_optima
-
 from .plots import forest, weights
 from .results import RESULTS, read_results
 from .statistics import Estimate, estimate, holm, p_value, paired_difference
@@ -230,6 +228,8 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def draw_figures() -> None:
+    from benchmarks.optimum import draw as draw_optima  # scikit-learn, which --tables needs not.
+
     corpus = study_of("reranker-corpus")
     settings = {name: of[0] for name, of in reached(corpus, "tune").items()}
     reads = [corpus.value(*MEASURES[each]) for each in list(MEASURES)[:3]]
