@@ -35,12 +35,13 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.errors import DataError
+from pl_pointwise.files import write_whole
 from pl_pointwise.requirements.exported import CHECKPOINT
 from pl_pointwise.requirements.samples import SPLITS, bounds_of, certification_units, samples_of
 from pl_pointwise.task import notes_of
 
 from .runs import SAMPLES, TESTED, VIOLATIONS, Run
-from .uses import SHOWN, remember_use, write_whole
+from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pl_pointwise.files import write_whole
 from pl_pointwise.requirements import RequirementError
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,6 @@ def remember_use(
         write_whole(users_folder() / f"{name}.json", text)
     except OSError as error:
         log.warning("Not on record for comparisons in other folders: %s", error)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Completely or not at all, whenever the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")  # Every rank may write.
-    part.write_text(text)
-    part.replace(path)
 
 
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:

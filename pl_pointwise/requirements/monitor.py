@@ -26,7 +26,7 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from pl_pointwise.cli_errors import CommandParser
-from pl_pointwise.compare.uses import write_whole
+from pl_pointwise.files import write_whole
 
 from .anytime import Drift, MeanAbove
 from .exported import CERTIFICATE, measure_new_records, read_certificate
