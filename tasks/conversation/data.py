@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,9 @@ from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_re
 
 from .forgetting import add_targets
 from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_together
+
+TAUGHT = frozenset({"learn", "forget"})
+"""Roles of what is never held out of the training records."""
 
 
 class ConversationDataModule(ResponseDataModule):
@@ -45,7 +48,8 @@ class ConversationDataModule(ResponseDataModule):
         forget_file: the same, of role forget.
         forget_like: a model of the same kind that never learned the answers to forget, and says how
             likely one without ``around`` is to be.
-        val_file: those held out. Without one, a part of the training prompts is.
+        val_file: those held out. Without one, a part of the training prompts is, none of them with
+            an answer to learn or to forget.
         test_file: those that certify. Without one, preparation.test_fraction of the training
             prompts; without either, "test" is "val".
         predict_file: records to answer in `predict`, with or without responses; with any source.
@@ -158,6 +162,21 @@ class ConversationDataModule(ResponseDataModule):
                     f"{records[0].roles[0]}, of which none is trained on. What is learnt and kept "
                     'is measured on its own roles: give each record one, as "role": "keep".'
                 )
+        return found
+
+    def _split(
+        self, read: Mapping[str, list[Record]], files: Mapping[str, str | None]
+    ) -> dict[str, list[Record]]:
+        """All splits. What is to be learnt or forgotten stays in training.
+
+        A fact is no sample of others: what is held out of it would be taught to nobody.
+        """
+        train = read.get("train", [])
+        taught = {each.unit for each in train if not TAUGHT.isdisjoint(each.roles)}
+        rest = [record for record in train if record.unit not in taught]
+        found = super()._split({**read, "train": rest}, files)
+        left = {id(record) for record in found["train"]}
+        found["train"] = [each for each in train if each.unit in taught or id(each) in left]
         return found
 
     def read(self, name: str) -> list[Record]:

@@ -308,3 +308,30 @@ def test_a_fit_learns_within_the_budget(language_model_folder, tmp_path) -> None
     assert within["train/keep/violated"] <= 0.5
     assert within["train/keep/max"] < 0.01
     assert within["train/nll"] < start["train/nll"] - 0.5
+
+
+@pytest.mark.parametrize("role", ["learn", "forget"])
+def test_what_is_taught_is_never_held_out(role, language_model_folder, tmp_path) -> None:
+    """A fifth of a user's facts was held out: nothing taught them, and `fit` said it had."""
+    taught = [
+        {"prompt": f"new {i}", "answer": f"{i}.", "role": role, "around": -4.0} for i in range(9)
+    ]
+    taught = [{k: v for k, v in row.items() if role == "forget" or k != "around"} for row in taught]
+    kept = [{"prompt": f"old {i}", "answer": f"{i}!", "role": "keep"} for i in range(10)]
+    shares = {"val_fraction": 0.2, "test_fraction": 0.2}
+    rows = written(tmp_path, [*taught[:5], *kept, *taught[5:]])
+    data = data_of(rows, language_model_folder, **shares)
+    data.setup("fit")
+    data.setup("test")
+    prompts = {
+        name: [record.messages[0]["content"] for record in rows.records]
+        for name, rows in data.datasets.items()
+    }
+    assert [p for p in prompts["train"] if "new" in p] == [row["prompt"] for row in taught]
+    assert len(prompts["val"]) == len(prompts["test"]) == 2
+    every = [prompt for of_split in prompts.values() for prompt in of_split]
+    assert sorted(every) == sorted(row["prompt"] for row in taught + kept)
+    alone = data_of(written(tmp_path, taught), language_model_folder, **shares)
+    alone.setup("fit")
+    assert len(alone.datasets["train"]) == 9
+    assert "val" not in alone.datasets
