@@ -17,10 +17,12 @@ from pl_pointwise.tasks.language_model.data import (
     ResponseDataModule,
 )
 from pl_pointwise.tasks.language_model.encoded import EncodedResponses
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.records import Record, with_refusals
 from pl_pointwise.tasks.language_model.refusals import REFUSAL_TEXT, validate_refusals
 
 from .forgetting import add_targets
+from .own_answers import with_own_answers
 from .records import COLUMNS, ROLES, SCHEMAS, Reading, check_together
 
 TAUGHT = frozenset({"learn", "forget"})
@@ -46,6 +48,8 @@ class ConversationDataModule(ResponseDataModule):
         learn_file: more of them, whose answers are of role learn where they say no other.
         keep_file: the same, of role keep.
         forget_file: the same, of role forget.
+        own_answers: put the model's own greedy answers, from before training, in the place of those
+            of role keep.
         forget_like: a model of the same kind that never learned the answers to forget, and says how
             likely one without ``around`` is to be.
         val_file: those held out. Without one, a part of the training prompts is, none of them with
@@ -86,6 +90,7 @@ class ConversationDataModule(ResponseDataModule):
         learn_file: str | None = None,
         keep_file: str | None = None,
         forget_file: str | None = None,
+        own_answers: bool = False,
         forget_like: str | None = None,
         val_file: str | None = None,
         test_file: str | None = None,
@@ -127,7 +132,7 @@ class ConversationDataModule(ResponseDataModule):
             raise DataError(f"source={source}, hub_path={hub_path}: set both, or neither.")
         if source == "example":
             self.train_files = [str(Path(__file__).parent / "examples" / f"{example}.jsonl")]
-        self.forget_like = forget_like
+        self.own_answers, self.forget_like = own_answers, forget_like
         self.files = {"val": val_file, "test": test_file, "predict": predict_file}
         self.hub_path, self.hub_config, self.hub_split = hub_path, hub_config, hub_split
         self.reading = Reading(schema, columns, role)
@@ -196,7 +201,14 @@ class ConversationDataModule(ResponseDataModule):
         return with_refusals(records, self.refusals)
 
     def _encoded(self, name: str, records: Sequence[Any]) -> EncodedResponses:
-        """Besides, of every answer to forget how likely it is to be."""
+        """Besides, the model's own answers, and of those to forget how likely each is to be."""
+        if self.own_answers and name != "predict":
+            module = getattr(self.trainer, "lightning_module", None)
+            if not isinstance(module, LanguageModelModule):
+                raise DataError("own_answers needs the model: call trainer.fit(module, data).")
+            # A checkpoint is loaded later, and Lightning moves the model there later too.
+            module.to(self.trainer.strategy.root_device)  # type: ignore[union-attr]
+            records = with_own_answers(records, module)
         encoded = super()._encoded(name, records)
         if name != "predict":
             add_targets(encoded, self.forget_like, self._encoder, self.model_name)

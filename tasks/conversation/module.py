@@ -7,6 +7,7 @@ log-likelihood of a response's tokens under the policy π,
                + KL(π ‖ π_ref) per token over those of role reference   (or −s̄, or DPO, or SimPO)
     subject to KL(π ‖ π_ref) ≤ ε_keep per token  for every response of role keep      "keep"
                s̄(y) ≥ ε_prefer                 for every response of role prefer    "prefer"
+               π(y_t) ≥ eᵋ π(v)  for every token y_t and v ≠ y_t of role keep       "greedy"
                s̄(y) ≥ s̄_ref(y) − δ             for every response of role prefer    "floor"
                s̄(y) ≤ ε_avoid                  for every response of role avoid     "avoid"
                s̄(y) ≥ ε_refuse                 for every response of role refuse    "refuse"
@@ -40,7 +41,13 @@ from pl_pointwise.tasks.language_model.module import LanguageModelModule
 from pl_pointwise.tasks.language_model.policy import Policy
 from pl_pointwise.tasks.language_model.preference_losses import PreferenceLosses, preference_loss
 from pl_pointwise.tasks.language_model.records import Record
-from pl_pointwise.tasks.language_model.roles import Requirement, divergence, drop, mean_over
+from pl_pointwise.tasks.language_model.roles import (
+    Requirement,
+    divergence,
+    drop,
+    lead,
+    mean_over,
+)
 from pl_pointwise.tasks.language_model.scoring import ResponseStatistics
 
 from .forgetting import add_forgetting, forgetting_metrics, rouge_recall
@@ -73,6 +80,7 @@ class ConversationEvaluation:
     avoid_tolerance: float | None = None
     refuse_tolerance: float | None = None
     keep_tolerance: float | None = None
+    greedy_tolerance: float | None = None
     floor_tolerance: float | None = None
     forget_tolerance: float | None = None
     answer_in: list[str] = field(default_factory=list)
@@ -132,6 +140,8 @@ class ConversationModule(LanguageModelModule):
         avoid_tolerance: ε_avoid, the largest of one of role avoid.
         refuse_tolerance: ε_refuse, the least of one of role refuse.
         keep_tolerance: ε_keep, the largest KL per token of one of role keep, in nats.
+        greedy_tolerance: the least lead, in nats, of each token of one of role keep over any other
+            token: from 0 on greedy decoding writes it (with data.own_answers, as before training).
         floor_tolerance: δ, by which one of role prefer may become less likely per token.
         forget_tolerance: ε_forget, how far one of role forget may be from what it is to be.
         objective: of responses of other roles than learn, "kl" to stay close to the reference or
@@ -154,6 +164,7 @@ class ConversationModule(LanguageModelModule):
         "avoid": Requirement("avoid", "at_most", several=True),
         "refuse": Requirement("refuse", "at_least", several=True),
         "keep": Requirement("keep", "at_most", several=True, value=divergence),
+        "greedy": Requirement("keep", "at_least", several=True, value=lead),
         "floor": Requirement("prefer", "at_most", several=True, value=drop),
         "forget": Requirement("forget", "within", several=True),
     }
@@ -179,6 +190,7 @@ class ConversationModule(LanguageModelModule):
         avoid_tolerance: float | None = -4.0,
         refuse_tolerance: float | None = -0.02,
         keep_tolerance: float | None = None,
+        greedy_tolerance: float | None = None,
         floor_tolerance: float | None = None,
         forget_tolerance: float | None = None,
         objective: Objective = "kl",
@@ -196,6 +208,7 @@ class ConversationModule(LanguageModelModule):
             "avoid": avoid_tolerance,
             "refuse": refuse_tolerance,
             "keep": keep_tolerance,
+            "greedy": greedy_tolerance,
             "floor": floor_tolerance,
             "forget": forget_tolerance,
         }
@@ -286,7 +299,9 @@ class ConversationModule(LanguageModelModule):
         roles = {role for record in records for role in record.roles}
         found = f"the training responses are of role {', '.join(sorted(roles))}"
         bounded = {r.role for each in records for r in each.responses if r.tolerance is not None}
-        unheeded = (roles & {"keep", "forget"} | bounded) - {*self.constraints, *MEASURED}
+        kept = ["keep"] * ("greedy" in self.constraints)
+        heeded = {*self.constraints, *MEASURED, *kept}
+        unheeded = (roles & {"keep", "forget"} | bounded) - heeded
         if self.formulations and unheeded:
             role = min(unheeded)
             raise DataError(

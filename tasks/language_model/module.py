@@ -41,7 +41,7 @@ from .policy import Policy
 from .records import Record
 from .reference import ReferenceCache, belongs_to_adapter, caching_problem
 from .refusals import is_refusal
-from .roles import Requirement, divergence, drop, mean_over
+from .roles import Requirement, divergence, drop, lead, mean_over
 from .scoring import ResponseScorer, ResponseStatistics
 
 
@@ -159,7 +159,8 @@ class LanguageModelModule(PointwiseModule):
 
     def forward(self, batch: Batch) -> ResponseStatistics:
         """Statistics of every response, with the reference where it is needed."""
-        return self.scorer(batch, self.referred(batch))
+        leads = any(self.requirements[name].value is lead for name in self.constraints)
+        return self.scorer(batch, self.referred(batch), leads)
 
     def of_objective(self, batch: Batch) -> Tensor:
         """The responses of the objective's roles, (B, R) bool, unless the record says otherwise."""
@@ -219,10 +220,10 @@ class LanguageModelModule(PointwiseModule):
         """What is bounded of each response, (B, R); of one with its own bound ℓ − own + ε.
 
         That meets the role's ε where ℓ meets its own; of a relative one it is ℓ − ℓ_ref + δ + ε.
-        A band is around the own bound, so there ε is not added. A floor knows no own bounds.
+        A band is around the own bound, so there ε is not added. A floor and a lead know none.
         """
         values = self.requirements[name].value(outputs)
-        if batch["shift"].isnan().all() or self.requirements[name].value is drop:
+        if batch["shift"].isnan().all() or self.requirements[name].value in (drop, lead):
             return values
         shift = batch["shift"].to(values, non_blocking=True)
         own, reference = values, outputs.reference_mean_log_likelihood
@@ -372,8 +373,10 @@ class LanguageModelModule(PointwiseModule):
             self.model, self.encoder, prompts, self.generation, reference=reference
         )
 
-    def answers_to(self, prompts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Answers to conversations outside any data set, generated as the policy says.
+    def answers_to(
+        self, prompts: Sequence[Mapping[str, Any]], *, reference: bool = False
+    ) -> list[dict[str, Any]]:
+        """Answers to conversations outside any data set, of the policy or the reference.
 
         prompts: {"messages": [{"role", "content"}], "tools": […]}, tools where there are any.
         Returns: {"answer", "refused", "cut"} of each, and "valid_call" where it has tools.
@@ -384,7 +387,7 @@ class LanguageModelModule(PointwiseModule):
             for each, own in zip(prompts, tools, strict=True)
         ]
         encoded = self.encoder.encode(texts, [[] for _ in texts])
-        answers = self._answers([prompt for prompt, _ in encoded])
+        answers = self._answers([prompt for prompt, _ in encoded], reference)
         return [
             {"answer": text, "refused": is_refusal(text), "cut": cut}
             | ({"valid_call": is_valid_call(text, own)} if own else {})

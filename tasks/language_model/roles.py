@@ -50,6 +50,15 @@ def drop(outputs: ResponseStatistics) -> Tensor:
     return _none(outputs) if reference is None else reference - outputs.mean_log_likelihood
 
 
+def lead(outputs: ResponseStatistics) -> Tensor:
+    """The least over a response's tokens of log π(y_t) − max_{v ≠ y_t} log π(v), (B, R).
+
+    Above 0 where greedy decoding writes the response.
+    """
+    assert outputs.lead is not None  # LanguageModelModule.forward asks for it.
+    return outputs.lead
+
+
 def _none(outputs: ResponseStatistics) -> Tensor:
     """Zeros that a gradient goes through, for a batch in which no role needs the reference."""
     return outputs.log_likelihood.where(torch.zeros_like(outputs.present), 0)

@@ -65,6 +65,7 @@ class ResponseStatistics:
     kl: Tensor | None = None  # (B, R)  mean over tokens of KL(π ‖ π_ref); 0 where not asked for
     reference_log_likelihood: Tensor | None = None  # (B, R)  s_ref
     reference_mean_log_likelihood: Tensor | None = None  # (B, R)  s̄_ref
+    lead: Tensor | None = None  # (B, R)  the least over tokens of log π(y_t) − the largest other
 
     @property
     def present(self) -> Tensor:
@@ -97,10 +98,13 @@ class ResponseScorer:
         if method == "shared_prompt":
             install(base_of(model))
 
-    def __call__(self, batch: Batch, reference: bool | Tensor = True) -> ResponseStatistics:
+    def __call__(
+        self, batch: Batch, reference: bool | Tensor = True, leads: bool = False
+    ) -> ResponseStatistics:
         """Statistics of every response in a batch (batch.py), differentiable in the policy.
 
         reference: (B, R) bool asks for it of some of the responses only, and costs only those.
+        leads: whether to tell how far each token is ahead of every other.
         """
         pairs = Pairs.of(batch)
         if self.method == "auto":
@@ -109,7 +113,7 @@ class ResponseScorer:
         if isinstance(reference, Tensor):
             flags = reference.tolist()
             wanted = pairs.only({place for place in pairs.places if flags[place[0]][place[1]]})
-        return self._statistics(pairs, wanted if wanted and wanted.places else None)
+        return self._statistics(pairs, wanted if wanted and wanted.places else None, leads)
 
     def choose_method(self, batch: Batch) -> ScoringMethod:
         """The fastest way that agrees with the plain one; what is refused, and why, is logged.
@@ -150,12 +154,14 @@ class ResponseScorer:
         log.info('Response log-likelihoods are computed by the scoring method "%s".', chosen)
         return chosen
 
-    def _statistics(self, pairs: Pairs, wanted: Pairs | None) -> ResponseStatistics:
+    def _statistics(
+        self, pairs: Pairs, wanted: Pairs | None, leads: bool = False
+    ) -> ResponseStatistics:
         way = self._plain if self.method == "plain" else self._chunked
-        return _summed(pairs, wanted, *way(pairs, wanted))
+        return _summed(pairs, wanted, *way(pairs, wanted, leads))
 
-    def _plain(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
-        """Per-token statistics (n,), (m,), (m,) from full logits; the yardstick of the others."""
+    def _plain(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
+        """Per-token statistics (n,), (m,), (m,), (n,) from full logits; the others' yardstick."""
 
         def logits_of(pairs: Pairs) -> Tensor:
             ids, mask, predicting = pairs.sequences()
@@ -164,20 +170,22 @@ class ResponseScorer:
             return found
 
         logits = logits_of(pairs)
-        log_likelihood, kl, reference_ll = token_statistics(logits, pairs.targets)
+        log_likelihood, kl, reference_ll, lead = token_statistics(
+            logits, pairs.targets, leads=leads
+        )
         if wanted is not None:
             with adapters_off(self.model):
                 reference = logits_of(wanted)
             chosen = logits[wanted.within(pairs)]
-            _, kl, reference_ll = token_statistics(chosen, wanted.targets, reference)
-        return log_likelihood, kl, reference_ll
+            _, kl, reference_ll, _ = token_statistics(chosen, wanted.targets, reference)
+        return log_likelihood, kl, reference_ll, lead
 
-    def _chunked(self, pairs: Pairs, wanted: Pairs | None) -> TokenStatistics:
+    def _chunked(self, pairs: Pairs, wanted: Pairs | None, leads: bool = False) -> TokenStatistics:
         """The same from hidden states at the predicting positions only, logits in chunks."""
         reference = None if wanted is None else self._reference_hidden(wanted)
         hidden = self._hidden(pairs)
         head = VocabularyHead(base_of(self.model))
-        options: dict[str, Any] = {"chunk_elements": self.chunk_elements}
+        options: dict[str, Any] = {"chunk_elements": self.chunk_elements, "leads": leads}
         if head_is_adapted(self.model):
             options["reference_mode"] = partial(adapters_off, self.model)
         reference = None if reference is None else reference.to(hidden.dtype)
@@ -186,14 +194,20 @@ class ResponseScorer:
         others = pairs.only(set(pairs.places) - set(wanted.places))
         # Not by a bool mask, whose count of tokens the host would wait for.
         asked, left = wanted.within(pairs), others.within(pairs)
-        some, kl, reference_ll = chunked_token_statistics(
+        some, kl, reference_ll, lead = chunked_token_statistics(
             head, hidden.index_select(0, asked), wanted.targets, reference, **options
         )
-        rest, *_ = chunked_token_statistics(
+        rest, _, _, led = chunked_token_statistics(
             head, hidden.index_select(0, left), others.targets, None, **options
         )
-        log_likelihood = some.new_zeros(len(hidden)).index_copy(0, asked, some)
-        return log_likelihood.index_copy(0, left, rest), kl, reference_ll
+
+        def merged(some: Tensor, rest: Tensor) -> Tensor:
+            whole = some.new_zeros(len(hidden)).index_copy(0, asked, some)
+            return whole.index_copy(0, left, rest)
+
+        if lead is not None and led is not None:
+            lead = merged(lead, led)
+        return merged(some, rest), kl, reference_ll, lead
 
     def _hidden(self, pairs: Pairs) -> Tensor:
         """Last hidden states (n, H) at the places that predict a response token."""
@@ -273,8 +287,9 @@ def _summed(
     log_likelihood: Tensor,
     kl: Tensor | None = None,
     reference_log_likelihood: Tensor | None = None,
+    lead: Tensor | None = None,
 ) -> ResponseStatistics:
-    """Sums and means over each response's tokens, from (n,) and, for what is wanted, (m,)."""
+    """Sums, means and least ones over a response's tokens, (n,), or (m,) for what is wanted."""
 
     def per_response(tokens: Tensor, owners: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         lengths = torch.tensor(owners.response_lengths).to(tokens.device, non_blocking=True)
@@ -284,8 +299,16 @@ def _summed(
         return sums, sums / lengths.clamp(min=1), lengths
 
     found = per_response(log_likelihood, pairs)
+    least = None if lead is None else _least(lead, found[2])
     if wanted is None or kl is None or reference_log_likelihood is None:
-        return ResponseStatistics(*found)
+        return ResponseStatistics(*found, lead=least)
     divergence = per_response(kl, wanted)[1]
     reference = per_response(reference_log_likelihood, wanted)[:2]
-    return ResponseStatistics(*found, divergence, *reference)
+    return ResponseStatistics(*found, divergence, *reference, least)
+
+
+def _least(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """The least of each response's tokens: (n,), (B, R) → (B, R), 0 where there is no response."""
+    mask = torch.arange(int(lengths.max()), device=tokens.device) < lengths[..., None]
+    padded = tokens.new_full(mask.shape, torch.inf).masked_scatter(mask, tokens)
+    return torch.where(lengths > 0, padded.amin(-1), 0)

@@ -2,6 +2,7 @@
 
     log-likelihood   ℓ_t = log π(y_t)
     divergence       KL_t = Σ_v π(v) (log π(v) − log π_ref(v)),   over the full vocabulary
+    lead             log π(y_t) − max_{v ≠ y_t} log π(v): above 0 where greedy decoding takes y_t
 
 at each position that predicts a response token, in float32 (float64 for a float64 model) whatever
 the model's dtype. The projection runs over a chunk of positions at a time, so that at most one
@@ -30,30 +31,39 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from pl_pointwise.errors import UnsupportedError
 
-# (n,) log-likelihood, KL, log-likelihood under the reference; None without a reference
-TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None]
+# (n,) log-likelihood, KL, log-likelihood under the reference, lead; the second and third are None
+# without a reference, the lead where it is not asked for
+TokenStatistics = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 CHUNK_ELEMENTS = 2**23  # logits in a chunk: 32 MiB in float32, of which seven or so are alive
 
 
 def token_statistics(
-    logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None
+    logits: Tensor, targets: Tensor, reference_logits: Tensor | None = None, leads: bool = False
 ) -> TokenStatistics:
     """ℓ of each target (n,), and with a reference KL(π ‖ π_ref) and its ℓ, from logits (n, V)."""
     reference = None if reference_logits is None else _log_softmax(reference_logits)
-    return _statistics(_log_softmax(logits), targets, reference)
+    return _statistics(_log_softmax(logits), targets, reference, leads)
 
 
 def _statistics(
-    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None
+    log_policy: Tensor, targets: Tensor, log_reference: Tensor | None, leads: bool
 ) -> TokenStatistics:
     """From log-probabilities (n, V)."""
     target = targets[:, None]
     log_likelihood = log_policy.gather(1, target).squeeze(1)
+    lead = None
+    if leads:
+        lead = log_likelihood - log_policy.gather(1, _rivals(log_policy, target)).squeeze(1)
     if log_reference is None:
-        return log_likelihood, None, None
+        return log_likelihood, None, None, lead
     divergence = (log_policy.exp() * (log_policy - log_reference)).sum(-1)
-    return log_likelihood, divergence, log_reference.gather(1, target).squeeze(1)
+    return log_likelihood, divergence, log_reference.gather(1, target).squeeze(1), lead
+
+
+def _rivals(log_policy: Tensor, target: Tensor) -> Tensor:
+    """The likeliest other token of each row, (n, 1)."""
+    return log_policy.detach().scatter(1, target, -torch.inf).argmax(-1, keepdim=True)
 
 
 def chunked_token_statistics(
@@ -63,6 +73,7 @@ def chunked_token_statistics(
     reference_hidden: Tensor | None = None,
     reference_mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
     chunk_elements: int = CHUNK_ELEMENTS,
+    leads: bool = False,
 ) -> TokenStatistics:
     """:func:`token_statistics` from hidden states (n, H), differentiable in the policy's.
 
@@ -77,7 +88,7 @@ def chunked_token_statistics(
             return head(reference)
 
     def of_chunk(hidden: Tensor, targets: Tensor, reference: Tensor | None) -> TokenStatistics:
-        return token_statistics(head(hidden), targets, reference_logits(reference))
+        return token_statistics(head(hidden), targets, reference_logits(reference), leads)
 
     size = max(1, chunk_elements // head.vocabulary)
     several = len(hidden) > size and torch.is_grad_enabled()
@@ -88,7 +99,8 @@ def chunked_token_statistics(
         reference = None if reference_hidden is None else reference_hidden[rows]
         chunk = hidden[rows], targets[rows], reference
         if at_once:
-            pieces.append(_WithGradient.apply(*chunk[:2], reference_logits(reference), head))
+            own = reference_logits(reference)
+            pieces.append(_WithGradient.apply(*chunk[:2], own, head, leads))
         elif several:
             rng = not head.plain  # only an adapted head can hold dropout
             pieces.append(checkpoint(of_chunk, *chunk, use_reentrant=False, preserve_rng_state=rng))
@@ -101,54 +113,64 @@ class _WithGradient(torch.autograd.Function):
     """:func:`token_statistics` of hidden states (n, H) under a frozen head, and their gradient.
 
     A token's statistics depend on its own hidden state alone, so row t of the gradient of Σ_t ℓ_t
-    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for ℓ and KL.
+    is that of ℓ_t, and the backward pass multiplies by what comes in. Kept are (n, H) for each.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, targets: Tensor, reference: Tensor | None, head: VocabularyHead
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        reference: Tensor | None,
+        head: VocabularyHead,
+        leads: bool,
     ) -> TokenStatistics:
         with torch.enable_grad():
             wide = torch.promote_types(hidden.dtype, torch.float32)  # Rounded once, at the end.
             rows = hidden.detach().to(wide).requires_grad_()
             logits = head(rows)
-        log_policy = _log_softmax(logits.detach())
+        log_policy, target = _log_softmax(logits.detach()), targets[:, None]
         log_reference = None if reference is None else _log_softmax(reference)
-        log_likelihood, divergence, reference_ll = _statistics(log_policy, targets, log_reference)
+        found = _statistics(log_policy, targets, log_reference, leads)
         probability = log_policy.exp()
-        slopes: list[Tensor] = []
-        if log_reference is not None and divergence is not None:
+        ones = probability.new_ones(target.shape)
+        slopes: dict[int, Tensor] = {}
+        if leads:  # 1_y − 1_rival
+            slopes[3] = torch.zeros_like(probability).scatter_(1, target, ones)
+            slopes[3].scatter_(1, _rivals(log_policy, target), -ones)
+        if log_reference is not None and found[1] is not None:
             # ∂KL/∂z = π ∘ (log π − log π_ref − KL)
-            slopes.append(log_policy.sub_(log_reference).sub_(divergence[:, None]))
-            slopes[0].mul_(probability)
-        ones = probability.new_ones(len(targets), 1)
-        slopes.append(probability.neg_().scatter_add_(1, targets[:, None], ones))  # 1_y − π
-        gradients = [
-            torch.autograd.grad(logits, rows, each.to(logits.dtype), retain_graph=True)[0]
-            for each in slopes
-        ]
-        ctx.save_for_backward(*reversed(gradients))
-        ctx.dtype = hidden.dtype
+            slopes[1] = log_policy.sub_(log_reference).sub_(found[1][:, None])
+            slopes[1].mul_(probability)
+        slopes[0] = probability.neg_().scatter_add_(1, target, ones)  # 1_y − π
+        ctx.save_for_backward(
+            *(
+                torch.autograd.grad(logits, rows, each.to(logits.dtype), retain_graph=True)[0]
+                for each in slopes.values()
+            )
+        )
+        ctx.outputs, ctx.dtype = list(slopes), hidden.dtype
         ctx.set_materialize_grads(False)
-        if reference_ll is not None:
-            ctx.mark_non_differentiable(reference_ll)
-        return log_likelihood, divergence, reference_ll
+        if found[2] is not None:
+            ctx.mark_non_differentiable(found[2])
+        return found
 
     @staticmethod
-    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         parts = [
             gradient * weight[:, None]
-            for gradient, weight in zip(ctx.saved_tensors, incoming, strict=False)
-            if weight is not None
+            for gradient, output in zip(ctx.saved_tensors, ctx.outputs, strict=True)
+            if (weight := incoming[output]) is not None
         ]
-        return sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None, None, None, None
+        found = sum(parts[1:], parts[0]).to(ctx.dtype) if parts else None
+        return found, None, None, None, None
 
 
 def joined(pieces: Sequence[TokenStatistics]) -> TokenStatistics:
     """Statistics of tokens one after the other, all with a reference or all without."""
     first, *others = zip(*pieces, strict=True)
-    divergence, reference = (None if each[0] is None else torch.cat(each) for each in others)
-    return torch.cat(first), divergence, reference
+    divergence, reference, lead = (None if each[0] is None else torch.cat(each) for each in others)
+    return torch.cat(first), divergence, reference, lead
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:

@@ -6,9 +6,12 @@ data; every other key is the shipped one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import AutoModelForCausalLM
 
+from pl_pointwise.tasks import ConversationModule
 from tests.tasks.conftest import (
     QUIET_RUN,
     comparison,
@@ -54,6 +57,19 @@ def test_packaged_comparison_runs(
     for row in comparison("conversation", name, [*tiny, *data], tmp_path / "results"):
         assert 0 <= float(row["train/all_met"]) <= 1
         assert float(row["train/avoid/max"]) >= float(row["train/avoid/cvar95"])
+
+
+def test_the_greedy_answer_is_kept_by_one_more_option(short, tmp_path, monkeypatch, capsys) -> None:
+    """A model of random weights never ends an answer: refused; so the answers are given here."""
+    with pytest.raises(SystemExit):
+        train("keep", "keep/greedy", short, tmp_path)
+    assert "raise policy.generation.max_new_tokens" in capsys.readouterr().err
+
+    def yes(module: Any, prompts: list[Any], *, reference: bool = False) -> list[dict[str, Any]]:
+        return [{"answer": "Yes.", "refused": False, "cut": False} for _ in prompts]
+
+    monkeypatch.setattr(ConversationModule, "answers_to", yes)
+    train("keep", "keep/greedy", short, tmp_path)
 
 
 @pytest.mark.parametrize("task", ["keep", "forget"])

@@ -335,3 +335,54 @@ def test_what_is_taught_is_never_held_out(role, language_model_folder, tmp_path)
     alone.setup("fit")
     assert len(alone.datasets["train"]) == 9
     assert "val" not in alone.datasets
+
+
+def test_a_lead_of_every_token_is_the_greedy_answer(language_model_folder, tmp_path) -> None:
+    """Kept in a fit that learns other answers; generation itself says so, not the constraint."""
+    rows = [{"prompt": "new", "answer": "Oh", "role": "learn"}]
+    rows += [{"prompt": f"old {i}", "answer": "Ay", "role": "keep"} for i in range(2)]
+    rows += [{**rows[-1], "prompt": "other", "tolerance": 0.3}]  # Of its KL: not of the lead.
+    module = made(
+        language_model_folder,
+        moved=False,
+        formulation=Pointwise(),
+        objective="cross_entropy",
+        objective_roles=["learn"],
+        evaluation=ConversationEvaluation(
+            greedy_tolerance=0.0, answer_in=["train"], keep_tolerance=0.1
+        ),
+        **TOLERANCES | {"keep_tolerance": 100.0, "forget_tolerance": None, "greedy_tolerance": 0.2},
+    )
+    module.training_settings.optimization.learning_rate = 3e-2
+    torch.manual_seed(0)
+    trainer = quiet_trainer(tmp_path, max_epochs=25, limit_val_batches=0)
+    data = data_of(written(tmp_path, rows), language_model_folder)
+    before = trainer.test(module, data, verbose=False)[0]
+    trainer.fit(module, data)
+    after = trainer.test(module, data, verbose=False)[0]
+    assert before["train/greedy/violated"] == 1
+    assert after["train/greedy/violated"] == 0
+    assert [answer["answer"] for answer in module.answers["train"]][1:] == ["Ay"] * 3
+    assert set(module.multipliers) == {"keep", "greedy"}
+
+
+def test_own_answers_stand_in_the_place_of_the_files(language_model_folder, tmp_path) -> None:
+    """Those that do not end are left out with a word; other roles keep what the file says."""
+    rows = [{"prompt": f"{i}", "answer": "File.", "role": "keep"} for i in range(10)]
+    rows += [{"prompt": "new", "answer": "New.", "role": "learn"}]
+    module = made(language_model_folder, moved=False, **TOLERANCES)
+
+    def answers_to(prompts: list[dict[str, Any]], *, reference: bool) -> list[dict[str, Any]]:
+        assert reference
+        texts = [each["messages"][0]["content"] for each in prompts]
+        return [{"answer": f"Mine {t}." * (t != "7"), "cut": t == "3"} for t in texts]
+
+    module.answers_to = answers_to
+    data = data_of(written(tmp_path, rows), language_model_folder, own_answers=True)
+    with pytest.raises(DataError, match="own_answers needs the model"):
+        data.setup("fit")
+    trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
+    with pytest.warns(UserWarning, match=r"line 4: .* as 2 of 10\. .*max_new_tokens"):
+        trainer.fit(module, data)
+    texts = [record.answers[0] for record in data.datasets["train"].records]
+    assert texts == [f"Mine {i}." for i in range(10) if i not in (3, 7)] + ["New."]

@@ -54,6 +54,8 @@ def loss_of(statistics: ResponseStatistics) -> Tensor:
         + 0.01 * statistics.log_likelihood.square() * weights.flip(0)
         + 3 * statistics.kl * weights.flip(1)
     )
+    if statistics.lead is not None:
+        terms = terms + statistics.lead * weights
     return terms.sum()
 
 
@@ -85,6 +87,7 @@ def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistic
     double = copy.deepcopy(model).double().eval()
     shape = batch["response_lengths"].shape
     sums, divergences, references = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    leads = torch.zeros(shape, dtype=torch.float64)
     for row, prompt_length in enumerate(batch["prompt_lengths"].tolist()):
         prompt = batch["prompt_ids"][row, :prompt_length]
         for column, length in enumerate(batch["response_lengths"][row].tolist()):
@@ -96,15 +99,20 @@ def brute_force(model: PeftModel, batch: dict[str, Tensor]) -> ResponseStatistic
                 policy = double(ids).logits[0].softmax(-1)
                 with double.disable_adapter():
                     reference = double(ids).logits[0].softmax(-1)
+            ahead = []
             for t, token in enumerate(answer.tolist()):
                 p, q = policy[prompt_length + t - 1], reference[prompt_length + t - 1]
                 sums[row, column] += p[token].log()
                 references[row, column] += q[token].log()
                 divergences[row, column] += (p * (p / q).log()).sum() / length
+                ahead.append(
+                    float(p[token].log() - torch.cat([p[:token], p[token + 1 :]]).max().log())
+                )
+            leads[row, column] = min(ahead)
     lengths = batch["response_lengths"]
     per_token = lengths.clamp(min=1)
     return ResponseStatistics(
-        sums, sums / per_token, lengths, divergences, references, references / per_token
+        sums, sums / per_token, lengths, divergences, references, references / per_token, leads
     )
 
 
@@ -116,10 +124,10 @@ def test_fast_equals_plain(
     """Values to 1e-5, gradients to 1e-4, with windows shorter than the prompt and soft-capping."""
     model = make_adapted(make_model(architecture)).train()
     batch = make_batch()
-    expected = ResponseScorer(model, method="plain")(batch)
+    expected = ResponseScorer(model, method="plain")(batch, leads=True)
     expected_gradients = gradients(model, loss_of(expected))
 
-    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch)
+    actual = ResponseScorer(model, method=method, chunk_elements=CHUNK)(batch, leads=True)
     assert_same_values(actual, expected)
     assert_same_gradients(gradients(model, loss_of(actual)), expected_gradients)
 
@@ -133,7 +141,7 @@ def test_plain_statistics_equal_float64_brute_force(
     expected = brute_force(model, batch)
     assert (expected.kl[expected.present] > 1e-3).all()
     with torch.no_grad():
-        actual = ResponseScorer(model, method="plain")(batch)
+        actual = ResponseScorer(model, method="plain")(batch, leads=True)
     for name, value in vars(expected).items():
         torch.testing.assert_close(
             getattr(actual, name).double(), value.double(), rtol=1e-5, atol=1e-5
@@ -143,8 +151,8 @@ def test_plain_statistics_equal_float64_brute_force(
 def test_a_float64_model_is_computed_in_float64(make_model: Make, make_adapted: Adapt) -> None:
     model = make_adapted(make_model("llama")).double()
     expected = brute_force(model, make_batch())
-    actual = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)(make_batch())
-    assert_same_values(actual, expected, tolerance=1e-12)
+    scorer = ResponseScorer(model, method="shared_prompt", chunk_elements=CHUNK)
+    assert_same_values(scorer(make_batch(), leads=True), expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
@@ -191,10 +199,11 @@ def test_the_reference_is_computed_where_it_is_asked_for(
     model = make_adapted(make_model("llama"))
     scorer = ResponseScorer(model, method=method, chunk_elements=CHUNK)
     batch = make_batch()
-    everything = scorer(batch)
+    everything = scorer(batch, leads=True)
     asked = torch.tensor([[False, True, False], [False] * 3, [True, False, True]])
-    some = scorer(batch, reference=asked)
+    some = scorer(batch, reference=asked, leads=True)
     torch.testing.assert_close(some.log_likelihood, everything.log_likelihood)
+    torch.testing.assert_close(some.lead, everything.lead)
     for name in ("kl", "reference_log_likelihood", "reference_mean_log_likelihood"):
         expected = getattr(everything, name).masked_fill(~asked, 0.0)
         torch.testing.assert_close(getattr(some, name), expected, rtol=1e-5, atol=1e-5)

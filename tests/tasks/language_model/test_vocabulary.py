@@ -42,15 +42,18 @@ def inputs(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def total(statistics: TokenStatistics, parts: str) -> Tensor:
-    """A sum with another weight for every token, of ℓ, of KL, or of both."""
+    """A sum with another weight for every token, of ℓ, KL, leads, or several of them."""
     weights = torch.linspace(-1, 2, 2 * TOKENS, dtype=torch.float64)
-    log_likelihood, divergence, _ = statistics
+    log_likelihood, divergence, _, lead = statistics
     result = torch.zeros((), dtype=torch.float64)
     if "likelihood" in parts:
         result = result + (weights[:TOKENS] * log_likelihood).sum()
     if "divergence" in parts:
         assert divergence is not None
         result = result + (weights[TOKENS:] * divergence).sum()
+    if "lead" in parts:
+        assert lead is not None
+        result = result + (weights[:TOKENS].flip(0) * lead).sum()
     return result
 
 
@@ -59,6 +62,8 @@ def total(statistics: TokenStatistics, parts: str) -> Tensor:
     [
         ("llama", "likelihood"),
         ("llama", "divergence"),
+        ("llama", "lead"),
+        ("gemma2", "likelihood, divergence and lead"),
         *((name, "likelihood and divergence") for name in ("gemma2", "granite", "cohere")),
     ],
 )
@@ -69,12 +74,16 @@ def test_the_gradient_of_chunks_is_that_of_all_logits(
     model = frozen(make_model, architecture)
     hidden, targets, reference = inputs(model)
     head = VocabularyHead(model)
-    expected = token_statistics(head(hidden), targets, head(reference).detach())
+    leads = "lead" in parts
+    expected = token_statistics(head(hidden), targets, head(reference).detach(), leads)
     (gradient,) = torch.autograd.grad(total(expected, parts), hidden)
     assert gradient.norm() > 0.1
 
-    found = chunked_token_statistics(head, hidden, targets, reference, chunk_elements=CHUNK)
-    for mine, other in zip(found, expected, strict=True):
+    found = chunked_token_statistics(
+        head, hidden, targets, reference, chunk_elements=CHUNK, leads=leads
+    )
+    assert (found[3] is None) == (not leads)
+    for mine, other in zip(found[: 3 + leads], expected, strict=False):
         assert mine is not None
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
     (actual,) = torch.autograd.grad(total(found, parts), hidden)

@@ -1,0 +1,49 @@
+"""The model's own answers in the place of a file's: what it says is what it goes on saying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from pl_pointwise.errors import DataError
+from pl_pointwise.tasks.language_model.module import LanguageModelModule
+from pl_pointwise.tasks.language_model.records import Record
+
+TOGETHER = 8  # Prompts that are answered in one batch.
+
+
+def with_own_answers(records: Sequence[Record], module: LanguageModelModule) -> list[Record]:
+    """The records, each answer of role keep as the module's reference writes it now.
+
+    A record whose own answer is empty, or does not end within ``max_new_tokens``, is left out with
+    a warning: nobody knows how it ends.
+    """
+    asked = [i for i, record in enumerate(records) if "keep" in record.roles]
+    found: list[Record | None] = list(records)
+    cut = list[str]()
+    for start in range(0, len(asked), TOGETHER):
+        some = asked[start : start + TOGETHER]
+        prompts = [{"messages": records[i].messages, "tools": records[i].tools} for i in some]
+        for i, answer in zip(some, module.answers_to(prompts, reference=True), strict=True):
+            if answer["cut"] or not answer["answer"].strip():
+                cut.append(records[i].where)
+                found[i] = None
+                continue
+            responses = [
+                replace(each, answer=answer["answer"]) if each.role == "keep" else each
+                for each in records[i].responses
+            ]
+            found[i] = replace(records[i], responses=tuple(responses))
+    rank_zero_info(f"The model's own answers are kept of {len(asked) - len(cut):,} prompts.")
+    if cut:
+        problem = (
+            f"{cut[0]}: the model's own answer is empty or does not end within max_new_tokens="
+            f"{module.generation.max_new_tokens:,}, as {len(cut):,} of {len(asked):,}"
+        )
+        remedy = "raise policy.generation.max_new_tokens."
+        if len(cut) == len(asked):
+            raise DataError(f"{problem}: {remedy}")
+        rank_zero_warn(f"{problem}. These records are left out: {remedy}")
+    return [record for record in found if record is not None]
