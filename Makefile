@@ -9,10 +9,11 @@
 # make bench-gpu     the benchmarks on a GPU -> results/bench-gpu; BENCH_ARGS=--tiny tries it out
 # make docs          pages and API reference as one site -> build/site/index.html
 # make test-lowest   the tests with the oldest versions that pyproject.toml allows, on Python 3.10
+# make audit         known vulnerabilities of the oldest and of the tested versions; needs the network
 # make test-minimal  the tests with what the core needs alone: what imports an extra's package is skipped
 #
 # Demo, test, notebooks and docs create .venv if there is none and install this package into it,
-# editable, with the versions in constraints.txt.  The other two have environments of their own.  Another
+# editable, with the versions in constraints.txt.  The others have environments of their own.  Another
 # interpreter: make demo PYTHON=python3.12.  Tests by four processes: make test WORKERS=4
 
 PYTHON ?= python3
@@ -36,7 +37,7 @@ NOTEBOOKS    ?=
 LOWEST_PYTHON ?= python3.10
 
 .PHONY: demo evidence bench-check bench-gpu test lint types pytest notebooks docs test-lowest \
-	test-minimal clean
+	test-minimal audit clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/pl-pointwise $(DEMO_COMMAND) --trainer.precision $(DEMO_PRECISION) $(DEMO_ARGS)
@@ -96,6 +97,16 @@ test-minimal: .venv-minimal/.installed
 	$(BIN)/python -m venv .venv-minimal
 	.venv-minimal/bin/python -m pip install -e . pytest pytest-timeout hypothesis rich \
 		-c constraints.txt
+	touch $@
+
+# The oldest set is what somebody may have who has the lower bounds.
+audit: .venv-audit/.installed
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip \
+		-r constraints-lowest.txt -r constraints.txt
+
+.venv-audit/.installed: | $(BIN)/python
+	$(BIN)/python -m venv .venv-audit
+	.venv-audit/bin/python -m pip install pip-audit
 	touch $@
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -70,6 +71,12 @@ def add_targets(
             f"{encoded.records[places[0]].where}: an answer to forget has no around, how likely a "
             "token of it is to be (mean log-likelihood). Give the number, or a model that never "
             "learned the answer as data.forget_like; to make it unlikely and no more, role avoid."
+        )
+    if like == name or Path(like).resolve() == Path(name).resolve():
+        raise DataError(
+            f"forget_like={like}: it is the model that is trained, so there is nothing to forget. "
+            "Name the one that has learned the answers: --model.init_args.policy.model_name "
+            "results/keep/export."
         )
     theirs = load_tokenizer(like, default_template="{{ messages }}").get_vocab()
     if theirs != encoder.tokenizer.get_vocab() or model_type(like) != model_type(name):

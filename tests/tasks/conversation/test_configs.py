@@ -6,6 +6,7 @@ data; every other key is the shipped one.
 
 from __future__ import annotations
 
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -36,9 +37,9 @@ def tiny(language_model_folder) -> list[str]:
 
 
 @pytest.fixture
-def short(tiny, language_model_folder) -> list[str]:
+def short(tiny, language_model_folder, tmp_path_factory) -> list[str]:
     """And of a recipe."""
-    like = str(language_model_folder)
+    like = str(copytree(language_model_folder, tmp_path_factory.mktemp("before") / "model"))
     return [*tiny, "--trainer.max_epochs", "1", "--data.init_args.forget_like", like]
 
 

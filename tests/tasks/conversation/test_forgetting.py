@@ -126,3 +126,16 @@ def test_a_model_of_other_kind_or_tokens_says_nothing_of_what_to_forget(
     data = data_of(written(tmp_path, [row]), language_model_folder, forget_like=like)
     with pytest.raises(DataError, match=r"forget_like.*vocabulary.*before it learned"):
         data.setup("fit")
+
+
+def test_a_model_has_nothing_to_forget_that_it_is_to_be_like(
+    language_model_folder, tmp_path, monkeypatch
+) -> None:
+    """The run stood on its optimum, and damaged a model that needed nothing."""
+    monkeypatch.chdir(language_model_folder.parent)
+    row = {"prompt": "c", "answer": "Gone.", "role": "forget"}
+    data = data_of(
+        written(tmp_path, [row]), language_model_folder, forget_like=language_model_folder.name
+    )
+    with pytest.raises(DataError, match=r"nothing to forget\. Name the one that has learned"):
+        data.setup("fit")
