@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
-
-from .outputs import run_root
+from pl_pointwise.files import run_root
 
 
 class PredictionWriter(BasePredictionWriter):
