@@ -108,6 +108,7 @@ class Run:
         self.duals.start(dataset, self._restored)
         self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
         self.evaluator.forget()
+        self.stepper.last_words.start_fit()
         self._opened = False
         self._random_state_at_end = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
@@ -226,6 +227,8 @@ class Run:
                 f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
                 "module counts on from there.",
             )
+        if self._opened:
+            self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
             self.end_training()

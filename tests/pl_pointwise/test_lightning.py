@@ -484,7 +484,7 @@ def test_a_rate_that_nobody_would_use_is_refused(
     runner = trainer(max_epochs=20, default_root_dir=tmp_path)
     found = Tuner(runner).lr_find(module, data(), update_attr=False, **search)
     assert found is not None
-    assert found.suggestion()
+    assert found.results["lr"]
     assert "learning rate is 0" not in caplog.text
     run(DefaultOptimizer(lr=0.0))
     assert "learning rate is 0" in caplog.text
