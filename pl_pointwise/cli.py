@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import re
 import sys
@@ -82,7 +83,10 @@ class PointwiseCLI(LightningCLI):
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
                 import_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
-        warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+        for message in ("LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"):
+            warnings.filterwarnings("ignore", message=message)
+        # Lightning's advertisements.
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_tip)
         super().__init__(
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
@@ -184,6 +188,10 @@ class PointwiseCLI(LightningCLI):
         print(metrics_table(self.trainer.callback_metrics))
         if not self.config[self.subcommand].get("ckpt_path"):
             print("Of the model as it starts: no --ckpt_path was given.")
+
+
+def is_no_tip(record: logging.LogRecord) -> bool:
+    return "💡 Tip" not in record.getMessage()
 
 
 def find_classes_of_the_folder() -> None:

@@ -9,6 +9,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pl_pointwise.callbacks
 import pl_pointwise.tasks
@@ -58,6 +59,12 @@ WORDS = {
     "docs/when2call.md": 850,
 }
 """What a page may hold, code and tables included. CSV files are for the rest."""
+
+
+@pytest.mark.parametrize("page", WORDS)
+def test_yaml_blocks_of_the_page_are_yaml(page: str) -> None:
+    for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", (ROOT / page).read_text("utf-8")):
+        assert isinstance(yaml.safe_load(block), dict)
 
 
 def page_name(page: Path) -> str:
