@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
+from torch import Tensor
 
 from .duals import Duals
 from .formulations import Formulation
@@ -18,18 +16,8 @@ LARGE, STAYS = 100.0, 0.05
 """λ in its unit, and the share of samples violated, beyond which λ grows and does not help."""
 
 
-@dataclass
-class _Seen:
-    """Of one constraint, in one epoch, over all ranks."""
-
-    samples: int = 0
-    violated: int = 0  # With a value above 0.
-    total: float = 0.0  # Of each sample's largest violation.
-    largest: float = -math.inf
-
-
 class LastWords:
-    """Counts violated samples, epoch by epoch, and says at the end of a fit what they mean."""
+    """Keeps each sample's largest violation in an epoch, and says at the end what they mean."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -37,36 +25,25 @@ class LastWords:
 
     def start_fit(self) -> None:
         self.lines: list[str] = []  # Those that are no warning, for the command line.
-        self._ever: set[str] = set()  # Constraints violated so far in this fit.
+        self._ever: set[str] = set()  # Constraints that this fit has violated.
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        self._epoch = {name: _Seen() for name in self.task.constraints}
+        self._epoch: dict[str, list[Tensor]] = {name: [] for name in self.task.constraints}
 
     def add(self, measured: Measured) -> None:
         """Adds a step, before the weights move."""
-        if self.task.global_step == 0:
-            self._warn_of_nothing_to_do(measured)
         for name, violation in measured.judged.items():
-            constraint, seen = self.task.constraints[name], self._epoch[name]
+            constraint = self.task.constraints[name]
             violation, mask = constraint.outside(violation, measured.masks[name])
-            values = constraint.reported(violation).masked_fill(~mask, -math.inf).amax(1)
-            values = values[mask.any(1)]
-            if len(values):
-                seen.samples += len(values)
-                seen.violated += int((values > 0).sum())
-                seen.total += float(values.double().sum())
-                seen.largest = max(seen.largest, float(values.max()))
-                self._ever |= {name} if seen.violated else set()
-
-    def _warn_of_nothing_to_do(self, measured: Measured) -> None:
+            worst = constraint.reported(violation).masked_fill(~mask, -torch.inf).amax(1)
+            self._epoch[name].append(worst[mask.any(1)])
+            self._ever |= {name} if (worst > 0).any() else set()
         objective = measured.objective[measured.masks[OBJECTIVE]]
-        values = [
-            self.task.constraints[name].reported(violation)[measured.masks[name]]
-            for name, violation in measured.judged.items()
-        ]
-        none = any(map(len, values)) and not any(bool((v > 0).any()) for v in values)
-        if none and len(objective) and bool((objective.abs() <= NOTHING).all()):
+        judged = any(map(len, (each for found in self._epoch.values() for each in found)))
+        if self.task.global_step or self._ever or not (judged and len(objective)):
+            return
+        if objective.abs().max() <= NOTHING:
             warn(
                 self.task,
                 "The first batch has nothing to learn: no constraint is violated and the objective "
@@ -76,55 +53,56 @@ class LastWords:
 
     def say(self, duals: Duals) -> None:
         """Logs what calls for an answer, and keeps the other lines."""
-        for name, seen in self._epoch.items():
-            verdict = self._verdict(name, seen, duals)
-            line = f"{name}: {self._count(name, seen, duals)}"
+        for name, found in self._epoch.items():
+            worst, table = (
+                torch.cat(found) if found else torch.zeros(0),
+                duals.multipliers.get(name),
+            )
+            verdict = self._verdict(name, worst, table, duals)
+            line = f"{name}: {self._count(name, worst, table)}"
             if verdict:
                 warn(self.task, f"{line}: {verdict}")
             else:
                 self.lines.append(f"{line}.")
 
-    def _count(self, name: str, seen: _Seen, duals: Duals) -> str:
-        if not seen.samples:
+    def _count(self, name: str, worst: Tensor, table: Tensor | None) -> str:
+        if not len(worst):
             return "applied to no sample in the last epoch"
-        text = f"{seen.violated:,} of {seen.samples:,} violated in the last epoch"
+        text = f"{int((worst > 0).sum()):,} of {len(worst):,} violated in the last epoch"
         if self.task.constraints[name].equals is not None:
-            mean = seen.total / seen.samples
-            text = f"off by {mean:.3g} on average, {seen.largest:.3g} at most, in the last epoch"
-        table, formulation = duals.multipliers.get(name), self.task.formulations.get(name)
-        if table is None or formulation is None:
+            mean, largest = f"{worst.mean():.3g}", f"{worst.max():.3g}"
+            text = f"off by {mean} on average, {largest} at most, in the last epoch"
+        if table is None or not (formulation := self.task.formulations.get(name)):
             return text
         if table.dim() < 2:
             sides = ", ".join(f"{value:.3g}" for value in table.reshape(-1).tolist())
             return f"{text}, λ of its {type(formulation).__name__} {sides}"
         return f"{text}, λ {'≠' if formulation.signed else '>'} 0 on {int(table.any(1).sum()):,}"
 
-    def _verdict(self, name: str, seen: _Seen, duals: Duals) -> str:
+    def _verdict(self, name: str, worst: Tensor, table: Tensor | None, duals: Duals) -> str:
         """What to do, or "" where nothing is to be done or said."""
-        formulation, table = self.task.formulations.get(name), duals.multipliers.get(name)
-        if not seen.samples:
+        if not len(worst):
             return "membership() leaves all of them out, or there are none."
-        if formulation is None:
+        if name not in self.task.formulations:
             return ""
-        if name not in self._ever and acts_on_violations_only(duals.in_force[name]):
-            if table is None or not table.any():
-                return "it never acted, so this run is one with formulation: null."
-            return ""
+        largest = 0.0 if table is None or not table.numel() else float(table.abs().max())
+        if name not in self._ever:
+            idle = not largest and acts_on_violations_only(duals.in_force[name])
+            return "it never acted, so this run is one with formulation: null." if idle else ""
+        violated = float((worst > 0).float().mean())
         if self.task.constraints[name].equals is not None:
             return ""
-        if seen.violated == seen.samples:
+        if violated == 1:
             return (
                 "its bound is out of reach, the epochs were too few, or it is the wrong way round "
                 "(at_most for at_least). See docs/settings.md."
             )
-        unit = duals.units.unit(name)
-        if unit and table is not None and seen.violated > STAYS * seen.samples:
-            times = float(table.abs().max()) / unit
-            if times > LARGE:
-                return (
-                    f"λ has grown to {times:,.0f} times its unit and the weights do not follow. "
-                    "Raise training.primal_steps, or the bound is out of reach."
-                )
+        times = largest / (duals.units.unit(name) or torch.inf)
+        if times > LARGE and violated > STAYS:
+            return (
+                f"λ has grown to {times:,.0f} times its unit and the weights do not follow. "
+                "Raise training.primal_steps, or the bound is out of reach."
+            )
         return ""
 
 
