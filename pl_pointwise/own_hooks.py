@@ -53,7 +53,8 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
             return hook(self, *args, **named)
         calls: dict[bool, list[Callable[..., Any]]] = {False: [], True: []}
         for owner in (self._run, self):
-            for (of, after), method in parts_of(type(owner)):
+            kind: Any = type(owner)
+            for (of, after), method in parts_of(kind):
                 if of == name:
                     calls[after].append(getattr(owner, method))
         running.add(name)
