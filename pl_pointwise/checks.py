@@ -128,7 +128,8 @@ def check_module(task: Task) -> None:
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
             "weights, perhaps of several groups; leave the method out for AdamW."
         )
-    if signature(type(optimizers[0]).step).parameters["closure"].default is Parameter.empty:
+    closure = signature(type(optimizers[0]).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
         raise TrainingError(
             f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
             "here is computed once. Take an optimizer that steps without one, such as AdamW."
