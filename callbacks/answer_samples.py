@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from pl_pointwise.errors import one_of
+from pl_pointwise.errors import DataError, one_of
 from pl_pointwise.random_state import random_state, restore_random_state
 from pl_pointwise.task import evaluation_mode
 
@@ -94,6 +94,11 @@ class AnswerSamples(Callback):
         categories = getattr(dataset, "categories", None) or [""] * len(dataset)
         seen: Counter[str] = Counter()
         chosen = list(self.indexes)
+        if beyond := [index for index in chosen if not 0 <= index < len(dataset)]:
+            raise DataError(
+                f"AnswerSamples: there is no index {beyond[0]} in {name}, which has "
+                f"{len(dataset):,} samples, from 0. Give others in indexes."
+            )
         for index, category in enumerate(categories):
             seen[category] += 1
             if seen[category] <= self.per_category and index not in chosen:

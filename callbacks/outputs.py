@@ -7,26 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-
-def run_root(trainer: Trainer) -> Path:
-    """The logger's folder of this run; without a logger the root folder. To be called on all ranks.
-
-    W&B and MLflow have one folder for all runs; this run's, with its checkpoints, is NAME/VERSION.
-    """
-    place, logger = Path(trainer.log_dir or trainer.default_root_dir), trainer.logger
-    if logger is None or isinstance(logger, (TensorBoardLogger, CSVLogger)):
-        return place
-    name, version = logger.name, logger.version
-    if name is not None and version is not None:
-        place /= f"{name}/{version if isinstance(version, str) else f'version_{version}'}"
-    return Path(trainer.strategy.broadcast(str(place)))
+from pl_pointwise.files import run_root
 
 
 class RunFolder:
-    """A folder below :func:`run_root` that this run alone writes to.
+    """A folder below the root folder of the run that this run alone writes to.
 
     A new run takes the first free name, "hardest", "hardest-1", …; a resumed one ``restored``.
     """

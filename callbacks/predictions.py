@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.utilities import rank_zero_info
 
 from pl_pointwise.errors import TrainingError
-
-from .outputs import run_root
+from pl_pointwise.files import run_root
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -24,12 +23,12 @@ class PredictionWriter(BasePredictionWriter):
     ``prompt`` and ``tools`` with each, so that answers can be records to train on.
 
     Args:
-        path: the file to write, below the folder of the run (outputs.py).
+        path: the file to write; None is ``predictions.jsonl`` in the folder of the run.
     """
 
-    def __init__(self, path: str = "predictions.jsonl") -> None:
+    def __init__(self, path: str | None = None) -> None:
         super().__init__(write_interval="epoch")
-        self.path = Path(path)
+        self.path = path
 
     def write_on_epoch_end(
         self, trainer: Trainer, pl_module: Any, predictions: Sequence[Any], *_: Any
@@ -47,7 +46,7 @@ class PredictionWriter(BasePredictionWriter):
             gathered: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(gathered, rows)
             rows = [row for of_rank in gathered for row in of_rank]
-        path = run_root(trainer) / self.path
+        path = Path(self.path or run_root(trainer) / "predictions.jsonl")
         if trainer.is_global_zero:
             rows.sort(key=lambda row: row["index"])
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,30 @@ REFUSED: tuple[tuple[Callable[[Task], bool], str], ...] = (
         "FSDPStrategy and DeepSpeed hide a part of the gradient from a rank, or all of it. Use "
         "ModelParallelStrategy and fully_shard in configure_model.",
     ),
+    (
+        lambda task: task.automatic_optimization,
+        "automatic_optimization = True: a PointwiseModule steps by itself. Leave the line out.",
+    ),
+    (
+        lambda task: (
+            any(getattr(c, "_update_attr", False) for c in task.trainer.callbacks)
+            and has_default_optimizer(task)
+        ),
+        "LearningRateFinder, or Tuner.lr_find(), sets an attribute that nothing reads: the rate is "
+        "Optimization(learning_rate=…). Write a configure_optimizers that reads the attribute, or "
+        "take lr_find(…, update_attr=False), and give the suggestion to Optimization.",
+    ),
 )
 """What a Trainer may be given and a PointwiseModule would ignore or get wrong, and what to say."""
 
 NEVER_CALLED = ("optimizer_step", "configure_gradient_clipping", "optimizer_zero_grad")
 """Hooks that Lightning calls under automatic optimization only."""
+
+
+def has_default_optimizer(task: Task) -> bool:
+    """Whether ``configure_optimizers`` is neither a subclass's nor the command line's."""
+    configure: Any = task.configure_optimizers
+    return str(configure.__qualname__) == "PointwiseModule.configure_optimizers"
 
 
 def check_settings(task: Task) -> None:
@@ -108,6 +128,15 @@ def check_module(task: Task) -> None:
             f"configure_optimizers returned {found}; a PointwiseModule has one optimizer, for the "
             "weights, perhaps of several groups; leave the method out for AdamW."
         )
+    closure = signature(type(optimizers[0]).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise TrainingError(
+            f"{type(optimizers[0]).__name__} needs a closure that computes the loss again; a step "
+            "here is computed once. Take an optimizer that steps without one, such as AdamW."
+        )
+    groups = optimizers[0].param_groups
+    if not any(group.get("initial_lr", group["lr"]) for group in groups):
+        warn(task, "The learning rate is 0: no weight will change.")
     strategy = task.trainer.strategy
     if not isinstance(strategy, ModelParallelStrategy):
         return
@@ -151,6 +180,20 @@ def warn_of_checkpoints(task: Task, left_out: Mapping[str, str]) -> None:
             "A ModelCheckpoint saves in the middle of an epoch, where a run cannot be resumed with "
             f"a {type(loader).__name__}. Use PointwiseDataModule, or save at the end of epochs.",
         )
+
+
+def refuse_own_step(task: Task, name: str) -> None:
+    """Refuses a ``training_step``, ``validation_step`` or ``test_step`` without the module's."""
+    kind = type(task).__name__
+    own = "objective() and constraint_values() instead"
+    without = "no weight is trained, whatever it returns"
+    if name != "training_step":
+        own = "update_evaluation_metrics() for metrics of your own"
+        without = "neither objective nor violations are evaluated"
+    raise TrainingError(
+        f"{name} of {kind} does not call super().{name}(…), so {without}. Leave it out, and write "
+        f"{own}; or call super().{name}(…) in it, in every batch."
+    )
 
 
 # The training set --------------------------------------------------------------------------------

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
-from lightning.pytorch.cli import (
-    ArgsType,
-    LightningArgumentParser,
-    LightningCLI,
-    SaveConfigCallback,
-)
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from . import cli_errors
+from . import cli_errors, next_steps
 from .checkpoints import differences, hyperparameters
 from .cli_errors import ShortErrorParser, innermost, short_errors
 from .configs import OPTIONS, overview, with_config_parts
 from .errors import TrainingError
 from .extras import import_classes
 from .module import PointwiseModule
+from .next_steps import SaveConfig, config_of, export_command, exports, metrics_table, short_path
 
 COMMANDS = {
     "compare": "compare.command",
@@ -45,9 +38,6 @@ COMMANDS = {
     "tolerances": "requirements.tolerances",
 }
 """Modules of this package with a ``main(args)``, besides LightningCLI's subcommands."""
-
-CONFIG = "config.yaml"
-"""What LightningCLI writes into the folder of a run."""
 
 OF_STRANGERS = ("check", "export", "monitor")
 """What is run on downloads, maybe within their folder, whose files are importable with --config."""
@@ -93,15 +83,18 @@ class PointwiseCLI(LightningCLI):
             if any(re.search(r"^-h$|help$", word) for word in args[1:]):
                 import_classes()  # The help of a subcommand lists them.
         # The command line is handed on with the names of configurations resolved.
-        warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+        for message in ("LightningCLI's args", ".*isinstance.treespec, LeafSpec", "No seed found"):
+            warnings.filterwarnings("ignore", message=message)
+        # Lightning's advertisements.
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(is_no_tip)
         super().__init__(
             PointwiseModule,
             None,  # Any LightningDataModule, or none where the module has loaders of its own.
             subclass_mode_model=True,
             # Not within another command, whose folder may be that of a run.
-            save_config_callback=SaveConfigCallback if run else None,
+            save_config_callback=SaveConfig if run else None,
             parser_class=ShortErrorParser,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},
             parser_kwargs={
                 "prog": "pl-pointwise",
                 "description": DESCRIPTION,
@@ -152,6 +145,8 @@ class PointwiseCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         path = config.get("ckpt_path")
+        if path == "":
+            raise TrainingError("--ckpt_path is empty: name a checkpoint, or leave the option out.")
         if path and os.path.isfile(path) and not config.accept_differences:
             model = config.model.as_dict()
             refuse_other_settings(path, resolve_name(model["class_path"]), model["init_args"])
@@ -173,26 +168,7 @@ class PointwiseCLI(LightningCLI):
                 raise found from found.__cause__
 
     def after_fit(self) -> None:
-        """Prints where the run is, and the command that takes it up."""
-        trainer: Any = self.trainer
-        folder = short_path(trainer.log_dir or trainer.default_root_dir)  # Asks all ranks for it.
-        if not trainer.is_global_zero or trainer.fast_dev_run:
-            return
-        # Of several callbacks the first that compares checkpoints.
-        savers = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-        savers.sort(key=lambda one: one.monitor is None)
-        paths = [path for one in savers if (path := one.best_model_path or one.last_model_path)]
-        if not paths:
-            print(f"Written to {folder}, without a checkpoint: no ModelCheckpoint saved one.")
-            return
-        print(f"Written to {folder}: log, configuration and checkpoint. Next:\n")
-        sources = [each for each in (self.datamodule, self.model) if each is not None]
-        if any(is_overridden("test_dataloader", each) for each in sources):
-            print(f"  {_command('test', Path(folder) / CONFIG, paths[0])}")
-        elif exports(type(self.model)):
-            print(f"  {export_command(self.model, paths[0])}")
-        else:
-            print(f"  define test_dataloader() or export() to go on with {short_path(paths[0])}")
+        next_steps.after_fit(self.trainer, self.model, self.datamodule)
 
     def after_predict(self) -> None:
         trainer: Any = self.trainer
@@ -207,20 +183,15 @@ class PointwiseCLI(LightningCLI):
             print(f"\nNext:\n\n  {export_command(self.model, checkpoint)}")
 
     def after_validate(self) -> None:
-        """Prints a line per metric, a column per evaluated data set."""
         if not self.trainer.is_global_zero:
             return
-        table: dict[str, dict[str, float]] = {}
-        stages: dict[str, None] = {}
-        for name, value in self.trainer.callback_metrics.items():
-            stage, _, metric = name.partition("/")
-            table.setdefault(metric, {})[stage] = float(value)
-            stages[stage] = None
-        width = max(map(len, table), default=0)
-        print(" " * width + "".join(f"{stage:>14}" for stage in stages))
-        for metric, values in table.items():
-            cells = [f"{values[stage]:.4g}" if stage in values else "" for stage in stages]
-            print(f"{metric:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
+        print(metrics_table(self.trainer.callback_metrics))
+        if not self.config[self.subcommand].get("ckpt_path"):
+            print("Of the model as it starts: no --ckpt_path was given.")
+
+
+def is_no_tip(record: logging.LogRecord) -> bool:
+    return "💡 Tip" not in record.getMessage()
 
 
 def find_classes_of_the_folder() -> None:
@@ -280,32 +251,3 @@ def require_class(path: str, named: str, kind: type) -> None:
 def _config_for(path: str) -> str:
     config = config_of(path)
     return f"--config {short_path(config)}" if config else "the configuration it was trained with"
-
-
-def config_of(checkpoint: str | Path) -> Path | None:
-    """The configuration of the run that wrote a checkpoint, where it lies as runs leave it."""
-    folders = Path(checkpoint).absolute().parents[:2]
-    return next((folder / CONFIG for folder in folders if (folder / CONFIG).is_file()), None)
-
-
-def exports(kind: type) -> bool:
-    """Whether a class of modules says what its export is."""
-    return getattr(kind, "export", PointwiseModule.export) is not PointwiseModule.export
-
-
-def export_command(module: LightningModule, checkpoint: str) -> str:
-    """The command that exports a checkpoint; it names the configuration if the class is own."""
-    ships = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return _command("export", None if ships else config_of(checkpoint), checkpoint)
-
-
-def _command(name: str, config: Path | None, checkpoint: str) -> str:
-    words = ["pl-pointwise", name]
-    words += [] if config is None else ["--config", short_path(config)]
-    return shlex.join([*words, "--ckpt_path", short_path(checkpoint)])
-
-
-def short_path(path: str | Path) -> str:
-    """Relative to the current folder if it is below it."""
-    path = Path(path).absolute()
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -30,6 +31,7 @@ DEBUG = "PL_POINTWISE_DEBUG"
 KEY = re.compile(r'Parser key "([^"]+)"(?: element \d+)?:\s*')
 NAME = re.compile(r"(?<=--)[\w.]+|(?<=')[\w.]+(?=')")
 """What may be a misspelt option in a reason."""
+RATE = " The rate is --model.init_args.training.optimization.learning_rate."
 
 
 def debugging() -> bool:
@@ -77,7 +79,9 @@ class ShortErrorParser(LightningArgumentParser):
         elif isinstance(last, SyntaxError) or place_in_own_code(last):
             reason = f"{type(last).__name__}: {shortened(str(last))}{place_in_own_code(last)}."
         else:
-            reason = f"{shortened(reason).rstrip('.')}.{'' if key else self._hint(reason)}"
+            hint = class_hint(reason) or ("" if key else self._hint(reason))
+            hint = RATE if re.search(r"(--|\.|')(lr|learning_rate)\b", reason) else hint
+            reason = f"{shortened(reason).rstrip('.')}.{hint}"
         if self.words is not None:
             reason += missing_base(self.words)
         refusal = Refusal(option, reason)
@@ -95,6 +99,16 @@ class ShortErrorParser(LightningArgumentParser):
             if near and name not in known:
                 return f" Did you mean {near[0]!r}?"
         return ""
+
+
+def class_hint(reason: str) -> str:
+    """Returns " Did you mean …?" with a class of this package's or Lightning's."""
+    name = re.search(r"(?:import path string|Got value): (\w+)", reason)
+    ours, theirs = ("tasks", "callbacks"), ("callbacks", "loggers")
+    packages = [f"pl_pointwise.{n}" for n in ours] + [f"lightning.pytorch.{n}" for n in theirs]
+    known = [each for package in packages for each in import_module(package).__all__]
+    near = get_close_matches(name[1], known, 1, 0.8) if name else []
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def plain(option: str) -> str:

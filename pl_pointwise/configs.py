@@ -128,11 +128,20 @@ def split_configs(args: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 def with_config_parts(args: Iterable[str]) -> list[str]:
     """Returns a command line with the parts instead of names."""
-    found = list[str]()
+    found, args = list[str](), list(args)
+    require_order([name for _, name in split_configs(args) if name is not None])
     for word, name in split_configs(args):
         parts = [word] if name is None else config_parts(name)
         found += parts if name is None else [each for part in parts for each in (word, part)]
     return found
+
+
+def require_order(names: Sequence[str]) -> None:
+    """Refuses a variant or method in front of its base, which would undo it."""
+    for number, name in enumerate(names):
+        task = name.partition("/")[0]
+        if name != task and task in names[number:] and task not in names[:number]:
+            raise DataError(f"{name} goes behind its base: --config {task} --config {name}.")
 
 
 def missing_base(args: Sequence[str]) -> str:

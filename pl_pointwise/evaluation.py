@@ -234,6 +234,7 @@ class Evaluator:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._evaluations: dict[str, Evaluation] = {}
+        self.added = False  # Whether the running evaluation has had a batch.
         self.forget()
 
     def forget(self) -> None:
@@ -250,9 +251,11 @@ class Evaluator:
         named = loaders_by_name("test" if trainer.testing else "val", loaders)
         self.datasets |= {stage: dataset_of(loader) for stage, loader in named.items()}
         self._evaluations = {stage: Evaluation(stage, self.task) for stage in named}
+        self.added = False
 
     def add(self, batch: Any, dataloader_idx: int) -> None:
         """Adds a batch of one of the data sets, by its number."""
+        self.added = True
         with explain_gradient_errors():
             [*self._evaluations.values()][dataloader_idx].add(self.task, batch)
 

@@ -17,11 +17,12 @@ from pkgutil import resolve_name
 import yaml
 
 from .checkpoints import hyperparameters
-from .cli import config_of, exports, require_class, short_path
+from .cli import require_class
 from .cli_errors import CommandParser, short_errors
 from .configs import config_parts, text_of
 from .errors import TrainingError
 from .module import PointwiseModule
+from .next_steps import config_of, exports, short_path
 from .task import notes_of
 
 PACKAGE = __name__.partition(".")[0]

@@ -101,6 +101,10 @@ class GradientUnits:
                 found[name] = formulation.in_units(pull, step, unit, size)
         return found
 
+    def unit(self, name: str) -> float | None:
+        """Λ of a constraint; None where its formulation is not adaptive, or needed none yet."""
+        return self._states.get(name, _State()).unit
+
     def due(self, declared: Mapping[str, Formulation], step: int) -> list[str]:
         """The constraints whose Λ this step measures before it is taken."""
         names = [name for name, formulation in declared.items() if formulation.adaptive]

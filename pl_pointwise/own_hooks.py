@@ -11,8 +11,8 @@ class's own; last, or with ``after=True`` first, the hook itself as subclasses o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -28,12 +28,11 @@ def part_of(*hooks: str, after: bool = False) -> Callable[[Method], Method]:
     return mark
 
 
-def parts_of(cls: type) -> Iterator[tuple[tuple[str, bool], str]]:
+@cache  # Some hooks are called in every step.
+def parts_of(cls: type) -> tuple[tuple[tuple[str, bool], str], ...]:
     """Hook, whether after it, and method's name of every part, those of base classes first."""
-    for base in reversed(cls.__mro__):
-        for name, value in vars(base).items():
-            for part in getattr(value, "part_of_hooks", ()):
-                yield part, name
+    values = [each for base in reversed(cls.__mro__) for each in vars(base).items()]
+    return tuple((p, name) for name, value in values for p in getattr(value, "part_of_hooks", ()))
 
 
 def wrap_hooks(cls: type, run: type) -> None:
@@ -54,7 +53,8 @@ def _with_parts(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
             return hook(self, *args, **named)
         calls: dict[bool, list[Callable[..., Any]]] = {False: [], True: []}
         for owner in (self._run, self):
-            for (of, after), method in parts_of(type(owner)):
+            kind: Any = type(owner)
+            for (of, after), method in parts_of(kind):
                 if of == name:
                     calls[after].append(getattr(owner, method))
         running.add(name)

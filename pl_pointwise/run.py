@@ -14,7 +14,14 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .checkpoints import STATE_KEY, VERSION, WholeCheckpointIO, damaged, state_of
-from .checks import check_launcher, check_module, check_settings, training_set, warn_of_checkpoints
+from .checks import (
+    check_launcher,
+    check_module,
+    check_settings,
+    refuse_own_step,
+    training_set,
+    warn_of_checkpoints,
+)
 from .data import ResumableDataLoader
 from .duals import Duals
 from .errors import TrainingError
@@ -52,6 +59,7 @@ class Run:
         # Before an evaluation that may come; and of one within the fit, that before it.
         self._before_evaluation: dict[str, Any] | None = None
         self._kept_random_state: dict[str, Any] | None = None
+        self._opened = False  # Whether the fit has taken a step by the module's training_step.
         self._epoch_is_open = False  # Whether an epoch's end, with what is due then, is to come.
 
     # The start of a fit -------------------------------------------------------------------------
@@ -100,6 +108,8 @@ class Run:
         self.duals.start(dataset, self._restored)
         self.stepper.first_steps.start(task, dataset, self.duals.fingerprint)
         self.evaluator.forget()
+        self.stepper.last_words.start_fit()
+        self._opened = False
         self._random_state_at_end = None
         self._epoch_is_open = not (self._restored or {"new_epoch": True})["new_epoch"]
         if self._restored is not None:
@@ -177,6 +187,11 @@ class Run:
         self._limit_loader()
         self.stepper.start_epoch()
 
+    @part_of("on_train_batch_end")
+    def require_own_step(self, *_: Any) -> None:
+        if not self._opened:
+            refuse_own_step(self.task, "training_step")
+
     @part_of("on_train_epoch_end", after=True)
     def end_epoch(self) -> None:
         """After an override, since a scheduler may monitor what it logs."""
@@ -200,13 +215,20 @@ class Run:
     @part_of("on_fit_end")
     def end_fit(self) -> None:
         trainer = self.task.trainer
+        if not trainer.num_training_batches and trainer.limit_train_batches:
+            raise TrainingError(
+                "The training DataLoader has no batch: its data set is empty, or with drop_last "
+                "smaller than a batch. Give it data, or a smaller batch_size."
+            )
         if self.stepper.measured is None and trainer.ckpt_path is None and not trainer.fast_dev_run:
             warn(
                 self.task,
                 f"No step was taken: epoch {trainer.current_epoch} of {trainer.max_epochs}, step "
                 f"{trainer.global_step} of {trainer.max_steps}. A Trainer that has fitted another "
-                "module counts on from there. A training_step of yours calls super().",
+                "module counts on from there.",
             )
+        if self._opened:
+            self.stepper.last_words.say(self.duals)
         if self._restored is not None:  # Resumed at its end: training did not start.
             self._restore(self._restored, new_epoch=False, plateau=self._restored["new_epoch"])
             self.end_training()
@@ -233,6 +255,13 @@ class Run:
     @part_of("on_validation_epoch_start", "on_test_epoch_start")
     def start_evaluation(self) -> None:
         self.evaluator.start()
+
+    @part_of("on_validation_batch_end", "on_test_batch_end")
+    def require_own_evaluation(self, *_: Any) -> None:
+        if not self.evaluator.added:
+            refuse_own_step(
+                self.task, f"{'test' if self.task.trainer.testing else 'validation'}_step"
+            )
 
     @part_of("on_validation_epoch_end", "on_test_epoch_end")
     def finish_evaluation(self) -> None:
@@ -328,7 +357,8 @@ class Run:
 
     def open_step(self, batch_idx: int) -> None:
         """Before a step; the first one after a resume goes on where the run stood."""
-        restored, self._restored, self._epoch_is_open = self._restored, None, True
+        restored, self._restored = self._restored, None
+        self._opened = self._epoch_is_open = True
         if restored is None:
             return
         # Counts the running epoch and batch as begun, the ones before as complete. Resumed from the

@@ -19,6 +19,7 @@ from .checks import FirstSteps
 from .data import PADDING
 from .duals import Duals
 from .errors import explain_gradient_errors
+from .last_words import LastWords
 from .metrics import share_violated
 from .random_state import replayed_random_state
 from .step import (
@@ -54,6 +55,7 @@ class Stepper:
         self.skipped_steps = 0  # Because of a gradient that was not, or as no sample was left.
         self.taken_now = self.skipped_now = 0  # In this epoch.
         self.first_steps = FirstSteps()
+        self.last_words = LastWords(task)
         self.buffers = Buffers()
         self._layout: Layout = {}
         self._flat: set[str] = set()  # Constraints that were found without a gradient.
@@ -84,6 +86,7 @@ class Stepper:
         if not (measured.finite and math.isfinite(measured.gradient_norm)):
             measured = self._without_non_finite(measured, micro_batches, counts, due)
         self.measured, self.dual_steps = measured, {}
+        self.last_words.add(measured)
         if self._may_step(measured):
             task.optimizers().step()  # type: ignore[union-attr]
             self.taken_now += 1
@@ -130,6 +133,7 @@ class Stepper:
         """Counts from 0, and looks for changing buffers again."""
         self.taken_now = self.skipped_now = 0
         self.buffers = Buffers()
+        self.last_words.start_epoch()
 
     # Forward and backward -----------------------------------------------------------------------
 

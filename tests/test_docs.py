@@ -9,6 +9,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pl_pointwise.callbacks
 import pl_pointwise.tasks
@@ -70,6 +71,12 @@ def test_configurations_named_on_the_page_exist(page: Path) -> None:
         r"--(config|methods|rows) ([a-z][\w/]*)(?![\w/.])", page.read_text()
     ):
         assert name in (packaged_configs() if option == "config" else packaged_comparisons())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_yaml_blocks_of_the_page_are_yaml(page: Path) -> None:
+    for block in re.findall(r"(?ms)^```yaml\n(.*?)^```", page.read_text("utf-8")):
+        assert isinstance(yaml.safe_load(block), (dict, list))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "pl_pointwise"
-USERS = {"__init__", "cli", "export", "model_card"}
+USERS = {"__init__", "cli", "export", "model_card", "next_steps"}
 """Files that take a whole module, as users do."""
 
 

@@ -49,7 +49,8 @@ def main(args: Sequence[str]) -> None:
             return
         failed = compare(comparison, known.jobs, known.pareto, known.pdf)
     except OSError as error:
-        parser.error(f"{error.filename or known.output}: {error.strerror or error}")
+        where = error.filename or known.output
+        parser.error(f"{where}: {error.strerror}" if error.strerror else str(error))
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         raise SystemExit(f"{runs} failed: {', '.join(failed)}; see the table.")

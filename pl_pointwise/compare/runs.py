@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pl_pointwise.configs import comparison_path, config_parts, read_mapping, text_of
+from pl_pointwise.configs import comparison_path, config_parts, read_mapping, require_order, text_of
 from pl_pointwise.errors import DataError
 from pl_pointwise.requirements.exported import CHECKPOINT, START
 
@@ -122,6 +122,7 @@ class Comparison:
     @cached_property
     def planned(self) -> tuple[list[Run], dict[str, str], list[str]]:
         """The runs of methods that can be planned, what is wrong with the others, all names."""
+        require_order(self.configs)
         base = [part for config in self.configs for part in config_parts(config)]
         swept = product_of(self.settings)
         runs, names = list[Run](), list[str]()

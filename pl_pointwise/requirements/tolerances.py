@@ -38,6 +38,10 @@ DATA_SETS = {"train": "training", "val": "selection", "test": "held-out"}
 """Names of the splits in the tables."""
 
 
+EQUAL = 1e-6
+"""What lies closer together differs by rounding."""
+
+
 def main(args: Sequence[str]) -> None:
     """Runs the command; options it does not know are LightningCLI's."""
     parser = _parser()
@@ -192,6 +196,14 @@ def tolerance_table(name: str, constraint: Constraint, shares: DataFrame) -> Tab
     for share in SHARES:
         cells[f"{100 * share:g} %"] = found[f"{100 * share:g}%"].map("{:.4g}".format)
     note = f"Under 50 % to 99 %: {meaning} that this share of the samples meets."
+    columns = [f"{100 * share:g}%" for share in SHARES]
+    if len(found) and (found[columns].max(axis=1) - found[columns].min(axis=1)).max() < EQUAL:
+        note += (
+            " They are all one value, as where a model is compared with itself: that is no "
+            "tolerance to choose. Choose by what the quantity means (docs/settings.md)."
+        )
+    elif len(found) and not found["met"].any():
+        note += " No sample meets the bound yet: an ε that some meet is surely within reach."
     return Table(bound, note, cells)
 
 

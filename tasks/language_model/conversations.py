@@ -79,7 +79,7 @@ class ConversationEncoder:
         for what, given in (("end token", end), ("chat template", tokenizer.chat_template)):
             if not given:
                 remedy = "Take the instruction-tuned model's, or set it"
-                raise ValueError(f"The tokenizer {name} has no {what}. {remedy}.")
+                raise DataError(f"The tokenizer {name} has no {what}. {remedy}.")
         assert isinstance(end, str)
         added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
         self._special = sorted({end, *added}, key=len, reverse=True)
@@ -88,7 +88,7 @@ class ConversationEncoder:
         self._probe_texts(end)
         self._probe_calls()
         if tools and _TOOL["name"] not in self._render([_ASK], [_TOOL], "probe"):
-            raise ValueError(
+            raise DataError(
                 f"The chat template of {name} ignores the tools it is given. Use a model trained "
                 "to call tools, or a template that shows them."
             )
@@ -100,7 +100,7 @@ class ConversationEncoder:
         self._opening, self._ending = empty_thought(self._render([_ASK], [], "probe"))
         first, second = (self._continuation(Parts(probe)) for probe in _PROBES)
         if not (_PROBES[0] in first and _PROBES[1] in second):
-            raise ValueError(
+            raise DataError(
                 f"The chat template of {self.tokenizer.name_or_path} does not continue its own "
                 "generation prompt with an answer. Take another in chat_template."
             )

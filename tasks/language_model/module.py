@@ -260,7 +260,8 @@ class LanguageModelModule(PointwiseModule):
         if not any(map(self.in_objective, records)):
             raise DataError(
                 f"The objective {self.trained_on} applies to no record: it needs a response of "
-                f"role {self.objective_needs}: {found}. Add some, or change objective or "
+                f"role {self.objective_needs}: {found}. Add such a response to at least one "
+                "record, an answer to stay close to or to learn; or change objective or "
                 "objective_roles."
             )
 

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from pl_pointwise import Pointwise
 from pl_pointwise.callbacks import AnswerSamples
+from pl_pointwise.errors import DataError
 from tests.pl_pointwise.toy import At, weights_of
 from tests.tasks.conftest import language_model_folder, quiet_trainer
 from tests.tasks.conversation.conftest import TOOL, conversation_rows, write_rows
@@ -92,6 +93,14 @@ def test_it_writes_beside_the_logger_and_tells_tensorboard(
     assert [row["step"] for row in rows] == [0, 4]
     shown = [call.args for call in board.experiment.add_text.call_args_list]
     assert shown == [("answers", f"**Hi**\n\n> {row['answer']}", row["step"]) for row in rows]
+
+
+@pytest.mark.parametrize("index", [99, -1])
+def test_an_index_that_the_data_set_lacks_is_refused(
+    index, language_model_folder, file, tmp_path
+) -> None:
+    with pytest.raises(DataError, match=f"no index {index} in train, which has"):
+        run(language_model_folder, file, tmp_path, [AnswerSamples(indexes=[index], data="train")])
 
 
 def test_without_held_out_records_those_trained_on_are_asked(

@@ -24,11 +24,11 @@ class Doubler(LightningModule):
         return [{"index": index, "twice": 2 * x, "text": "ä"} for index, x in pairs]
 
 
-def predict(path: Path, **options: Any) -> None:
+def predict(path: Path | None, **options: Any) -> None:
     rows = [{"x": torch.tensor(float(i))} for i in range(7)]
     trainer = Trainer(
         accelerator="cpu",
-        callbacks=[PredictionWriter(str(path))],
+        callbacks=[PredictionWriter(path and str(path))],
         **{"logger": False, "devices": 1, **options},
         enable_progress_bar=False,
     )
@@ -47,12 +47,17 @@ def test_one_line_per_input_in_order(tmp_path: Path) -> None:
     check(tmp_path / "new" / "found.jsonl")
 
 
-def test_written_below_the_root_folder_or_the_loggers(tmp_path: Path) -> None:
-    """They went to the working folder, over those of another run."""
-    predict(Path("found.jsonl"), default_root_dir=tmp_path)
-    check(tmp_path / "found.jsonl")
-    predict(Path("found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
-    check(tmp_path / "logs/version_0/found.jsonl")
+def test_written_to_the_folder_of_the_run_or_where_the_path_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that was given led to the run's folder too: the next command did not find the file."""
+    predict(None, default_root_dir=tmp_path)
+    check(tmp_path / "predictions.jsonl")
+    predict(None, logger=CSVLogger(tmp_path, name="logs"))
+    check(tmp_path / "logs/version_0/predictions.jsonl")
+    monkeypatch.chdir(tmp_path)
+    predict(Path("here/found.jsonl"), logger=CSVLogger(tmp_path, name="logs"))
+    check(tmp_path / "here/found.jsonl")
 
 
 def test_predictions_of_conversations_are_records(tmp_path: Path) -> None:

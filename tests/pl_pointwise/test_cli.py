@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers.logger import DummyLogger
 
 import pl_pointwise
 from pl_pointwise import Formulation, Pointwise, configs
@@ -20,6 +22,7 @@ from pl_pointwise.configs import (
     packaged_configs,
     with_config_parts,
 )
+from pl_pointwise.next_steps import config_of
 from tests.pl_pointwise.line_task import LineModule
 from tests.pl_pointwise.test_hostile_checkpoints import Bomb
 
@@ -182,3 +185,35 @@ def test_a_formulation_without_a_default_may_be_null(tmp_path) -> None:
     of = {"class_path": f"{Unset.__module__}.Unset", "init_args": {"formulation": None}}
     config.write_text(yaml.safe_dump({"model": of, "data": TASK[3]}))
     assert PointwiseCLI(["--config", str(config)], run=False).model.formulations == {}
+
+
+class FolderOfAll(DummyLogger):
+    """Keeps all runs in the current folder, as W&B does."""
+
+    save_dir = "."  # type: ignore[assignment]
+    name, version = "project", "run"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("logger", ["FolderOfAll", "false"])
+def test_a_configuration_that_was_there_is_never_written_over(
+    logger, tmp_path, monkeypatch, capsys
+) -> None:
+    """``--trainer.logger WandbLogger`` replaced the user's own, which had been the input."""
+    monkeypatch.chdir(tmp_path)
+    text = "model: tests.pl_pointwise.line_task.LineModule  # my words\n"
+    text += "data: tests.pl_pointwise.line_task.LineData\n"
+    Path("config.yaml").write_text(text)
+    logger = logger if logger == "false" else f"{__name__}.{logger}"
+    quiet = [*SMALL[:4], "--trainer.logger", logger, *SMALL[6:]]
+    for epochs in ("1", "2", "2"):
+        main(["fit", "--config", "config.yaml", *quiet, "--trainer.max_epochs", epochs])
+        assert Path("config.yaml").read_text() == text
+        command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        used = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
+        assert used["trainer"]["max_epochs"] == int(epochs)
+        assert str(config_of(command[-1])) == str(Path(command[3]).absolute())
+    main([*command[1:], *quiet, "--trainer.max_epochs", "9"])
+    saved = sorted(str(path) for path in Path().rglob("config*.yaml"))
+    folder = "project/run/" if logger.endswith("FolderOfAll") else ""
+    numbers = ("", "-1") if folder else ("-1", "-2")
+    assert saved == sorted({"config.yaml", *(f"{folder}config{n}.yaml" for n in numbers)})

@@ -62,6 +62,12 @@ CASES = {
     f"fit --model {NAME}.LineModul --data {NAME}.LineData": ["--model: ", "LineModul"],
     f"fit --model nowhere.Module --data {NAME}.LineData": ["--model: ", "'nowhere'"],
     f"fit --model {NAME}.LineData --data {NAME}.LineData": ["--model: ", "PointwiseModule"],
+    f"fit {LINE} --trainer.callbacks+ DualMonitr": ["Did you mean 'DualMonitor'?"],
+    f"fit {LINE} --trainer.callbacks EarlyStoping": ["Did you mean 'EarlyStopping'?"],
+    f"fit {LINE} --trainer.logger WandLogger": ["Did you mean 'WandbLogger'?"],
+    f"fit {LINE} --optimizer.lr 1": ["The rate is --model.init_args.training.optimization."],
+    f"fit {LINE} --trainer.lr 1": ["The rate is --model.init_args.training.optimization."],
+    f"fit {LINE} --model.learning_rate 1": ["The rate is --model.init_args.training.optim"],
     # Files.
     f"fit {LINE} --config syntax.yaml": ["syntax.yaml", "line 2"],
     f"fit {LINE} --config list.yaml": ["list.yaml", "a list"],
@@ -72,11 +78,17 @@ CASES = {
     ],
     f"fit {LINE} --config option.yaml": ["'aftr'", "'after'"],
     "fit --config reranker/average": ["--config reranker --config reranker/average"],
+    "fit --config digits/penalty_hinge -c digits": [
+        "--config digits --config digits/penalty_hinge"
+    ],
+    f"test {LINE} {QUIET} --ckpt_path ''": ["--ckpt_path is empty"],
     f"test {LINE} {QUIET} --ckpt_path base.yaml": ["base.yaml is a configuration"],
     f"fit {LINE} {QUIET} --data.batch_size 0": ["error: batch_size=0: "],
     "fit --config reranker --model.model_name ./nomodel": ["./nomodel: there is no such folder."],
     # compare.
     "compare --config base.yaml --output out --seed 1": ["--seed ", "Nothing was run."],
+    "compare --config base.yaml --output out --methods no.yaml": ["error: No configuration 'no.y"],
+    "compare --config digits/average --config digits --output out": ["--config digits --config d"],
     "compare --config base.yaml --output out --set model.toleranc=1": ["'toleranc'", "'tolerance'"],
     "compare --config base.yaml --output out --require nonsense": ["'nonsense'", "violated <= 0."],
     "compare --config base.yaml --output out --methods empty.yaml": ["empty.yaml is empty"],

@@ -380,6 +380,31 @@ class NameOfOurs(Toy):
         self.thresholds = {"mine": 0.5}  # type: ignore[dict-item]
 
 
+class TrainsByItself(Toy):
+    """The natural first step of an existing LightningModule; one warning came after the run."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        outputs = self(batch)
+        self.log("train_loss", loss := self.objective(outputs, batch).mean())
+        return loss
+
+
+class Automatic(Toy):
+    def __init__(self, formulation: Any) -> None:
+        super().__init__(formulation)
+        self.automatic_optimization = True
+
+
+class NeedsClosure(Toy):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+class NotConstructed(Toy):
+    def __init__(self, formulation: Any) -> None:
+        self.hidden = 3
+
+
 class WithoutObjective(Toy):
     objective = PointwiseModule.objective  # type: ignore[assignment]
 
@@ -394,6 +419,9 @@ class WithoutObjective(Toy):
         (TwoOptimizers, "returned 2 optimizers"),
         (Frozen, "No weight requires a gradient"),
         (FrozenByItself, "No weight requires a gradient"),
+        (TrainsByItself, r"training_step of TrainsByItself does not call super\(\)"),
+        (Automatic, "automatic_optimization = True"),
+        (NeedsClosure, "LBFGS needs a closure"),
         (WithoutObjective, r"WithoutObjective has no objective\(outputs, batch\): define it"),
     ],
 )
@@ -405,6 +433,61 @@ def test_what_would_be_ignored_is_refused(kind: type[Toy], message: str) -> None
         run(module)
     assert torch.equal(weights_of(module), before)
     assert not any(table.any() for table in module.multipliers.values())
+
+
+class EvaluatesByItself(Toy):
+    def validation_step(self, batch: Any, *_: Any) -> None:
+        self.log("mine", self.objective(self(batch), batch).mean())
+
+    test_step = validation_step
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_an_evaluation_without_the_modules_own_is_refused(stage: str) -> None:
+    """``val/…`` was missing, without a word."""
+    module = EvaluatesByItself(Pointwise())
+    before, step = weights_of(module), "test" if stage == "test" else "validation"
+    with pytest.raises(TrainingError, match=rf"{step}_step of .* does not call super\(\)"):
+        getattr(trainer(num_sanity_val_steps=1), stage)(module, data())
+    assert torch.equal(weights_of(module), before)
+
+
+def test_a_module_that_was_not_constructed_is_refused() -> None:
+    """It ended in "no attribute '_compiler_ctx'"."""
+    with pytest.raises(TrainingError, match="__init__ of NotConstructed does not call super"):
+        trainer().fit(NotConstructed(Pointwise()), data())
+
+
+def test_a_loader_without_a_batch_is_refused() -> None:
+    """The fit ended with success, and a warning."""
+    few = DataLoader(IndexedDataset([ROWS[0]]), batch_size=3, drop_last=True)
+    with pytest.raises(TrainingError, match="no batch: its data set is empty, or with drop_last"):
+        run(loaders=few)
+
+
+class DefaultOptimizer(Toy):
+    configure_optimizers = PointwiseModule.configure_optimizers
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(Pointwise())
+        self.training_settings.optimization.learning_rate = lr
+
+
+def test_a_rate_that_nobody_would_use_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was found, set as hparams.lr, and training went on with the old one."""
+    module, runner = DefaultOptimizer(lr=0.01), trainer(max_epochs=20, default_root_dir=tmp_path)
+    search: Any = {"min_lr": 1e-4, "max_lr": 1.0, "num_training": 30}
+    with pytest.raises(TrainingError, match="sets an attribute that nothing reads"):
+        Tuner(runner).lr_find(module, data(), **search)
+    runner = trainer(max_epochs=20, default_root_dir=tmp_path)
+    found = Tuner(runner).lr_find(module, data(), update_attr=False, **search)
+    assert found is not None
+    assert found.results["lr"]
+    assert "learning rate is 0" not in caplog.text
+    run(DefaultOptimizer(lr=0.0))
+    assert "learning rate is 0" in caplog.text
 
 
 def test_a_name_of_ours_is_refused_where_it_is_set() -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
+from pl_pointwise import Constraint
 from pl_pointwise.cli import main
 from pl_pointwise.requirements import samples_needed
-from pl_pointwise.requirements.tolerances import SHARES, sample_table
+from pl_pointwise.requirements.tolerances import SHARES, sample_table, tolerance_table
 from tests.pl_pointwise.requirements.bounds_task import BoundsData, BoundsModule, rows
 
 TASK = ["--model", "tests.pl_pointwise.requirements.bounds_task.BoundsModule"]
@@ -118,6 +119,21 @@ def test_why_there_is_no_selection_split_is_said(tmp_path) -> None:
     assert set(found.index.get_level_values("data")) == {"train"}
     text = (tmp_path / "tolerances.md").read_text()
     assert text.endswith("selection: there is no selection file\n")
+
+
+def test_what_no_tolerance_can_be_read_off_is_said() -> None:
+    """Of a model's KL from itself every share was printed as −7.451e-10, as an ε to take."""
+    columns = dict.fromkeys((f"{100 * share:g}%" for share in SHARES), -7.451e-10)
+    line = {"data": "train", "constraint": "kl", "category": "", "samples": 9, "met": 1.0}
+    for changes, said in (
+        ({}, "They are all one value, as where a model is compared with itself"),
+        ({"99%": 0.3}, ""),
+        ({"99%": 0.3, "met": 0.0}, "No sample meets the bound yet"),
+    ):
+        shares = pandas.DataFrame([{**line, **columns, **changes}])
+        note = tolerance_table("kl", Constraint(at_most=0.05), shares).note
+        assert note.partition("samples meets.")[2].strip().startswith(said)
+        assert bool(said) != note.endswith("samples meets.")
 
 
 def test_nothing_but_a_certification_split_is_an_error(tmp_path, capsys) -> None:
