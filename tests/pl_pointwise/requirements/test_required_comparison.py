@@ -22,9 +22,11 @@ from pl_pointwise import PointwiseModule
 from pl_pointwise.cli import PointwiseCLI, main
 from pl_pointwise.compare import certification, command
 from pl_pointwise.compare.levers import epochs_of
+from pl_pointwise.files import digest_of
 from pl_pointwise.loading import required_of
 from pl_pointwise.requirements import RequirementError
 from pl_pointwise.requirements.check import check_models
+from pl_pointwise.requirements.exported import model_files
 from pl_pointwise.requirements.monitor import check, monitor
 from pl_pointwise.requirements.p_values import betting
 from tests.pl_pointwise.requirements.plane_task import PlaneData, PlaneModule
@@ -478,7 +480,8 @@ def test_the_predecessor_may_be_an_exported_folder_or_a_run(
         words = [*texts, "--against", str(old), "--data.test_file", file]
         out = compare(tmp_path, *words, out=f"by {file}", methods=method)
         answer = json.loads((out / "answer.json").read_text())
-        assert answer["predecessor"] == str(old)
+        weights = digest_of(model_files(old) / "model.ckpt")[:16]
+        assert answer["predecessor"] == f"{old.name} (SHA-256 of its model.ckpt: {weights})"
         assert [each["share"] for each in answer["requirements"]] == [0, 1]
     with pytest.raises(SystemExit):  # Another predecessor is another question.
         compare(tmp_path, *texts, *words[-2:], out="more", methods=method)
