@@ -10,12 +10,11 @@ import gc
 import itertools
 import json
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -24,7 +23,7 @@ from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
-from pl_pointwise.files import changed_files, digest_of
+from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
@@ -55,7 +54,6 @@ from pl_pointwise.requirements.samples import (
     beside,
     bounds_of,
     known_from,
-    records_not_known,
     require_same_bounds,
     units_in,
 )
@@ -78,25 +76,11 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Predecessor:
-    """What requirements compare with: by its name, and by its checkpoint, if it has one."""
+class Predecessor(NamedTuple):
+    """What requirements compare with: by a name that holds no folder, and by its checkpoint."""
 
-    name: str
+    name: str | None = None
     weights: Path | None = None
-    digest: str | None = None
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> Predecessor | None:
-        """Returns the comparison's; None if nothing asks for it. A name names no other folder."""
-        if not any(each.beside for each in comparison.required):
-            return None
-        if comparison.against == START:
-            return cls(f"the model of {comparison.runs[0].title} before training")
-        weights = model_files(comparison.against) / CHECKPOINT
-        digest = digest_of(weights)
-        name = Path(comparison.against).absolute().name
-        return cls(f"{name} (SHA-256 of its {CHECKPOINT}: {digest[:16]})", weights, digest)
 
 
 def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool = True) -> None:
@@ -105,12 +89,7 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     cli: built of the first run's arguments.
     """
     _replaceable(comparison.output)
-    old = Predecessor.of(comparison)
-    if comparison.against != START and old is None:
-        raise RequirementError(
-            f"--against {comparison.against}: no requirement compares with a predecessor. "
-            'Write one, as "lost(NAME) <= 0.02".'
-        )
+    old = _predecessor(comparison)
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
@@ -121,34 +100,39 @@ def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool 
     check_splits(samples, training, comparison.required, comparison.confidence)
     contents = {f"{name} data": source.content for name, source in sources.items()}
     check_unused(_use(comparison, old, contents), units_in(samples), comparison.output)
+    ran_on = (comparison.runs[0].result() or {}).get("data", contents)
+    if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
+        raise RequirementError(
+            f"{' and '.join(changed)}: not what {comparison.runs[0].title} was made with, though "
+            "the options are the same. Put it back, or take another --output."
+        )
     if measure:
         with alone_in(comparison.output):
-            _forget_results_of_other_data(comparison, contents, set(samples["unit"]))
             _measure_predecessor(comparison, old, contents, bounds_of(cli.model))
 
 
-def _forget_results_of_other_data(
-    comparison: Comparison, contents: Mapping[str, str], units: Collection[str]
-) -> None:
-    """Has runs made again whose data are others now, though no file says so; contents: as of
-    ``result.json``, of the first run's data; units: held out, of all runs.
-    """
-    first = (comparison.runs[0].result() or {}).get("data", {})
-    changed = [name for name, content in contents.items() if first.get(name, content) != content]
-    for run in [run for run in comparison.runs if run.finished]:
-        samples = read_parquet(run.folder / SAMPLES)
-        held_out = samples[samples["split"] != TRAINING]
-        if changed or records_not_known(held_out, units)[0].size:
-            print(f"{run.title} is run again: {', '.join(changed) or 'samples'} changed since.")
-            if on_first_rank():
-                (run.folder / "result.json").unlink(missing_ok=True)
+def _predecessor(comparison: Comparison) -> Predecessor:
+    """Returns what the requirements compare with: nothing, if none does."""
+    start = comparison.against == START
+    if not any(each.beside for each in comparison.required):
+        if not start:
+            raise RequirementError(
+                f"--against {comparison.against}: no requirement compares with a predecessor. "
+                'Write one, as "lost(NAME) <= 0.02".'
+            )
+        return Predecessor()
+    if start:
+        return Predecessor(f"the model of {comparison.runs[0].title} before training")
+    weights = model_files(comparison.against) / CHECKPOINT
+    digest, folder = digest_now(weights) or "", Path(comparison.against).absolute().name
+    return Predecessor(f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})", weights)
 
 
 def _measure_predecessor(
-    comparison: Comparison, old: Predecessor | None, contents: Mapping[str, str], bounds: Bounds
+    comparison: Comparison, old: Predecessor, contents: Mapping[str, str], bounds: Bounds
 ) -> DataFrame | None:
     """What the predecessor measures on both splits, kept in a file; None if there is none."""
-    if old is None:
+    if old.name is None:
         return None
     path = comparison.output / "predecessor.parquet"
     held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
@@ -196,7 +180,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
         return None
     bounds = {run.title: of["bounds"] for run, of in zip(runs, results, strict=True)}
     require_same_bounds(bounds)
-    old, contents = Predecessor.of(comparison), results[0]["data"]
+    old, contents = _predecessor(comparison), results[0]["data"]
     before = _measure_predecessor(comparison, old, contents, bounds[runs[0].title])
     measured = [_measured(run, before, comparison.required) for run in runs]
     _require_same_samples(measured)
@@ -205,8 +189,7 @@ def answer_requirements(comparison: Comparison) -> Answer | None:
     units = units_in(measured[0].samples)
     check_unused(use, units, output)
     _replaceable(output)
-    name = None if old is None else old.name
-    found = choose_model(measured, comparison.required, comparison.confidence, name)
+    found = choose_model(measured, comparison.required, comparison.confidence, old.name)
     if found.chosen is None:
         found.advice = advice(found, comparison, runs[found.nearest()])
     if on_first_rank():
@@ -301,9 +284,7 @@ def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
             )
 
 
-def _use(
-    comparison: Comparison, old: Predecessor | None, contents: Mapping[str, str]
-) -> dict[str, Any]:
+def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) -> dict[str, Any]:
     """What certification samples are used for: the same use twice gives the same answer.
 
     contents: of the first run's data sets; those of other runs are in their weights.
@@ -311,7 +292,7 @@ def _use(
     return {
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
-        "against": None if old is None else old.name,
+        "against": old.name,
         "runs": sorted(run.digest for run in comparison.runs),
         **contents,
     }

@@ -87,17 +87,11 @@ def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> 
             if what:
                 models = len(record["use"].get("runs", [""]))
                 how = f"used for another choice before: requirements {what} among {models} models"
-                how += _difference(use, record["use"])
+                other = [n for n, value in use.items() if record["use"].get(n) != value]
+                if all(n == "weights" or n.endswith(" data") for n in other):
+                    how += f", with other {' and '.join(other)},"
             raise RequirementError(
                 f"{len(both):,} of {len(now):,} certification units were {how} in {record['by']}, "
                 "so they would certify nothing. Certify on new ones (another test file, and train "
                 f"again). If nothing here was chosen by what they showed, delete {path}."
             )
-
-
-def _difference(use: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Returns what is other than before, where it cannot be read off the commands."""
-    changed = [name for name, value in use.items() if before.get(name) != value]
-    if not changed or {"requirements", "confidence", "against", "runs"} & {*changed}:
-        return ""
-    return f", with other {' and '.join(changed)},"

@@ -54,10 +54,8 @@ class Verdict(Finding):
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
-    left_out: int = 0
-    """Units among the records that trained, selected or certified one of the models."""
-    used: int = 0
-    """Other checks and comparisons on record that have used some of the records."""
+    note: str = ""
+    """What is known of the records."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -111,7 +109,11 @@ def check_models(
     use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
     used = sum(each["use"] != use for each in uses_of(new["unit"]).values())
     remember_use(use, new["unit"], Path(folder))
-    return [replace(each, left_out=left_out, used=used) for each in found]
+    note = (
+        f"{left_out:,} records that trained, selected or certified one of the models are left out; "
+        f"{used:,} other checks or comparisons on record have used some of the rest."
+    )
+    return [replace(each, note=note) for each in found]
 
 
 def check(
@@ -167,15 +169,5 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
                 f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
                 f"{needed:,} samples show it four times in five. Give more records.",
             ]
-    lines += ["", _assumed(found[0])]
-    return "\n".join(lines)
-
-
-def _assumed(found: Verdict) -> str:
-    """What the answer takes for granted, and what is on record about it."""
-    text = "Assumed: nothing that these records showed led to either model, or to this check."
-    if found.left_out:
-        text += f" {found.left_out:,} more, by which one of them was made, are left out."
-    if found.used:
-        text += f" But {found.used:,} other checks or comparisons on record have used some of them."
-    return text
+    assumed = "Assumed: nothing that these records showed led to either model, or to this check."
+    return "\n".join([*lines, "", f"{assumed} {found[0].note}".strip()])

@@ -165,6 +165,7 @@ def units_in(samples: DataFrame, split: str = CERTIFICATION) -> set[str]:
 
 def known_from(samples: DataFrame) -> Known:
     """Returns what the table has to require something of."""
+    samples = samples[samples["split"] != TRAINING]
     of_constraints = samples[samples["kind"] == "constraint"]
     of_metrics = samples[samples["kind"] == "metric"]
     categories = samples[samples["category"] != ""].groupby("dataset")["category"].unique()
