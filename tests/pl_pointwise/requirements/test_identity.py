@@ -1,4 +1,4 @@
-"""A certificate is of content: of these data, these weights and these files, whatever their names."""
+"""A certificate is of content: of these data, weights and files, whatever their names."""
 
 from __future__ import annotations
 
