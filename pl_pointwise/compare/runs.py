@@ -71,10 +71,12 @@ class Run:
             return ""
         wrote = found.get("wrote", {})
         for name in self.writes:
-            if wrote.get(name) is None or wrote[name] != digest_now(self.folder / name):
+            if name not in wrote:
+                return f"its result has no digest of {name}"
+            if wrote[name] != digest_now(self.folder / name):
                 return f"{name} in its folder is not what it wrote"
-        changed = (path for path, was in found["read"].items() if was != digest_now(path))
-        return "".join(f"{path} is another file than it read" for path in [*changed][:1])
+        changed = (p for p, was in found.get("read", {}).items() if was != digest_now(p))
+        return next((f"{path} is another file than it read" for path in changed), "")
 
     def result(self) -> dict[str, Any] | None:
         """Returns what the last run of this very configuration ended in: metrics, or ``error``."""
