@@ -179,8 +179,8 @@ class PointwiseDataModule(LightningDataModule):
 
     - ``strata``, numbers: the kind of each; the training set's are spread evenly over the batches.
     - ``categories``, texts: the kind of each by its name, "" if unknown, for requirements.
-    - ``units``, texts: what samples share, as their prompt. Samples of one unit count once in a
-      certificate, and no unit may stand in two splits.
+    - ``units``, texts: what samples share, as their prompt; without it, the whole row. Samples of
+      one unit count once in a certificate, and no unit may stand in two splits.
 
     Args:
         batch_size: samples per rank in one optimisation step; less than 1 is a ValueError.
@@ -290,10 +290,16 @@ def fingerprint(rows: Rows) -> str:
     The data set's own text ``fingerprint``, else a digest of its length and the content of rows:
     of all up to 1,024, else of 64 spread evenly. If rows differ when read again, the length alone.
     """
-    while isinstance(rows, IndexedDataset):
-        rows = rows.rows
+    rows = without_index(rows)
     own = getattr(rows, "fingerprint", None)
     return own if isinstance(own, str) else fingerprint_of_content(rows)
+
+
+def without_index(rows: Rows) -> Rows:
+    """The data set in an :class:`IndexedDataset`."""
+    while isinstance(rows, IndexedDataset):
+        rows = rows.rows
+    return rows
 
 
 def categories_of(rows: Rows) -> list[str] | None:

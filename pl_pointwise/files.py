@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from stat import S_ISREG
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -39,3 +42,32 @@ def run_root(trainer: Trainer) -> Path:
     if name is not None and version is not None:
         place /= f"{name}/{version if isinstance(version, str) else f'version_{version}'}"
     return Path(trainer.strategy.broadcast(str(place)))
+
+
+def digest_now(path: str | Path) -> str | None:
+    """The same; None where there is no file. A file is read again only once it was written."""
+    try:
+        found = os.stat(os.path.expanduser(path))
+    except (OSError, ValueError):
+        return None
+    if not S_ISREG(found.st_mode):
+        return None
+    return _of_version(os.path.expanduser(path), found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _of_version(path: str, written: int, size: int) -> str:
+    return digest_of(Path(path))
+
+
+def changed_files(folder: Path, digests: Mapping[str, str]) -> str:
+    """Which files of a folder are not those of the digests, as a sentence; "" if all are."""
+    changed = [
+        name
+        for name, digest in digests.items()
+        if {"..", "/"} & {*Path(name).parts} or digest_now(folder / name) != digest
+    ]
+    if not changed:
+        return ""
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"the files are not those that were certified: {changed[0]} differs{more}"

@@ -32,14 +32,34 @@ def probes_of(count: int) -> list[int]:
 def fingerprint_of_content(rows: Any) -> str:
     """A digest of the length and the rows; see :func:`pl_pointwise.data.fingerprint`."""
     count = len(rows)
-    with isolate_rng(include_cuda=False):
-        probes = probes_of(count)
-        digests = [_digest_of(rows[probe]) for probe in probes]
-        # As often as this, because a random change may leave a row unchanged.
-        for n in range(_REREAD if probes else 0):
-            if _digest_of(rows[probes[n % len(probes)]]) != digests[n % len(probes)]:
-                return f"{RANDOM_ROWS}: {count}"
+    digests, stable, _ = _read(rows, probes_of(count))
+    if not stable:
+        return f"{RANDOM_ROWS}: {count}"
     return hashlib.sha256(b"".join([str(count).encode(), *digests])).hexdigest()
+
+
+def digests_of_rows(rows: Any) -> list[bytes] | None:
+    """A digest of each row's content. None: rows differ when read again, or hold an object of a
+    class whose content is not known here.
+    """
+    digests, stable, whole = _read(rows, range(len(rows)))
+    return digests if stable and whole else None
+
+
+def _read(rows: Any, probes: Sequence[int]) -> tuple[list[bytes], bool, bool]:
+    """Digests of these rows; whether they are the same when read again; and of all content."""
+    whole = True
+    with isolate_rng(include_cuda=False):
+        digests = []
+        for probe in probes:
+            digest = hashlib.sha256()
+            whole &= _digest(rows[probe], digest)
+            digests.append(digest.digest())
+        # As often as this, because a random change may leave a row unchanged.
+        again = range(_REREAD if probes else 0)
+        places = [n % len(probes) for n in again]
+        stable = all(_digest_of(rows[probes[place]]) == digests[place] for place in places)
+    return digests, stable, whole
 
 
 def _digest_of(row: Any) -> bytes:
@@ -52,7 +72,9 @@ _SIMPLE = (str, bytes, int, float, complex, bool, type(None), date, PurePath)
 _SIMPLE_TYPES = frozenset(_SIMPLE)
 
 
-def _digest(value: Any, digest: Any) -> None:
+def _digest(value: Any, digest: Any) -> bool:
+    """Adds a value; False: of an object in it only the class."""
+    whole = True
     if isinstance(value, Tensor):
         value = (value if value.layout is torch.strided else value.to_dense()).detach().cpu()
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
@@ -60,16 +82,16 @@ def _digest(value: Any, digest: Any) -> None:
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode())
-            _digest(value[key], digest)
+            whole &= _digest(value[key], digest)
     elif isinstance(value, np.ndarray) and value.dtype == object:  # Its bytes are addresses.
-        _digest(value.tolist(), digest)
+        whole = _digest(value.tolist(), digest)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         digest.update(f"[{len(value)}]".encode())
         if _SIMPLE_TYPES.issuperset(map(type, value)):
             digest.update(repr(list(value)).encode())
-            return
+            return True
         for entry in value:
-            _digest(entry, digest)
+            whole &= _digest(entry, digest)
     elif isinstance(value, (set, frozenset)):
         _digest(sorted(map(_digest_of, value)), digest)
     elif isinstance(value, _SIMPLE):
@@ -79,6 +101,8 @@ def _digest(value: Any, digest: Any) -> None:
         digest.update(value.tobytes())
     elif is_dataclass(value) and not isinstance(value, type):
         digest.update(type(value).__name__.encode())
-        _digest({field.name: getattr(value, field.name) for field in fields(value)}, digest)
+        whole = _digest({f.name: getattr(value, f.name) for f in fields(value)}, digest)
     else:
         digest.update(type(value).__name__.encode())
+        return False
+    return whole

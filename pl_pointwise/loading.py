@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .files import changed_files
+
 CERTIFICATE = Path("certificate") / "certificate.json"
 
 
@@ -56,6 +58,8 @@ def required_of(folder: Path) -> str:
     if not path.is_file():
         return f"{folder}: no certificate. What it does on new inputs was not tested."
     found = json.loads(path.read_text("utf-8"))
+    if changed := changed_files(folder, found.get("files", {})):
+        return f"{folder}: {changed}. What it does on new inputs was not tested."
     lines = [
         f"{each['text']}: {each.get('seen', 'certified')}, on samples that had chosen nothing"
         for each in found["requirements"]

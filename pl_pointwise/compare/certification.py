@@ -7,12 +7,14 @@ exported model/, certification/ (uses.py) and what a predecessor measures, prede
 from __future__ import annotations
 
 import gc
+import itertools
 import json
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -21,12 +23,21 @@ from pandas import DataFrame, read_parquet
 
 from pl_pointwise.cli import PointwiseCLI
 from pl_pointwise.evaluation import SampleViolations
+from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.module import PointwiseModule
 from pl_pointwise.requirements import Requirement, RequirementError
 from pl_pointwise.requirements.answer import Answer, MeasuredModel, choose_model
-from pl_pointwise.requirements.beforehand import check_splits, held_out_loaders, samples_to_come
+from pl_pointwise.requirements.beforehand import (
+    check_splits,
+    held_out_loaders,
+    require_separate_splits,
+    samples_to_come,
+    sources_to_come,
+)
 from pl_pointwise.requirements.exported import (
+    CERTIFICATE,
     CHECKPOINT,
+    SAMPLES,
     START,
     is_certified,
     model_files,
@@ -35,23 +46,24 @@ from pl_pointwise.requirements.exported import (
     write_certificate,
 )
 from pl_pointwise.requirements.samples import (
+    NOT_HELD_OUT,
     SELECTION,
+    TRAINING,
     Bounds,
+    Source,
     beside,
     bounds_of,
-    certification_units,
-    hash_of,
     known_from,
     require_same_bounds,
-    units_at,
+    units_in,
 )
 from pl_pointwise.task import notes_of
 
 from .levers import advice
 from .runner import alone_in, on_first_rank
-from .runs import SAMPLES, TESTED, Comparison, Run
-from .tables import Table
-from .uses import check_unused, remember_use
+from .runs import TESTED, Comparison, Run
+from .tables import Table, escaped
+from .uses import check_unused, id_of, remember_use
 
 TO_SET_UP_DATA: dict[str, Any] = {
     "accelerator": "cpu",
@@ -64,52 +76,77 @@ TO_SET_UP_DATA: dict[str, Any] = {
 }
 
 
+class Predecessor(NamedTuple):
+    """What requirements compare with: by a name that holds no folder, and by its checkpoint."""
+
+    name: str | None = None
+    weights: Path | None = None
+
+
 def check_requirements(comparison: Comparison, cli: PointwiseCLI, measure: bool = True) -> None:
-    """Refuses what cannot come to a certificate, before training; ``measure`` the predecessor."""
-    requirements = _requirements(comparison)
+    """Refuses what cannot come to a certificate, before training; ``measure`` the predecessor.
+
+    cli: built of the first run's arguments.
+    """
     _replaceable(comparison.output)
+    old = _predecessor(comparison)
     trainer, data = Trainer(**TO_SET_UP_DATA), cli.datamodule
     trainer.validate(cli.model, data, verbose=False)
     trainer.test(cli.model, data, verbose=False)
-    samples = samples_to_come(cli.model, held_out_loaders(data or cli.model))
-    trained = getattr(data, "datasets", {}).get("train", ())
-    units = [hash_of(unit) for unit in units_at(range(len(trained)), "train", trained)]
-    check_splits(samples, units, requirements, comparison.confidence)
-    check_unused(_use(comparison), certification_units(samples), comparison.output)
-    if comparison.against != START:
-        if not any(each.beside for each in requirements):
+    loaders = held_out_loaders(data or cli.model)
+    sources = sources_to_come(data, loaders)
+    samples = samples_to_come(cli.model, loaders, sources)
+    training = sources.get(NOT_HELD_OUT, Source(NOT_HELD_OUT, None)).training_lines()
+    check_splits(samples, training, comparison.required, comparison.confidence)
+    contents = {f"{name} data": source.content for name, source in sources.items()}
+    check_unused(_use(comparison, old, contents), units_in(samples), comparison.output)
+    ran_on = (comparison.runs[0].result() or {}).get("data", contents)
+    if changed := [name for name in contents if contents[name] != ran_on.get(name, contents[name])]:
+        raise RequirementError(
+            f"{' and '.join(changed)}: not what {comparison.runs[0].title} was made with, though "
+            "the options are the same. Put it back, or take another --output."
+        )
+    if measure:
+        with alone_in(comparison.output):
+            _measure_predecessor(comparison, old, contents, bounds_of(cli.model))
+
+
+def _predecessor(comparison: Comparison) -> Predecessor:
+    """Returns what the requirements compare with: nothing, if none does."""
+    start = comparison.against == START
+    if not any(each.beside for each in comparison.required):
+        if not start:
             raise RequirementError(
                 f"--against {comparison.against}: no requirement compares with a predecessor. "
                 'Write one, as "lost(NAME) <= 0.02".'
             )
-        model_files(comparison.against)
-    if measure:
-        with alone_in(comparison.output):
-            _predecessor(comparison, bounds_of(cli.model))
+        return Predecessor()
+    if start:
+        return Predecessor(f"the model of {comparison.runs[0].title} before training")
+    weights = model_files(comparison.against) / CHECKPOINT
+    digest, folder = digest_now(weights) or "", Path(comparison.against).absolute().name
+    return Predecessor(f"{folder} (SHA-256 of its {CHECKPOINT}: {digest[:16]})", weights)
 
 
-def _requirements(comparison: Comparison) -> list[Requirement]:
-    return [Requirement.parse(text) for text in comparison.requirements]
-
-
-def _predecessor(comparison: Comparison, bounds: Bounds) -> DataFrame | None:
-    """What the predecessor measures on both splits, kept in a file; None if nothing asks for it."""
-    paired = [each for each in _requirements(comparison) if each.beside]
-    if not paired:
+def _measure_predecessor(
+    comparison: Comparison, old: Predecessor, contents: Mapping[str, str], bounds: Bounds
+) -> DataFrame | None:
+    """What the predecessor measures on both splits, kept in a file; None if there is none."""
+    if old.name is None:
         return None
-    path, weights = comparison.output / "predecessor.parquet", None
-    of: dict[str, Any] = {"name": _name_of_old(comparison), "run": comparison.runs[0].digest}
-    if comparison.against != START:
-        weights = model_files(comparison.against) / CHECKPOINT
-        of["written"] = weights.stat().st_mtime_ns
-    if path.is_file() and (known := read_parquet(path)).attrs["of"] == of:
-        return known
-    cli = _built_predecessor(comparison, weights)
+    path = comparison.output / "predecessor.parquet"
+    held_out = {name: of for name, of in contents.items() if name != f"{NOT_HELD_OUT} data"}
+    of = {"name": old.name, "run": comparison.runs[0].digest, **held_out}
+    with suppress(OSError, ValueError, KeyError):  # Damaged: it is measured again.
+        if (known := read_parquet(path)).attrs["of"] == of:
+            return known
+    cli = _built_predecessor(comparison, old.weights)
     require_same_bounds({"The new models": bounds, comparison.against: bounds_of(cli.model)})
     notes_of(cli.model).confidential = True
-    samples = samples_by(cli, weights, selection=True)
-    for requirement in paired:
-        known_from(samples).subject(requirement)
+    samples = samples_by(cli, old.weights, selection=True)
+    for requirement in comparison.required:
+        if requirement.beside:
+            known_from(samples).subject(requirement)
     if on_first_rank():
         samples.attrs["of"] = of
         samples.to_parquet(path, index=False)
@@ -130,62 +167,97 @@ def _built_predecessor(comparison: Comparison, weights: Path | None) -> Pointwis
     return PointwiseCLI.of_data([], words)
 
 
-def _name_of_old(comparison: Comparison) -> str | None:
-    if not any(each.beside for each in _requirements(comparison)):
-        return None
-    if comparison.against != START:
-        return str(Path(comparison.against).absolute())
-    return f"the model of {comparison.runs[0].title} before training"
-
-
 def answer_requirements(comparison: Comparison) -> Answer | None:
-    """Chooses, writes the answer, exports; None until all runs are done: the split opens once."""
-    runs, output, first = comparison.runs, comparison.output, on_first_rank()
-    open_runs = [run.title for run in runs if not run.finished]
+    """Chooses, exports, writes the answer; None until all runs are done: the split opens once."""
+    runs, output = comparison.runs, comparison.output
+    results = [run.result() or {"error": ""} for run in runs]
+    open_runs = [run.title for run, of in zip(runs, results, strict=True) if "error" in of]
     if open_runs:
         print(
             f"No answer yet: {len(open_runs)} of {len(runs)} runs failed or were not run "
             f"({', '.join(open_runs[:3])}). Mend them or take them out, and run the command again."
         )
         return None
-    bounds = {run.title: (run.result() or {})["bounds"] for run in runs}
+    bounds = {run.title: of["bounds"] for run, of in zip(runs, results, strict=True)}
     require_same_bounds(bounds)
-    before = _predecessor(comparison, bounds[runs[0].title])
-    requirements = _requirements(comparison)
-    measured = [_measured(run, before, requirements) for run in runs]
+    old, contents = _predecessor(comparison), results[0]["data"]
+    before = _measure_predecessor(comparison, old, contents, bounds[runs[0].title])
+    measured = [_measured(run, before, comparison.required) for run in runs]
     _require_same_samples(measured)
-    use, units = _use(comparison), certification_units(measured[0].samples)
+    weights = sorted(of["wrote"][CHECKPOINT] for of in results)
+    use = {**_use(comparison, old, contents), "weights": weights}
+    units = units_in(measured[0].samples)
     check_unused(use, units, output)
-    model = _replaceable(output)
-    found = choose_model(measured, requirements, comparison.confidence, _name_of_old(comparison))
+    _replaceable(output)
+    found = choose_model(measured, comparison.required, comparison.confidence, old.name)
     if found.chosen is None:
         found.advice = advice(found, comparison, runs[found.nearest()])
-    if first:
-        remember_use(use, units, output, output)
-        _write(found, output)
-        print(f"\n{found.statement()}\n")
-        if model.exists():
-            shutil.rmtree(model)  # Of an earlier answer, which this one replaces.
-    if found.chosen is not None:
-        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
-            exported = Path(folder) / model.name
-            export(runs[found.chosen], found, exported)
-            if first:  # Complete: what dies in the middle leaves no model that looks like one.
-                exported.replace(model)
-    if first:
-        more = "" if found.chosen is None else ", model/ with the certificate"
-        print(f"Written to {output}: answer.md{more}")
+    if on_first_rank():
+        remember_use(use, units, output, output)  # Before anything of the split is shown.
+    _publish(found, runs, output, id_of(use, units))
     return found
 
 
-def _replaceable(output: Path) -> Path:
-    """Returns the folder of the chosen model: empty, or of an earlier answer."""
+def _publish(found: Answer, runs: Sequence[Run], output: Path, use: str) -> None:
+    """Exports the chosen model, then writes and prints the answer.
+
+    A model that is there already, of the same use and whole, stays as it is; another is moved away
+    once the new one is complete.
+    """
+    model, first, more = output / "model", on_first_rank(), ""
+    if found.chosen is not None and _is_of(model, use):
+        more = ", and model/ is there already"
+    elif found.chosen is not None:
+        run, more = runs[found.chosen], ", model/ with the certificate"
+        with tempfile.TemporaryDirectory(prefix="export-", dir=output) as folder:
+            exported = Path(folder) / model.name
+            try:
+                export(run, found, exported, use)
+            except Exception as error:
+                raise RequirementError(
+                    f"{run.title} is certified, but its export failed, so there is no new model/ "
+                    f"or answer: {type(error).__name__}: {error}. Mend that, and run the same "
+                    "command again: it comes to the same answer."
+                ) from error
+            if first:
+                more += _move_away(model)
+                exported.replace(model)
+    elif first:
+        more = _move_away(model)
+    if first:
+        _write(found, output)
+        print(f"\n{found.statement()}\n")
+        print(f"Written to {output}: answer.md{more}")
+
+
+def _replaceable(output: Path) -> None:
+    """Refuses a folder model/ that is not of an earlier answer."""
     model = output / "model"
     if model.exists() and not is_certified(model):
         raise RequirementError(
             f"{model}: no comparison has written what is there. Move it, or take another --output."
         )
-    return model
+
+
+def _is_of(model: Path, use: str) -> bool:
+    """Whether a folder is the export of a use, with all its files."""
+    if not is_certified(model):
+        return False
+    with suppress(OSError, ValueError, AttributeError):
+        certificate = json.loads((model / CERTIFICATE / "certificate.json").read_text())
+        return certificate.get("use") == use and not changed_files(model, certificate["files"])
+    return False
+
+
+def _move_away(model: Path) -> str:
+    """Moves an earlier answer's model to a free name, with all that was put there; says where."""
+    if not model.exists():
+        return ""
+    name = f"{model.name}.{date.today().isoformat()}"
+    free = (model.with_name(f"{name}.{n}" if n else name) for n in itertools.count())
+    away = next(path for path in free if not path.exists())
+    model.replace(away)
+    return f"; the model/ that was there is {away.name}/ now"
 
 
 def _measured(
@@ -195,6 +267,8 @@ def _measured(
     objective = samples.attrs["objective"]
     if SELECTION not in objective:
         raise RequirementError(f"{run.title}: there is no objective on the selection split.")
+    require_separate_splits(samples)
+    samples = samples[samples["split"] != TRAINING]
     if before is not None:
         samples = beside(samples, before, requirements)
     return MeasuredModel(run.title, samples, objective)
@@ -210,14 +284,17 @@ def _require_same_samples(measured: Sequence[MeasuredModel]) -> None:
             )
 
 
-def _use(comparison: Comparison) -> dict[str, Any]:
-    """What certification samples are used for: the same use twice gives the same answer."""
-    old = _name_of_old(comparison)
+def _use(comparison: Comparison, old: Predecessor, contents: Mapping[str, str]) -> dict[str, Any]:
+    """What certification samples are used for: the same use twice gives the same answer.
+
+    contents: of the first run's data sets; those of other runs are in their weights.
+    """
     return {
-        **({} if old is None else {"against": old}),
         "requirements": sorted(comparison.requirements),
         "confidence": comparison.confidence,
+        "against": old.name,
         "runs": sorted(run.digest for run in comparison.runs),
+        **contents,
     }
 
 
@@ -229,12 +306,12 @@ def _write(found: Answer, output: Path) -> None:
         "over the requirements."
     )
     table = Table("Models", note, found.table()).markdown()
-    text = f"# Answer\n\n{found.statement()}\n\n{table}"
+    text = f"# Answer\n\n{escaped(found.statement())}\n\n{table}"
     (output / "answer.md").write_text(text, encoding="utf-8")
     (output / "answer.json").write_text(json.dumps(found.as_dict(), indent=1), encoding="utf-8")
 
 
-def export(run: Run, found: Answer, folder: Path) -> None:
+def export(run: Run, found: Answer, folder: Path, use: str) -> None:
     """Exports the model of a run with its certificate, from the file that was certified."""
     cli = PointwiseCLI.of_data([], run.arguments)
     cli.trainer.limit_test_batches, cli.trainer.callbacks = 0, []  # type: ignore[attr-defined]
@@ -242,7 +319,7 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     cli.trainer.test(cli.model, cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if not cli.trainer.is_global_zero:
         return
-    notes_of(cli.model).certificate = found.statement()
+    notes_of(cli.model).certificate = escaped(found.statement())
     tested = torch.load(run.folder / TESTED, weights_only=True)
     for stage, by_constraint in tested.items():
         cli.model.evaluated[stage] = {n: SampleViolations(**v) for n, v in by_constraint.items()}
@@ -251,7 +328,4 @@ def export(run: Run, found: Answer, folder: Path) -> None:
     else:
         kind = type(cli.model).__name__
         print(f"{kind} has no export(): model/ holds its checkpoint and the certificate alone.")
-    config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    inside = write_certificate(folder, found.as_dict(), config)
-    for name in (SAMPLES, CHECKPOINT):
-        shutil.copy(run.folder / name, inside / name)
+    write_certificate(folder, {**found.as_dict(), "use": use}, run.folder)

@@ -60,7 +60,7 @@ def check_methods(comparison: Comparison, measure: bool = True) -> None:
     """Builds every method that has a run to come; refuses all that is wrong, method by method."""
     quieten()
     runs, problems, names = comparison.planned
-    problems, cli = dict(problems), None
+    problems, cli, built = dict(problems), None, None
     results = {run.title: run.result() or {} for run in runs}
     bounds = {title: found["bounds"] for title, found in results.items() if "bounds" in found}
     for run in {run.method: run for run in reversed(runs) if not run.finished}.values():
@@ -76,13 +76,15 @@ def check_methods(comparison: Comparison, measure: bool = True) -> None:
                 raise
             problems[run.method] = f"{sentence(error)}{place_in_own_code(error)}"
         else:
-            bounds[run.title] = bounds_of(cli.model)
+            bounds[run.title], built = bounds_of(cli.model), run
     if problems:
         raise MethodsError(problems, names)
     if comparison.requirements:
         require_same_bounds(bounds)
-        built = cli or PointwiseCLI(runs[0].arguments, run=False)
-        check_requirements(comparison, built, measure)
+        if built is not runs[0]:
+            cli = None
+            gc.collect()
+        check_requirements(comparison, cli or PointwiseCLI(runs[0].arguments, run=False), measure)
 
 
 def _check_data(cli: PointwiseCLI) -> None:
@@ -184,6 +186,9 @@ def _run(comparison: Comparison, jobs: int | None) -> list[Outcome]:
     """Runs what is not finished; returns what came of every run."""
     runs, results = comparison.runs, dict[Path, dict[str, Any]]()
     waiting = [number for number, run in enumerate(runs, start=1) if not run.finished]
+    for run in runs:
+        if why := run.outdated():
+            print(f"{run.title} is run again: {why}.", flush=True)
     if jobs is not None:
         if len(waiting) < len(runs):
             print(f"{len(runs) - len(waiting)} of {len(runs)} runs finished before", flush=True)

@@ -1,7 +1,7 @@
 """One run in this process: training, then one full pass over held-out and training data. Its folder
 then holds
 
-    result.json     metrics, time, versions; or the error
+    result.json     metrics, time, versions, digests of data and files; or the error
     config.yaml     the whole configuration, every default included, for ``fit --config``
     violations.npz  all violations by stage and constraint
     log.txt         what was printed, of a run in a process of its own (processes.py)
@@ -28,19 +28,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.data import dataset_of, fingerprint
 from pl_pointwise.errors import DataError
-from pl_pointwise.files import write_whole
-from pl_pointwise.requirements.exported import CHECKPOINT
-from pl_pointwise.requirements.samples import SPLITS, bounds_of, certification_units, samples_of
+from pl_pointwise.files import digest_now, write_whole
+from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES
+from pl_pointwise.requirements.samples import (
+    NOT_HELD_OUT,
+    SPLITS,
+    Source,
+    bounds_of,
+    samples_of,
+    sources_of,
+    units_in,
+)
 from pl_pointwise.task import notes_of
 
-from .runs import SAMPLES, TESTED, VIOLATIONS, Run
+from .runs import TESTED, VIOLATIONS, Run, files_read
 from .uses import SHOWN, remember_use
 
 log = logging.getLogger(__name__)
@@ -107,6 +117,7 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     cli = PointwiseCLI(run.arguments, run=False)
     config = yaml.safe_dump(cli.config_dump, sort_keys=False)
     (run.folder / "config.yaml").write_text(config)
+    result["read"] = files_read(yaml.safe_load(config))
     # With the module's own, as TensorBoard shows the first set alone.
     of_module = {n: v for n, v in cli.model.hparams_initial.items() if not n.startswith("_")}
     for logger in cli.trainer.loggers if on_first_rank() else ():
@@ -119,6 +130,7 @@ def _execute(run: Run, result: dict[str, Any]) -> None:
     try:
         result |= _evaluate(cli, run)
         if cli.trainer.is_global_zero:
+            result["wrote"] = {name: digest_now(run.folder / name) for name in run.writes}
             write_result(run, result)
             _marker(run).unlink(missing_ok=True)
     finally:
@@ -140,6 +152,7 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
     trainer: Any = cli.trainer
     module, data, read = cli.model, cli.datamodule, dict[str, Any](verbose=False)
     logged: dict[str, Any] = {}
+    trained = dataset_of(trainer.train_dataloader)  # None if nothing was to be trained.
     if run.certified:
         read |= {"ckpt_path": run.folder / CHECKPOINT, "weights_only": True}
         trainer.limit_val_batches = 1.0  # 0 is for the fit.
@@ -157,7 +170,14 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
         for stage, split in SPLITS.items()
         if (name := f"{stage}/{module.shared_objective}") in logged
     }
+    contents: dict[str, str] = {}
     if trainer.is_global_zero:
+        sources = sources_of(module)
+        if trained is not None:
+            sources[NOT_HELD_OUT] = Source(NOT_HELD_OUT, trained)
+        for name, source in sources.items():
+            whole = name != NOT_HELD_OUT or run.certified or source.rows is None
+            contents[f"{name} data"] = source.content if whole else fingerprint(source.rows)
         pooled = {
             f"{stage}/{name}": values.numpy()
             for stage, by_constraint in module.violations.items()
@@ -165,8 +185,10 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             if shown(stage)
         }
         np.savez(run.folder / VIOLATIONS, **pooled)
-        samples = samples_of(module)
+        samples = samples_of(module, sources)
         if run.certified:
+            if trained is not None:
+                samples = pd.concat([samples, sources[NOT_HELD_OUT].training_lines()])
             samples.attrs["objective"] = objective
             samples.to_parquet(run.folder / SAMPLES, index=False)
             tested = {
@@ -176,8 +198,9 @@ def _evaluate(cli: PointwiseCLI, run: Run) -> dict[str, Any]:
             }
             torch.save(tested, run.folder / TESTED)
         else:
-            remember_use(SHOWN, certification_units(samples), run.folder)
+            remember_use(SHOWN, units_in(samples), run.folder)
     return {
+        "data": contents,
         "metrics": {name: value for name, value in logged.items() if shown(name)},
         "higher_is_better": {
             name: metric.higher_is_better

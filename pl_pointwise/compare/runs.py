@@ -22,19 +22,23 @@ import yaml
 
 from pl_pointwise.configs import comparison_path, config_parts, read_mapping, require_order, text_of
 from pl_pointwise.errors import DataError
-from pl_pointwise.requirements.exported import CHECKPOINT, START
+from pl_pointwise.files import digest_now
+from pl_pointwise.requirements import Requirement
+from pl_pointwise.requirements.exported import CHECKPOINT, SAMPLES, START
 
 VIOLATIONS = "violations.npz"
 """Written before ``result.json``: all violations."""
 
-SAMPLES, TESTED = "samples.parquet", "tested.pt"
-"""Written with CHECKPOINT, the trained model, where a requirement is to be certified: what it
-is tested on, and the violations of the certification split for its model card."""
+TESTED = "tested.pt"
+"""The violations of the certification split for a model card: written with CHECKPOINT, the trained
+model, and SAMPLES, what it is tested on, where a requirement is to be certified."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method at one seed; finished once its folder holds a result of this configuration."""
+    """One method at one seed; finished once its folder holds a result of this configuration, of the
+    files that it read, and with the files that it wrote.
+    """
 
     method: str
     seed: int
@@ -48,15 +52,35 @@ class Run:
     def title(self) -> str:
         return f"{self.method} · seed {self.seed}"
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The files of its folder that what follows is computed from."""
+        return (VIOLATIONS, *((CHECKPOINT, SAMPLES, TESTED) if self.certified else ()))
+
+    def _stored(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.folder / "result.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) and found.get("digest") == self.digest else None
+
+    def outdated(self) -> str:
+        """Why a result of this configuration does not count any more; "" if it does."""
+        found = self._stored() or {"error": ""}
+        if "error" in found:
+            return ""
+        wrote = found.get("wrote", {})
+        for name in self.writes:
+            if name not in wrote:
+                return f"its result has no digest of {name}"
+            if wrote[name] != digest_now(self.folder / name):
+                return f"{name} in its folder is not what it wrote"
+        changed = (p for p, was in found.get("read", {}).items() if was != digest_now(p))
+        return next((f"{path} is another file than it read" for path in changed), "")
+
     def result(self) -> dict[str, Any] | None:
         """Returns what the last run of this very configuration ended in: metrics, or ``error``."""
-        path = self.folder / "result.json"
-        if not path.is_file():
-            return None
-        result: dict[str, Any] = json.loads(path.read_text())
-        files = (VIOLATIONS, *((CHECKPOINT, SAMPLES, TESTED) if self.certified else ()))
-        complete = "error" in result or all((self.folder / name).is_file() for name in files)
-        return result if complete and result.get("digest") == self.digest else None
+        return None if self.outdated() else self._stored()
 
     @property
     def finished(self) -> bool:
@@ -108,6 +132,11 @@ class Comparison:
             words += ["--against", self.against]
         return [*words, *self.overrides]
 
+    @cached_property
+    def required(self) -> list[Requirement]:
+        """The requirements; what is wrong with one is a RequirementError."""
+        return [Requirement.parse(text) for text in self.requirements]
+
     def command(self) -> str:
         return shlex.join(["pl-pointwise", "compare", *self.arguments()])
 
@@ -132,6 +161,9 @@ class Comparison:
                 name = f"{method}, {label}" if label else method
                 names.append(name)
                 below = self.output / "runs" / re.sub(r"[^\w.=-]+", "-", name).strip("-")
+                if below.parent.name != "runs" or not below.name.strip("."):
+                    problems[name] = "gives its folder no name. Put a letter or digit in it."
+                    continue
                 if taken.setdefault(below, name) != name:
                     problems[name] = f"would share the folder {below} with {taken[below]!r}."
                     continue
@@ -161,6 +193,21 @@ class Comparison:
         arguments += [*overrides, "--seed_everything", str(seed)]
         arguments += ["--trainer.default_root_dir", str(folder)]
         return Run(method, seed, folder, arguments, digest, bool(self.requirements))
+
+
+def files_read(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the SHA-256 of the files that a run's data and model name, by path as it is given."""
+    found: dict[str, str] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, str) and (digest := digest_now(value)) is not None:
+            found[value] = digest
+        elif isinstance(value, (list, Mapping)):
+            for entry in value.values() if isinstance(value, Mapping) else value:
+                look(entry)
+
+    look([config.get("data"), config.get("model")])
+    return found
 
 
 def _parts_of(overlay: Any) -> tuple[list[str], list[str]]:

@@ -210,4 +210,9 @@ def _seeds(runs: DataFrame) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")[:200]
+    return escaped(" ".join(text.split()).replace("|", "/")[:200])
+
+
+def escaped(text: str) -> str:
+    """Returns Markdown in which names of methods, categories and files make no HTML and no link."""
+    return re.sub(r"<(?=[A-Za-z/!?])|(?<=\])\(", r"\\\g<0>", text)

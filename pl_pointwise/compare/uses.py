@@ -1,7 +1,8 @@
 """What certification samples were measured for before: a split certifies one choice.
 
-A use is a JSON file in ``certification/`` of the comparison's output and in a folder of the user's.
-A comparison without a requirement leaves one too: its tables show "test".
+A use is a JSON file in ``certification/`` of the comparison's output and in a folder of the user's:
+the requirements, the digests of configurations, data and weights, and the units. A comparison
+without a requirement leaves one too, as its tables show "test", and so does ``check``.
 """
 
 from __future__ import annotations
@@ -34,10 +35,9 @@ def remember_use(
     use: Mapping[str, Any], units: Iterable[str], by: Path, output: Path | None = None
 ) -> None:
     """Records, on rank 0, that ``by`` used units; in ``output`` and the user's folder."""
-    known = sorted(set(units))
+    known, name = sorted(set(units)), id_of(use, units)
     if not known:
         return
-    name = hashlib.sha256(json.dumps([use, known], sort_keys=True).encode()).hexdigest()[:16]
     text = json.dumps({"use": use, "by": str(by.absolute()), "units": known})
     if output is not None:
         write_whole(output / "certification" / f"{name}.json", text)
@@ -47,20 +47,49 @@ def remember_use(
         log.warning("Not on record for comparisons in other folders: %s", error)
 
 
+def id_of(use: Mapping[str, Any], units: Iterable[str]) -> str:
+    text = json.dumps([use, sorted(set(units))], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def uses_of(units: Iterable[str], output: Path | None = None) -> dict[Path, dict[str, Any]]:
+    """The uses on record of any of the units, by their files; ``output``: of a comparison."""
+    now, found = set(units), {}
+    folders = [users_folder()] if output is None else [output / "certification", users_folder()]
+    for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            known = now.intersection(record["units"])
+            record["by"], ", ".join(record["use"]["requirements"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequirementError(
+                f"{path}: this record of used samples cannot be read ({type(error).__name__}). "
+                "Restore it; or delete it, if what it recorded is no certification split any more."
+            ) from error
+        if known:
+            found[path] = record
+    return found
+
+
 def check_unused(use: Mapping[str, Any], units: Iterable[str], output: Path) -> None:
-    """Refuses units that another choice has used; the same choice gives the same answer."""
-    now = set(units)
-    folders = (output / "certification", users_folder())
-    paths = [path for folder in folders for path in sorted(folder.glob("*.json"))]
-    records = {path: json.loads(path.read_text()) for path in paths}
-    if any(each["use"] == use and set(each["units"]) == now for each in records.values()):
-        return
+    """Refuses units that another choice has used; the same choice gives the same answer.
+
+    use: before training without the digests of weights, which are then not compared.
+    """
+    now, records = set(units), uses_of(units, output)
+    for each in records.values():
+        same = all(each["use"].get(name) == value for name, value in use.items())
+        if same and set(each["units"]) == now:
+            return
     for path, record in records.items():
         if both := now.intersection(record["units"]):
             what, how = ", ".join(record["use"]["requirements"]), "shown before"
             if what:
-                models = len(record["use"]["runs"])
+                models = len(record["use"].get("runs", [""]))
                 how = f"used for another choice before: requirements {what} among {models} models"
+                other = [n for n, value in use.items() if record["use"].get(n) != value]
+                if all(n == "weights" or n.endswith(" data") for n in other):
+                    how += f", with other {' and '.join(other)},"
             raise RequirementError(
                 f"{len(both):,} of {len(now):,} certification units were {how} in {record['by']}, "
                 "so they would certify nothing. Certify on new ones (another test file, and train "

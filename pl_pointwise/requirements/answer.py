@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,13 +101,19 @@ class Answer:
         """By model and requirement, on the certification split."""
         # Over all models and requirements at once, so that every bound may be read.
         each = 1 - (1 - self.confidence) / (len(self.models) * len(self.subjects))
-        return [
+        found = [
             [
                 Finding.of(model.samples, subject, kind, self.confidence, each)
                 for subject, kind in zip(self.subjects, self.selection.zero_one, strict=True)
             ]
             for model in self.models
         ]
+        if self.chosen is not None:  # Of which the test says that it is within what is required.
+            found[self.chosen] = [
+                replace(each, bound=min(each.bound, each.requirement.at_most))
+                for each in found[self.chosen]
+            ]
+        return found
 
     def nearest(self) -> int:
         """The position of the smallest p-value, of equal ones the smaller mean loss over rate."""

@@ -16,13 +16,25 @@ from pl_pointwise.step import carries, micro_batches_of
 
 from .p_values import fewest_samples
 from .requirement import Requirement, RequirementError
-from .samples import CERTIFICATION, NOT_HELD_OUT, SELECTION, known_from, lines, values_of
+from .samples import (
+    CERTIFICATION,
+    NOT_HELD_OUT,
+    SELECTION,
+    TRAINING,
+    Source,
+    known_from,
+    records_not_known,
+    units_in,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from pl_pointwise.module import PointwiseModule
 
 
-def samples_to_come(module: PointwiseModule, loaders: Mapping[str, Any]) -> DataFrame:
+def samples_to_come(
+    module: PointwiseModule, loaders: Mapping[str, Any], sources: Mapping[str, Source]
+) -> DataFrame:
     """The table of samples.py before any forward pass: values are NaN, metrics of every sample."""
     metrics = [n for n, m in module.evaluation_metrics().items() if isinstance(m, MeanBySample)]
     parts = []
@@ -38,7 +50,7 @@ def samples_to_come(module: PointwiseModule, loaders: Mapping[str, Any]) -> Data
         for (kind, name), found in carried.items():
             index = torch.cat(found)
             values = torch.full_like(index, torch.nan, dtype=torch.float64)
-            parts.append(lines(dataset, dataset_of(loader), kind, name, index, values))
+            parts.append(sources[dataset].lines(kind, name, index, values))
     return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=["split", "unit"])
 
 
@@ -50,28 +62,27 @@ def held_out_loaders(source: Any) -> dict[str, Any]:
     return {name: loader for name, loader in found.items() if name != NOT_HELD_OUT}
 
 
+def sources_to_come(source: Any, loaders: Mapping[str, Any]) -> dict[str, Source]:
+    """The held-out data sets behind the loaders, and the training data where they are set up."""
+    rows = {name: dataset_of(loader) for name, loader in loaders.items()}
+    rows |= {n: r for n, r in getattr(source, "datasets", {}).items() if n == NOT_HELD_OUT}
+    return {name: Source(name, found) for name, found in rows.items()}
+
+
 def check_splits(
     samples: DataFrame,
-    training_units: Sequence[str],
+    training: DataFrame,
     requirements: Sequence[Requirement],
     confidence: float,
 ) -> None:
     """Refuses splits that overlap or are missing, what there is not, and too few samples."""
-    units = {split: set(found["unit"]) for split, found in samples.groupby("split")}
     for split in (SELECTION, CERTIFICATION):
-        if not units.get(split):
+        if not units_in(samples, split):
             raise RequirementError(
                 f"There is no {split} split. Hold out validation data to choose by and test data "
                 "to certify with."
             )
-    units["training"] = set(training_units)
-    for one, other in combinations(("training", SELECTION, CERTIFICATION), 2):
-        if both := units[one] & units[other]:
-            raise RequirementError(
-                f"The {one} and the {other} split share {len(both):,} of {len(units[other]):,} "
-                "units (prompts or queries). Take what stands in both out of one (test_fraction, "
-                "or a test file)."
-            )
+    require_separate_splits(pd.concat([samples, training]))
     known, samples = known_from(samples), samples.assign(before=torch.nan)  # Nothing is measured.
     for subject in map(known.subject, requirements):
         n = values_of(samples, subject, CERTIFICATION)["unit"].nunique()
@@ -83,4 +94,16 @@ def check_splits(
                 f"least {needed:,} independent samples, all of them satisfied, and the "
                 f"certification split has {n:,}{of}. Hold out more, require less, or lower "
                 "--confidence."
+            )
+
+
+def require_separate_splits(samples: DataFrame) -> None:
+    """Refuses units that stand in two splits of a table; those of the training data among them."""
+    for one, other in combinations((TRAINING, SELECTION, CERTIFICATION), 2):
+        of_other = samples[samples["split"] == other]
+        if both := records_not_known(of_other, units_in(samples, one))[1]:
+            raise RequirementError(
+                f"The {one} and the {other} split share {both:,} of "
+                f"{of_other['unit'].nunique():,} units (prompts, queries or records). Take what "
+                "stands in both out of one (test_fraction, or a test file)."
             )

@@ -15,18 +15,34 @@ this package are built; --config names one that you trust.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pandas import DataFrame
 
 from pl_pointwise.cli_errors import CommandParser, fraction
+from pl_pointwise.compare.uses import remember_use, uses_of
+from pl_pointwise.files import digest_now
 
 from .answer import Finding
-from .exported import START, measure_new_records, read_certificate
+from .exported import (
+    CHECKPOINT,
+    START,
+    known_units,
+    measure_new_records,
+    model_files,
+    read_certificate,
+)
 from .p_values import samples_needed
 from .requirement import Requirement, RequirementError, Subject
-from .samples import CERTIFICATION, beside, known_from, require_same_bounds, values_of
+from .samples import (
+    CERTIFICATION,
+    beside,
+    known_from,
+    records_not_known,
+    require_same_bounds,
+    values_of,
+)
 
 SHOWN = 5
 
@@ -38,6 +54,8 @@ class Verdict(Finding):
     met: bool
     worst: list[int]
     """Positions of the first samples that count against it."""
+    note: str = ""
+    """What is known of the records."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -73,6 +91,12 @@ def check_models(
     certificate, _ = read_certificate(folder)
     new, bounds = measure_new_records(folder, options, configs)
     old = folder if against == START else against
+    new, left_out = records_not_known(new, known_units(folder) | known_units(old))
+    if new.empty:
+        raise RequirementError(
+            f"All {left_out:,} records trained, selected or certified one of the models, so they "
+            "show nothing. Give new ones."
+        )
     before, theirs = measure_new_records(old, options, configs, trained=against != START)
     require_same_bounds({str(folder): bounds, str(against): theirs})
     texts = require or [
@@ -80,7 +104,16 @@ def check_models(
         *(f"lost({name}) <= 0.05" for name in known_from(new).constraints),
     ]
     requirements = [Requirement.parse(text) for text in texts]
-    return check(beside(new, before, requirements), requirements, confidence)
+    found = check(beside(new, before, requirements), requirements, confidence)
+    weights = [digest_now(model_files(each) / CHECKPOINT) for each in (folder, old)]
+    use = {"requirements": sorted(texts), "confidence": confidence, "weights": weights}
+    used = sum(each["use"] != use for each in uses_of(new["unit"]).values())
+    remember_use(use, new["unit"], Path(folder))
+    note = (
+        f"{left_out:,} records that trained, selected or certified one of the models are left out; "
+        f"{used:,} other checks or comparisons on record have used some of the rest."
+    )
+    return [replace(each, note=note) for each in found]
 
 
 def check(
@@ -136,4 +169,5 @@ def report(found: Sequence[Verdict], confidence: float) -> str:
                 f"{required.text}: {each.share:.3g} here is below the bound; if that holds, "
                 f"{needed:,} samples show it four times in five. Give more records.",
             ]
-    return "\n".join(lines)
+    assumed = "Assumed: nothing that these records showed led to either model, or to this check."
+    return "\n".join([*lines, "", f"{assumed} {found[0].note}".strip()])

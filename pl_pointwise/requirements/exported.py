@@ -1,6 +1,8 @@
 """An exported model's folder ``certificate/``, which ``compare --require`` writes.
 
-    certificate.json    the requirements with what they were certified by (answer.py)
+    certificate.json    the requirements with what they were certified by (answer.py); "files":
+                        the SHA-256 of every file of the export but texts for people; "use": what
+                        the certification samples were used for (uses.py)
     config.yaml         model, data and precision, without the run's files
     model.ckpt          the trained module
     samples.parquet     what the certification samples measured (samples.py)
@@ -11,6 +13,7 @@ And its model on new records, for ``monitor`` and ``check``.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -21,29 +24,34 @@ import yaml
 from pandas import DataFrame
 
 from pl_pointwise.cli import PointwiseCLI
+from pl_pointwise.files import changed_files, digest_now
 from pl_pointwise.foreign_names import foreign_names
 
 from .requirement import RequirementError
 from .samples import Bounds, bounds_of, samples_of
 
-CERTIFICATE, CHECKPOINT = "certificate", "model.ckpt"
-"""The folder in an exported one, and the trained module in it."""
+CERTIFICATE, CHECKPOINT, SAMPLES = "certificate", "model.ckpt", "samples.parquet"
+"""The folder in an exported one, the trained module in it, and what it measured."""
 
 START = "start"
 """The predecessor that a model was trained from, instead of a folder."""
 
 
-def write_certificate(
-    folder: Path, certificate: Mapping[str, Any], config: Mapping[str, Any]
-) -> Path:
-    """Writes what is text into an exported folder; returns where the other files go."""
+def write_certificate(folder: Path, certificate: Mapping[str, Any], run: Path) -> None:
+    """Writes ``certificate/`` of a run's files into an exported folder."""
     inside = folder / CERTIFICATE
     inside.mkdir(parents=True)
-    dated = {**certificate, "date": date.today().isoformat()}
-    (inside / "certificate.json").write_text(json.dumps(dated, indent=1))
-    text = yaml.safe_dump(config_for_new_records(config), sort_keys=False)
-    (inside / "config.yaml").write_text(text)
-    return inside
+    for name in (SAMPLES, CHECKPOINT):
+        shutil.copy(run / name, inside / name)
+    files = {
+        path.relative_to(folder).as_posix(): digest_now(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".md"
+    }
+    config = config_for_new_records(yaml.safe_load((run / "config.yaml").read_text()))
+    (inside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    whole = {**certificate, "date": date.today().isoformat(), "files": files}
+    (inside / "certificate.json").write_text(json.dumps(whole, indent=1))
 
 
 def is_certified(folder: Path) -> bool:
@@ -57,9 +65,15 @@ def read_certificate(folder: str | Path) -> tuple[dict[str, Any], DataFrame]:
             f"{folder}: there is no certificate. Give the folder model/ that pl-pointwise compare "
             "--require wrote."
         )
-    inside = Path(folder) / CERTIFICATE
+    inside = model_files(folder)
     certificate = json.loads((inside / "certificate.json").read_text())
-    return certificate, pd.read_parquet(inside / "samples.parquet")
+    return certificate, pd.read_parquet(inside / SAMPLES)
+
+
+def known_units(folder: str | Path) -> set[str]:
+    """The units that trained, selected or certified the model of an export or of a run."""
+    path = model_files(folder) / SAMPLES
+    return set(pd.read_parquet(path)["unit"]) if path.is_file() else set()
 
 
 def measure_new_records(
@@ -101,9 +115,20 @@ def samples_by(cli: PointwiseCLI, checkpoint: Path | None, selection: bool = Fal
 
 
 def model_files(folder: str | Path) -> Path:
-    """Returns where a model's configuration and checkpoint lie, of an export or of a run."""
-    for inside in (Path(folder) / CERTIFICATE, Path(folder)):
+    """Returns where a model's configuration and checkpoint lie, of an export or of a run; refuses
+    files that are not those that were written."""
+    for inside, text, name in (
+        (Path(folder) / CERTIFICATE, "certificate.json", "files"),
+        (Path(folder), "result.json", "wrote"),
+    ):
         if (inside / "config.yaml").is_file() and (inside / CHECKPOINT).is_file():
+            try:
+                known = json.loads((inside / text).read_text())
+                changed = changed_files(Path(folder), known.get(name) or {})
+            except (OSError, ValueError, AttributeError, RecursionError) as error:
+                changed = f"{text} cannot be read ({type(error).__name__})"
+            if changed:
+                raise RequirementError(f"{folder}: {changed}. Take the folder as it was written.")
             return inside
     raise RequirementError(
         f"{folder}: there is no certificate and no run. Give the folder model/ that pl-pointwise "

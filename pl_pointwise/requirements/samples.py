@@ -10,13 +10,17 @@ A line per sample and quantity, with the columns
     value      its worst violation, or the metric's value
     unit       samples of one unit (a prompt, a query) depend on each other
     category   "" where there is none
+
+A run's file and a certificate's hold a line for each unit of the training data too, with the split
+"training" and nothing measured.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +28,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from pl_pointwise.data import categories_of, fingerprint, units_of
-from pl_pointwise.fingerprints import RANDOM_ROWS
+from pl_pointwise.data import categories_of, units_of, without_index
+from pl_pointwise.fingerprints import RANDOM_ROWS, digests_of_rows
 
 from .p_values import Losses
 from .requirement import Known, Requirement, RequirementError, Subject
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 Bounds = Mapping[str, Mapping[str, float]]
 """By constraint what violations are measured by: ``{"at_most": 0.5}``."""
 
-SELECTION, CERTIFICATION = "selection", "certification"
+TRAINING, SELECTION, CERTIFICATION = "training", "selection", "certification"
 
 SPLITS = {"val": SELECTION, "test": CERTIFICATION}
 """Splits by data set. Any other but the training data is divided between them by unit."""
@@ -51,51 +55,97 @@ FOR_SELECTION = 1 / 3
 """The share of the units of a data set besides the splits that goes to selection."""
 
 
-def samples_of(module: PointwiseModule) -> DataFrame:
+class Source:
+    """A data set by its name in the log keys, with what is known of its samples before a pass.
+
+    rows: None of a stream.
+    """
+
+    def __init__(self, name: str, rows: Any) -> None:
+        self.name, self.rows = name, rows
+
+    @cached_property
+    def digests(self) -> list[bytes] | None:
+        """Of each row's content; None where there is no content to know it by."""
+        return None if self.rows is None else digests_of_rows(without_index(self.rows))
+
+    @cached_property
+    def content(self) -> str:
+        """A digest of the data set, whatever the order: its ``fingerprint``, else of all rows."""
+        own = None if self.rows is None else getattr(without_index(self.rows), "fingerprint", None)
+        if isinstance(own, str):
+            return own
+        if self.digests is None:
+            return RANDOM_ROWS if self.rows is None else f"{RANDOM_ROWS}: {len(self.rows)}"
+        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()
+
+    @cached_property
+    def _named_units(self) -> list[str] | None:
+        """Of each row, what the data set names, else its content; None: the row has but a place."""
+        units = None if self.rows is None else units_of(self.rows)
+        if units is None and self.digests is not None:
+            return [digest.hex() for digest in self.digests]
+        return units
+
+    def units_at(self, positions: Iterable[int]) -> list[str]:
+        """The unit of each sample: rows of the same content are one."""
+        units = self._named_units
+        if units is not None:
+            return [units[position] for position in positions]
+        # Of one data set by its name alone.
+        of = self.name if self.rows is None else f"{self.name}, {self.content}"
+        return [f"{of} {position}" for position in positions]
+
+    def lines(self, kind: str, quantity: str, index: Tensor, values: Tensor) -> DataFrame:
+        """Returns the lines of one quantity; index, values: (n,)."""
+        positions = index.tolist()
+        categories = None if self.rows is None else categories_of(self.rows)
+        found = self.units_at(positions)
+        split = SPLITS.get(self.name)
+        return DataFrame(
+            {
+                "split": [split or _drawn(unit) for unit in found],
+                "dataset": self.name,
+                "kind": kind,
+                "quantity": quantity,
+                "index": positions,
+                "value": values.double().numpy(),
+                "unit": [hash_of(unit) for unit in found],
+                "category": ["" if categories is None else categories[p] for p in positions],
+            }
+        )
+
+    def training_lines(self) -> DataFrame:
+        """Returns a line for each unit of the training data."""
+        positions = range(0 if self.rows is None else len(self.rows))
+        units = sorted({hash_of(unit) for unit in self.units_at(positions)})
+        found = DataFrame({"unit": units, "split": TRAINING, "dataset": NOT_HELD_OUT})
+        texts = dict.fromkeys(("kind", "quantity", "category"), "")
+        return found.assign(index=-1, value=np.nan, **texts)[[*COLUMNS]]
+
+
+def sources_of(module: PointwiseModule) -> dict[str, Source]:
+    """The data sets of the last ``validate`` and ``test``, by their names."""
+    return {name: Source(name, rows) for name, rows in module._evaluator.datasets.items()}
+
+
+def samples_of(module: PointwiseModule, sources: Mapping[str, Source] | None = None) -> DataFrame:
     """The table of what the last ``validate`` and ``test`` measured, with the data sets' units."""
-    parts = []
+    sources, parts = sources or sources_of(module), []
     for dataset in module.evaluated:
         if dataset != NOT_HELD_OUT:
-            rows = module._evaluator.datasets.get(dataset)
+            source = sources.get(dataset) or Source(dataset, None)
             for name, found in module.evaluated[dataset].items():
-                values = found.worst()
-                parts.append(lines(dataset, rows, "constraint", name, found.index, values))
+                parts.append(source.lines("constraint", name, found.index, found.worst()))
             for name, metric in module.evaluated_metrics.get(dataset, {}).items():
-                parts.append(lines(dataset, rows, "metric", name, metric.index, metric.value))
+                parts.append(source.lines("metric", name, metric.index, metric.value))
     return pd.concat(parts, ignore_index=True) if parts else DataFrame(columns=COLUMNS)
 
 
-def lines(
-    dataset: str, rows: Any, kind: str, quantity: str, index: Tensor, values: Tensor
-) -> DataFrame:
-    """Returns the lines of one quantity on one data set; index, values: (n,)."""
-    positions = index.tolist()
-    categories = None if rows is None else categories_of(rows)
-    found = units_at(positions, dataset, rows)
-    split = SPLITS.get(dataset)
-    return DataFrame(
-        {
-            "split": [split or _drawn(unit) for unit in found],
-            "dataset": dataset,
-            "kind": kind,
-            "quantity": quantity,
-            "index": positions,
-            "value": values.double().numpy(),
-            "unit": [hash_of(unit) for unit in found],
-            "category": ["" if categories is None else categories[p] for p in positions],
-        }
-    )
-
-
-def units_at(positions: Sequence[int], dataset: str, rows: Any) -> list[str]:
-    """The unit of each sample; in a data set that names none, the sample itself."""
-    units = None if rows is None else units_of(rows)
-    if units is not None:
-        return [units[position] for position in positions]
-    of = dataset if rows is None else fingerprint(rows)
-    # Rows that differ each time they are read are of one data set by its name alone.
-    of = f"{dataset}, {of}" if of.startswith(RANDOM_ROWS) else of
-    return [f"{of} {position}" for position in positions]
+def records_not_known(samples: DataFrame, known: Iterable[str]) -> tuple[DataFrame, int]:
+    """The lines of units that are not known, and how many units were: a verdict is of new ones."""
+    again = samples["unit"].isin(set(known))
+    return samples[~again], samples[again]["unit"].nunique()
 
 
 def hash_of(text: str) -> str:
@@ -109,12 +159,13 @@ def _drawn(unit: str) -> str:
     return SELECTION if drawn < FOR_SELECTION else CERTIFICATION
 
 
-def certification_units(samples: DataFrame) -> set[str]:
-    return set(samples[samples["split"] == CERTIFICATION]["unit"])
+def units_in(samples: DataFrame, split: str = CERTIFICATION) -> set[str]:
+    return set(samples[samples["split"] == split]["unit"])
 
 
 def known_from(samples: DataFrame) -> Known:
     """Returns what the table has to require something of."""
+    samples = samples[samples["split"] != TRAINING]
     of_constraints = samples[samples["kind"] == "constraint"]
     of_metrics = samples[samples["kind"] == "metric"]
     categories = samples[samples["category"] != ""].groupby("dataset")["category"].unique()

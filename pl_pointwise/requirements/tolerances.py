@@ -26,7 +26,7 @@ from pl_pointwise.errors import DataError
 from pl_pointwise.task import Constraint
 
 from .p_values import fewest_samples, samples_needed
-from .samples import lines
+from .samples import Source
 
 SHARES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the samples that are to meet an ε."""
@@ -94,10 +94,10 @@ def measure(cli: PointwiseCLI, ckpt_path: str | None = None) -> tuple[DataFrame,
     trainer.test(module, datamodule=data, ckpt_path=ckpt_path, verbose=False, weights_only=True)
     parts = []
     for dataset, by_constraint in module.evaluated.items():
-        rows = data.datasets.get(dataset)
+        source = Source(dataset, data.datasets.get(dataset))
         for name, found in by_constraint.items():
             worst = found.worst()
-            parts.append(lines(dataset, rows, "constraint", name, found.index, worst))
+            parts.append(source.lines("constraint", name, found.index, worst))
             if undefined := found.index[worst.isnan()].tolist():
                 notes.append(
                     f"{DATA_SETS.get(dataset, dataset)}: {len(undefined)} of {len(worst)} samples "

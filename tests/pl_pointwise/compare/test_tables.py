@@ -108,3 +108,11 @@ def test_the_tables_are_latex(tmp_path: Path) -> None:
     assert r"a\_b \& 50 \% of \{x\} & 0.40 $\pm$ 0.02 \\" in text
     assert r"$\lambda$ & $\le$ 1 \\" in text
     assert r"\label{tab:the-gap}" in text
+
+
+def test_a_name_makes_no_html_and_no_link() -> None:
+    cells = DataFrame({"method": ["<img src=x onerror=alert(1)> [x](http://evil)"]})
+    text = tables.Table("Results", "", cells).markdown()
+    assert "\\<img" in text
+    assert "[x]\\(http" in text
+    assert tables.escaped("near: violated <= 0.1 (all) < b") == ("near: violated <= 0.1 (all) < b")

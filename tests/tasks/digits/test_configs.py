@@ -33,19 +33,17 @@ def test_packaged_comparison_makes_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("require", "epochs", "said"),
     [
-        ("kept: violated <= 0.02", 16, ["max_epochs=16,8", "kept: q98 <= "]),
-        ("lost(kept) <= 0.001", 1, ["Longer training", "max_epochs=2 "]),
-        ("accuracy_rotated >= 0.99", 1, []),
+        ("kept: violated <= 0.02", 16, "violate: fewer epochs"),
+        ("lost(kept) <= 0.001", 1, "violate too: longer training"),
+        ("accuracy_rotated >= 0.99", 1, "With new ones: which no option of the data names"),
     ],
 )
-def test_the_advice_of_a_no_is_runnable(
-    require: str, epochs: int, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_no_says_what_may_help(
+    require: str, epochs: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = [*QUIET, "--trainer.max_epochs", str(epochs), "--trainer.logger", "false"]
     words = ["--config", "digits", "--require", require, "--confidence", "0.3", *short]
-    found = "\n".join(advice(words, tmp_path, monkeypatch))
-    for each in said:
-        assert each in found
+    assert said in advice(words, tmp_path, monkeypatch)
 
 
 def test_the_three_parts_have_no_image_in_common() -> None:

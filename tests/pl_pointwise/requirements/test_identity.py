@@ -1,0 +1,368 @@
+"""A certificate is of content: of these data, weights and files, whatever their names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from pl_pointwise.cli import main
+from pl_pointwise.compare import command
+from pl_pointwise.data import IndexedDataset
+from pl_pointwise.loading import required_of
+from pl_pointwise.requirements import Requirement, RequirementError
+from pl_pointwise.requirements.answer import MeasuredModel, choose_model
+from pl_pointwise.requirements.check import check_models, report
+from pl_pointwise.requirements.monitor import monitor
+from pl_pointwise.requirements.samples import Source
+from tests.pl_pointwise.requirements import files_task
+from tests.pl_pointwise.requirements.files_task import write
+
+REQUIREMENT = "fit: violated <= 0.1"
+TASK = "tests.pl_pointwise.requirements.files_task"
+CONFIG = f"""
+model: {{class_path: {TASK}.LinearModule}}
+data: {{class_path: {TASK}.LinearData}}
+trainer: {{max_epochs: 40, accelerator: cpu, logger: false, enable_checkpointing: false,
+  enable_progress_bar: false, enable_model_summary: false}}
+"""
+METHODS = "start: {trainer: {max_epochs: 0}}\nplain: null\n"
+BY_FILE = [word for n in ("train", "val", "test") for word in (f"--data.{n}_file", f"{n}.jsonl")]
+
+
+@pytest.fixture(autouse=True)
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than these runs."""
+    monkeypatch.setattr(command, "draw_plots", lambda *_: None)
+
+
+def make(folder: Path) -> None:
+    (folder / "base.yaml").write_text(CONFIG)
+    (folder / "methods.yaml").write_text(METHODS)
+    for seed, (name, count) in enumerate({"train": 64, "val": 120, "test": 150, "new": 90}.items()):
+        write(folder / f"{name}.jsonl", count, seed)
+
+
+def compare(*more: str, output: str = "out", data: list[str] = BY_FILE) -> None:
+    words = ["--config", "base.yaml", "--methods", "methods.yaml", "--output", output]
+    main(["compare", *words, *data, *more])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with its answer, and the record of its use."""
+    folder = tmp_path_factory.mktemp("done")
+    make(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PL_POINTWISE_USES", str(folder / "uses"))
+        patch.setattr(command, "draw_plots", lambda *_: None)
+        compare("--require", REQUIREMENT)
+    return folder
+
+
+@pytest.fixture
+def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the current folder."""
+    shutil.copytree(done, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setenv("PL_POINTWISE_USES", str(tmp_path / "copy/uses"))
+    return tmp_path / "copy"
+
+
+def refused(capsys: Any, *more: str, **options: Any) -> str:
+    with pytest.raises(SystemExit):
+        compare(*more, **options)
+    return capsys.readouterr().err
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Data and uses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["out", "other"])
+def test_other_training_data_at_the_same_path_are_another_use(here, capsys, output) -> None:
+    write(here / "train.jsonl", 64, 555, sigma=0.1)
+    said = refused(capsys, "--require", REQUIREMENT, output=output)
+    assert "150 of 150 certification units were used for another choice before" in said
+    assert "with other train data" in said
+    with pytest.raises(SystemExit):
+        compare("--require", "fit: violated <= 0.2", output=output)
+
+
+def test_a_model_trained_again_to_other_weights_is_another_use(here, capsys, monkeypatch) -> None:
+    """As on hardware that is not deterministic; the same weights are the same use."""
+    shutil.rmtree(here / "out")
+    compare("--require", REQUIREMENT, output="again")
+    assert (here / "again/model").is_dir()
+    init = files_task.LinearModule.__init__
+
+    def disturbed(self: Any, formulation: Any = None) -> None:
+        init(self, formulation)
+        self.w.data += 1e-6
+
+    monkeypatch.setattr(files_task.LinearModule, "__init__", disturbed)
+    assert "with other weights" in refused(capsys, "--require", REQUIREMENT, output="third")
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_a_run_is_finished_for_the_files_that_it_read(tmp_path, monkeypatch, capsys, name) -> None:
+    """Of a comparison without a requirement; the files of other runs count for those."""
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path)
+    compare()
+    compare()
+    assert "run again" not in capsys.readouterr().out
+    write(tmp_path / f"{name}.jsonl", 70, 77, sigma=3)
+    compare()
+    said = capsys.readouterr().out
+    assert f"plain · seed 0 is run again: {name}.jsonl is another file than it read." in said
+
+
+def test_an_answer_is_of_the_certification_file_that_is_there(here, capsys) -> None:
+    write(here / "test.jsonl", 150, 77, sigma=3)
+    compare("--require", REQUIREMENT)
+    assert "None of the 2 models is certified" in capsys.readouterr().out
+    assert not (here / "out/model").exists()
+    assert len([*(here / "out").glob("model.20*/certificate/certificate.json")]) == 1
+
+
+def test_data_that_no_option_names_are_compared_too(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path)
+    compare("--require", REQUIREMENT, data=["--data.folder", "."])
+    write(tmp_path / "test.jsonl", 150, 77, sigma=3)
+    said = refused(capsys, "--require", REQUIREMENT, data=["--data.folder", "."])
+    assert "test data: not what start · seed 0 was made with" in said
+
+
+def test_an_order_of_the_certification_file_is_not_a_new_split(here, capsys) -> None:
+    lines = (here / "test.jsonl").read_text().splitlines()
+    for name, kept in (("turned", lines[::-1]), ("shorter", lines[1:])):
+        Path(f"{name}.jsonl").write_text("\n".join(kept) + "\n")
+        data = [*BY_FILE, "--data.test_file", f"{name}.jsonl"]
+        said = refused(capsys, "--require", "fit: violated <= 0.2", data=data, output=name)
+        assert f"{len(kept)} of {len(kept)} certification units were used" in said
+
+
+def test_training_records_in_the_certification_file_are_refused(here, capsys) -> None:
+    leaky = Path("new.jsonl").read_text() + Path("train.jsonl").read_text()
+    Path("leaky.jsonl").write_text(leaky)
+    data = [*BY_FILE, "--data.test_file", "leaky.jsonl"]
+    said = refused(capsys, "--require", REQUIREMENT, data=data, output="leaky")
+    assert "The training and the certification split share 64 of 154 units" in said
+
+
+# Files of a run ----------------------------------------------------------------------------------
+
+
+def zeroed(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    state["state_dict"]["w"].zero_()
+    torch.save(state, path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("model.ckpt", zeroed),
+        ("samples.parquet", cut),
+        ("violations.npz", cut),
+        ("result.json", cut),
+    ],
+)
+def test_a_run_whose_files_changed_is_run_again(
+    here, capsys, name: str, change: Callable[[Path], Any]
+) -> None:
+    before = contents(here / "out/model")
+    change(here / "out/runs/plain/seed-0" / name)
+    compare("--require", REQUIREMENT)
+    again = f"plain · seed 0 is run again: {name} in its folder is not what it wrote."
+    assert (again in capsys.readouterr().out) == (name != "result.json")
+    assert contents(here / "out/model") == before  # The same weights, so the same answer.
+
+
+def test_a_damaged_predecessor_is_measured_again(here) -> None:
+    words = ["--require", "lost(fit) <= 0.2", "--data.test_file", "new.jsonl"]
+    compare(*words, output="paired")
+    answer = (here / "paired/answer.json").read_text()
+    cut(here / "paired/predecessor.parquet")
+    compare(*words, output="paired")
+    assert (here / "paired/answer.json").read_text() == answer
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"units": 3}', '{"units": [], "use": 1}'])
+def test_a_broken_record_of_a_use_is_named(here, capsys, text) -> None:
+    (here / "uses/broken.json").write_text(text)
+    said = refused(capsys, "--require", REQUIREMENT)
+    assert "broken.json: this record of used samples cannot be read" in said
+    assert "Traceback" not in said
+
+
+# The exported folder -----------------------------------------------------------------------------
+
+
+def test_repeating_a_command_touches_nothing_of_the_model(here, capsys) -> None:
+    (here / "out/model/NOTES.txt").write_text("notes")
+    (here / "out/model/README.md").write_text("A model, as I see it.")
+    (here / "out/model/certificate/monitor.json").write_text("{}")
+    before = contents(here / "out/model")
+    compare("--require", REQUIREMENT)
+    assert contents(here / "out/model") == before
+    assert "model/ is there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_model_is_replaced_once_another_is_whole(here, capsys, monkeypatch, fails) -> None:
+    (here / "out/model/NOTES.txt").write_text("notes")
+    cut(here / "out/model/model.safetensors")
+    before = contents(here / "out/model")
+    monkeypatch.setattr(files_task, "FAILING", ["No space left on device"] if fails else [])
+    if fails:
+        said = refused(capsys, "--require", REQUIREMENT)
+        assert "is certified, but its export failed" in said
+        assert "No space left on device" in said
+        assert contents(here / "out/model") == before
+        assert not [*(here / "out").glob("export-*")]
+    else:
+        compare("--require", REQUIREMENT)
+        [away] = (here / "out").glob("model.20*")
+        assert f"the model/ that was there is {away.name}/ now" in capsys.readouterr().out
+        assert contents(away) == before
+        assert "certified with 95 %" in required_of(here / "out/model")
+
+
+NEW = ["--data.test_file", "new.jsonl"]
+
+
+def own(model: Path) -> list[str]:
+    return [str(model / "certificate/config.yaml")]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "certificate/model.ckpt"])
+def test_other_weights_than_the_certified_are_named(here, name) -> None:
+    model = here / "out/model"
+    certificate = json.loads((model / "certificate/certificate.json").read_text())
+    assert certificate["files"][name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+    (model / "README.md").write_text("A card that its reader changed.")
+    assert "certified with 95 %" in required_of(model)
+    cut(model / name)
+    differs = f"the files are not those that were certified: {name} differs"
+    assert differs in required_of(model)
+    for ask in (
+        lambda: monitor(model, NEW, own(model), here / "state.json"),
+        lambda: check_models(model, "start", NEW, configs=own(model)),
+    ):
+        with pytest.raises(RequirementError, match=differs):
+            ask()
+
+
+def test_a_run_as_predecessor_is_of_the_weights_that_were_measured(here, capsys) -> None:
+    zeroed(here / "out/runs/plain/seed-0/model.ckpt")
+    words = ["--require", "lost(fit) <= 0.1", "--against", "out/runs/plain/seed-0", *NEW]
+    assert "model.ckpt differs" in refused(capsys, *words, output="other")
+
+
+@pytest.mark.parametrize("name", ["../out/base.yaml", "/dev/zero"])
+def test_a_certificate_names_no_file_outside_of_its_folder(here, name) -> None:
+    path = here / "out/model/certificate/certificate.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {name: "0"}}))
+    assert f"{name} differs" in required_of(here / "out/model")
+
+
+# One gate for every verdict ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_no_verdict_is_of_records_that_made_the_model(here, name) -> None:
+    model, data = here / "out/model", ["--data.test_file", f"{name}.jsonl"]
+    with pytest.raises(RequirementError, match="trained, selected or certified one of the models"):
+        check_models(model, "start", data, configs=own(model))
+    with pytest.raises(RequirementError, match="that are known already"):
+        monitor(model, data, own(model), here / "state.json")
+
+
+def test_known_records_are_left_out_and_uses_are_on_record(here) -> None:
+    model, files = here / "out/model", ("train.jsonl", "new.jsonl", "test.jsonl")
+    Path("mixed.jsonl").write_text("".join(Path(name).read_text() for name in files))
+    data = ["--data.test_file", "mixed.jsonl"]
+    for texts, others in (([REQUIREMENT], 0), ([REQUIREMENT], 0), (["lost(fit) <= 0.1"], 1)):
+        found = check_models(model, "start", data, texts, configs=own(model))
+        assert found[0].n == 90
+        said = report(found, 0.95)
+        assert "214 records that trained, selected or certified one of the models are left" in said
+        assert f"{others} other checks or comparisons on record" in said
+    with pytest.raises(SystemExit):
+        compare("--require", REQUIREMENT, *NEW, output="other")  # They were shown.
+
+
+def test_a_growing_file_counts_each_record_once(here) -> None:
+    model, state = here / "out/model", here / "state.json"
+    monitor(model, NEW, own(model), state)
+    extra = write(here / "extra.jsonl", 1, 99).read_text()
+    Path("more.jsonl").write_text(extra + Path("new.jsonl").read_text())
+    [found] = monitor(model, ["--data.test_file", "more.jsonl"], own(model), state)
+    assert (found.n, found.again, found.so_far) == (1, 90, 91)
+
+
+# Functions ---------------------------------------------------------------------------------------
+
+
+class Graph:
+    """An object whose content is nobody's business."""
+
+
+class Noisy(list[Any]):
+    def __getitem__(self, position: Any) -> Any:
+        return torch.rand(2)
+
+
+def test_a_unit_is_the_content_of_a_row_or_its_place_where_there_is_none() -> None:
+    rows = [{"x": torch.tensor([1.0, 2.0]), "tokens": [1, 2]}, {"x": torch.zeros(2), "tokens": []}]
+    one, two = Source("test", rows), Source("val", IndexedDataset(rows[::-1]))
+    assert one.units_at([0, 1]) == two.units_at([1, 0])
+    assert one.content == two.content
+    assert Source("test", [*rows, rows[0]]).content != one.content
+    assert len({*Source("test", [rows[0]] * 3).units_at(range(3))}) == 1
+    columns = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 2]))
+    assert len({*Source("test", columns).units_at(range(3))}) == 3
+    for unknown in ([{"graph": Graph()}] * 3, Noisy([0, 1, 2]), None):
+        places = Source("test", unknown).units_at(range(3))
+        assert len({*places}) == 3
+        assert {*places}.isdisjoint(Source("val", unknown).units_at(range(3)))
+
+
+def test_the_bound_of_the_chosen_model_is_within_what_is_required() -> None:
+    """27 of 400, ten candidates: Bonferroni's own bound is 10.6 %."""
+    random, models = np.random.default_rng(0), []
+    for number in range(10):
+        parts = []
+        for split, dataset in (("selection", "val"), ("certification", "test")):
+            value = np.where(np.arange(400) < (27 if number == 0 else 45), 1.0, -1.0)
+            units = [f"{split} {unit}" for unit in random.permutation(400)]
+            table = pd.DataFrame({"unit": units, "value": value, "index": range(400)})
+            named = {"kind": "constraint", "quantity": "c", "category": ""}
+            parts.append(table.assign(split=split, dataset=dataset, **named))
+        objective = {"selection": float(number), "certification": 0.0}
+        models.append(MeasuredModel(f"m{number}", pd.concat(parts), objective))
+    found = choose_model(models, [Requirement.parse("c: violated <= 0.1")])
+    assert found.chosen == 0
+    assert found.findings[0][0].p > 0.005
+    assert found.findings[0][0].bound == 0.1
+    assert found.findings[1][0].bound > 0.1
