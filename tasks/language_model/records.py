@@ -6,13 +6,32 @@ for messages, and the role of a response to which its schema gives none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar
 
-from pl_pointwise.tasks.common.records import bad_field, digest, field, folded, kind, text_field
+from pl_pointwise.tasks.common.records import (
+    bad_field,
+    digest,
+    field,
+    folded,
+    json_object,
+    kind,
+    shown,
+    text_field,
+)
 
-from .messages import Answer, is_turns, parse_answer, parse_messages, parse_tools
+from .messages import (
+    WEIGHTS,
+    Answer,
+    as_turns,
+    from_text,
+    is_turns,
+    parse_answer,
+    parse_messages,
+    parse_tools,
+)
 
 
 @dataclass(frozen=True)
@@ -80,8 +99,51 @@ class Record:
 
 R = TypeVar("R", bound=Record)
 
-PROMPTS = ("messages", "prompt", "input", "question")
-"""Fields that hold the conversation, or the user's one turn."""
+T = TypeVar("T")
+
+INSTRUCTIONS = ("messages", "instruction", "query", "conversations", "conversation")
+PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIONS[2:])
+"""Fields that hold the conversation, or the user's one turn; the first that is there is read."""
+
+ANSWERS = ("answer", "completion", "output", "response")
+"""Fields that hold the one answer of a record."""
+
+_MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s")]
+_CHANGING: Mapping[str, str] = {
+    **dict.fromkeys(_MEDIA, "Take the record out: texts alone are read"),
+    **dict.fromkeys((*WEIGHTS, "label"), "Take out what is not to be learnt"),
+    **dict.fromkeys(("history", "context"), "Write it into the messages or the prompt"),
+    **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
+    **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where tools are read'),
+    **dict.fromkeys(("rejected", "rejected_response"), 'Give it with "chosen"'),
+    "prefix": "Take the record out: an answer begins where the assistant's turn begins",
+    "chat_template_kwargs": "Set policy.template_arguments",
+}
+"""Fields that make a record another where they are not read, and what to do."""
+
+
+def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
+    """``parse`` of a row, its turns in our form, and refused if a field it passes over changes it.
+
+    Those of :data:`WEIGHTS` and "label" change it where they are 0 or false.
+    """
+
+    @wraps(parse)
+    def read(*arguments: Any) -> T:
+        *owner, row, where = arguments
+        row = json_object(row, where)
+        for name in row:
+            row[name] = as_turns(dict.get(row, name), where, name)
+        record = parse(*owner, row, where)
+        for name, value in row.unread().items():
+            last = name.rpartition(".")[2]
+            off = value in (0, "0") or str(value).lower() == "false"
+            if last in _CHANGING and off == (last in (*WEIGHTS, "label")):
+                problem = f"is {shown(value)}, is not read, and makes the record another"
+                raise bad_field(where, name, problem, _CHANGING[last])
+        return record
+
+    return read
 
 
 def make_record(
@@ -97,20 +159,70 @@ def make_record(
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
-def conversation(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """The turns in "messages" or "prompt", a list or the user's text, behind a "system" prompt."""
-    names = sorted((name for name in PROMPTS if name in row), key=lambda name: not row[name])
-    name = names[0] if names else "prompt"
+def conversation(
+    row: dict[str, Any],
+    where: str,
+    then: Sequence[dict[str, Any]] = (),
+    prompts: Sequence[str] = PROMPTS,
+) -> list[dict[str, Any]]:
+    """The turns in the first of ``prompts``, a list or the user's text, behind a "system" prompt.
+
+    A text stands behind the turns of "history", and an "instruction" has its "input".
+
+    then: turns that stand behind them or begin with them, as those in front of an answer.
+    """
+    present = [name for name in prompts if name in row]
+    name = next((name for name in present if row.get(name)), present[0] if present else "prompt")
+    messages = [] if then and not dict.get(row, name) else _turns(row, name, where)
+    system = row.get("system")
+    if system is not None and not (isinstance(system, str) and not system.strip()):
+        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
+    return _joined(messages, list(then), where, name) if then else messages
+
+
+def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
     given = field(row, name, where)
     if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
+        text, more = (
+            text_field(given, name, where),
+            row.get("input") if name == "instruction" else "",
+        )
+        if more and not (isinstance(more, str) and not more.strip()):
+            text = f"{text}\n\n{text_field(more, 'input', where)}"
+        remedy = "Give a list of [question, answer]"
+        given = from_text(row.get("history") or [], where, "history", remedy)
+        if not is_turns(given):
+            if not (isinstance(given, list) and all(map(_is_pair, given))):
+                raise bad_field(where, "history", "is no list of exchanges", remedy)
+            given = [
+                {"role": role, "content": turn}
+                for pair in given
+                for role, turn in zip(("user", "assistant"), pair, strict=True)
+            ]
+        given = [*given, {"role": "user", "content": text}]
     if not isinstance(given, list):
         raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
-    messages = parse_messages(given, where)
-    system = row.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
-    return messages
+    return parse_messages(given, where)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2
+
+
+def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:
+    """Two lists of turns as one; what ends the first and begins the other stands once."""
+    start, end = folded(first), folded(then)
+    if end[-len(start) :] == start:
+        return then
+    for shared in range(len(then), 0, -1):
+        if start[-shared:] == end[:shared]:
+            return first + then[shared:]
+    only_system = all(turn["role"] == "system" for turn in first)
+    answered = first and first[-1]["role"] != "assistant" and then[0]["role"] == "assistant"
+    if answered or (only_system and then[0]["role"] != "system"):
+        return first + then
+    problem = "and the turns before the answer are two conversations"
+    raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")
 
 
 def with_refusals(records: Iterable[R], refusals: Sequence[str], own: bool = True) -> list[R]:
@@ -139,17 +251,22 @@ def read_preference(row: dict[str, Any], where: str, role: str = "") -> Record:
     given = [field(row, name, where) for name in ("chosen", "rejected")]
     if row.get("status") == "tie":
         raise bad_field(where, "status", "says that neither answer is better", "Take it out")
-    if isinstance(given[0], list) and len(given[0]) > 1:
-        messages = parse_messages(given[0], where, "chosen.")[:-1]
-        other = given[1]
-        if isinstance(other, list) and parse_messages(other, where, "rejected.")[:-1] != messages:
-            problem = "follows another conversation than the chosen one"
-            raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
-    else:
-        messages = conversation(row, where)
-    prefer = response_of("prefer", given[0], where, "chosen")
-    avoid = response_of("avoid", given[1], where, "rejected")
+    before, chosen = _behind(given[0], where, "chosen")
+    others, rejected = _behind(given[1], where, "rejected")
+    if is_turns(given[1]) and others != before:
+        problem = "follows another conversation than the chosen one"
+        raise bad_field(where, "rejected", problem, "Let them differ in the answer alone")
+    messages = conversation(row, where, before)
+    prefer = response_of("prefer", chosen, where, "chosen")
+    avoid = response_of("avoid", rejected, where, "rejected")
     return _pair(row, messages, prefer, avoid, where)
+
+
+def _behind(value: Any, where: str, name: str) -> tuple[list[dict[str, Any]], Any]:
+    """Of an answer the turns before it, none if it is no list of several turns, and the last."""
+    if not is_turns(value) or len(value) == 1:
+        return [], value
+    return parse_messages(value[:-1], where, f"{name}."), value[-1]
 
 
 def read_when2call(row: dict[str, Any], where: str, role: str = "") -> Record:
@@ -174,20 +291,22 @@ def _pair(
 
 def read_instruction(row: dict[str, Any], where: str, role: str) -> Record:
     """{"instruction", "input", "output"}, the input perhaps empty; or {"messages", "output"}."""
-    responses, prompt = [response_of(role, field(row, "output", where), where, "output")], row
-    if row.get("messages") is None:
-        text = text_field(field(row, "instruction", where), "instruction", where)
-        given = row.get("input") or ""
-        if not isinstance(given, str) or given.strip():
-            text = f"{text}\n\n{text_field(given, 'input', where)}"
-        prompt = {"prompt": text, "system": row.get("system")}
-    return make_record(row, conversation(prompt, where), responses, where)
+    messages, answer, name = answered(row, where, "instruction")
+    return make_record(row, messages, [response_of(role, answer, where, name)], where)
+
+
+def answered(row: dict[str, Any], where: str, schema: str) -> tuple[Any, Any, str]:
+    """(conversation, answer, the field that holds it), of schema "answer" or "instruction"."""
+    instruction = schema == "instruction"
+    answers = ANSWERS[2:] if instruction else ANSWERS[:2]
+    name = next((name for name in answers if row.get(name)), answers[0])
+    before, answer = _behind(field(row, name, where), where, name)
+    prompts = INSTRUCTIONS if instruction else PROMPTS
+    return conversation(row, where, before, prompts), answer, name
 
 
 def response_of(role: str, value: Any, where: str, name: str) -> Response:
-    """A response that is a text, a message, calls, or turns of which the last is the answer."""
-    if is_turns(value):
-        value = value[-1]
+    """A response that is a text, a message, or calls."""
     return Response(role, parse_answer(value, where, name), refusal=role == "refuse")
 
 
