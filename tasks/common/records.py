@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -24,8 +25,7 @@ R = TypeVar("R")
 CHUNK = 256
 """Rows read at a time."""
 
-DEEPEST = 100
-"""So many lists and objects may stand in each other."""
+DEEPEST = 100  # so many lists and objects may stand in each other
 
 CHOICE = "(invalid: skip leaves such records out.)"
 """What a message ends in where leaving records out is an option."""
@@ -83,7 +83,7 @@ def _json(file: Any) -> Iterable[Any]:
 
 def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
     """A blank cell is null."""
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    text = codecs.iterdecode(file, "utf-8-sig")
     rows = csv.DictReader(text, delimiter=delimiter, restkey="cells beyond the header")
     return ({name: cell or None for name, cell in row.items()} for row in rows)
 
@@ -157,11 +157,7 @@ def numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[str, Any]]:
 
 
 def without_padding(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without the nulls that Arrow fills the objects of one column with.
-
-    >>> without_padding({"tools": [{"a": {"default": None}, "b": None}], "c": None})
-    {'tools': [{'a': {'default': None}}], 'c': None}
-    """
+    """A row without the nulls that Arrow fills the objects of one column with."""
     meant = ("default", "const", "arguments")
 
     def filled(value: Any) -> Any:

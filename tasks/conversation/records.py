@@ -30,7 +30,7 @@ from pl_pointwise.tasks.common.records import (
     kind,
     shown,
 )
-from pl_pointwise.tasks.language_model.messages import WEIGHTS, from_text, is_turns, parse_answer
+from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,
     PROMPTS,
@@ -146,10 +146,9 @@ def check_together(records: Sequence[Record]) -> None:
 
 
 def _records(row: dict[str, Any], where: str, role: str) -> Record:
-    remedy = "Give a list of {role, content}"
-    given = from_text(row.get("responses"), where, "responses", remedy)
+    given = row.get("responses")
     if not isinstance(given, list):
-        raise bad_field(where, "responses", f"is {kind(given)}", remedy)
+        raise bad_field(where, "responses", f"is {kind(given)}", "Give a list of {role, content}")
     responses = [parse_response(each, where, f"responses[{i}]") for i, each in enumerate(given)]
     return make_record(row, conversation(row, where), responses, where)
 

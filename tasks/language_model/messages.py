@@ -49,6 +49,7 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool", "functio
 WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
 """What a record or turn has that is not to be trained on, 0 or false."""
 
+_SYSTEM = ROLES[:2]
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CALLS_REMEDY = 'Give [{"name": …, "arguments": {…}}]'
@@ -101,7 +102,8 @@ def parse_messages(value: Any, where: str, prefix: str = "") -> list[dict[str, A
     name = f"{prefix}messages"
     turns = _filled_list(value, where, name, "Give a list of {role, content}")
     read = [_turn(turn, where, f"{name}[{place}]") for place, turn in enumerate(turns)]
-    return [turn for turn in read if turn["content"] or turn["role"] not in ("system", "developer")]
+    said = [turn for turn in read if turn["content"] or turn["role"] not in _SYSTEM]
+    return _filled_list(said, where, name, "Give a turn of the user")
 
 
 def is_turns(value: Any) -> bool:
@@ -116,13 +118,15 @@ def as_turns(value: Any, where: str, name: str) -> Any:
     A weight of 0 is dropped where it asks for nothing: only a last turn of the assistant is
     trained on.
     """
-    if isinstance(value, str) and re.match(_LIST_OF_TURNS, value, re.DOTALL):
+    listed = name in ("responses", "history") or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
+    if listed and isinstance(value, str):
         value = tracked(from_text(value, where, name, "Give a list of {role, content} as JSON"))
     if not isinstance(value, list):
         return _named(value, where, name)
     turns = [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
-    for turn in turns[: -1 if is_turns(turns) and turns[-1]["role"] == "assistant" else None]:
-        if is_turns([turn]) and turn["role"] in ROLES:
+    for place, turn in enumerate(turns):
+        role = dict.get(turn, "role") if isinstance(turn, Row) else None
+        if role in ROLES and (role != "assistant" or place < len(turns) - 1):
             for key in (*WEIGHTS, "prefix"):
                 turn.pop(key, None)
     return turns
@@ -139,8 +143,6 @@ def _named(turn: Any, where: str, name: str) -> Any:
         if speaker == "function_call":
             calls = from_text(value, where, f"{name}.value", _CALLS_REMEDY)
             renamed |= {"role": "assistant", "content": None, "tool_calls": _as_list(calls)}
-    elif turn.keys() >= {"role", "function_call"} and turn["function_call"]:
-        renamed |= {"tool_calls": [renamed.pop("function_call")]}
     return Row(renamed)
 
 
@@ -181,7 +183,7 @@ def _content(turn: dict[str, Any], where: str, name: str) -> str:
     elif isinstance(content, list):
         remedy = 'Give a text, or [{"type": "text", "text": …}]'
         raise bad_field(where, f"{name}.content", "holds what is no text", remedy)
-    blank = tool or turn["role"] in ("system", "developer") or turn.get("tool_calls")
+    blank = tool or turn["role"] in _SYSTEM or turn.get("tool_calls")
     if blank and (content is None or (isinstance(content, str) and not content.strip())):
         return ""
     return text_field(content, f"{name}.content", where)

@@ -26,7 +26,6 @@ from .messages import (
     WEIGHTS,
     Answer,
     as_turns,
-    from_text,
     is_turns,
     parse_answer,
     parse_messages,
@@ -97,9 +96,7 @@ class Record:
         return self.given_category or self.kind
 
 
-R = TypeVar("R", bound=Record)
-
-T = TypeVar("T")
+R, T = TypeVar("R", bound=Record), TypeVar("T")
 
 INSTRUCTIONS = ("messages", "instruction", "query", "conversations", "conversation")
 PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIONS[2:])
@@ -109,24 +106,20 @@ ANSWERS = ("answer", "completion", "output", "response")
 """Fields that hold the one answer of a record."""
 
 _MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s")]
+_OFF = (*WEIGHTS, "label")
 _CHANGING: Mapping[str, str] = {
-    **dict.fromkeys(_MEDIA, "Take the record out: texts alone are read"),
-    **dict.fromkeys((*WEIGHTS, "label"), "Take out what is not to be learnt"),
-    **dict.fromkeys(("history", "context"), "Write it into the messages or the prompt"),
+    **dict.fromkeys((*_OFF, *_MEDIA, "prefix"), "Take out what is not to be learnt as a text"),
+    **dict.fromkeys(("history", "context", "function_call"), "Write it into the messages"),
+    **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where these are read'),
     **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
-    **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where tools are read'),
     **dict.fromkeys(("rejected", "rejected_response"), 'Give it with "chosen"'),
-    "prefix": "Take the record out: an answer begins where the assistant's turn begins",
     "chat_template_kwargs": "Set policy.template_arguments",
 }
-"""Fields that make a record another where they are not read, and what to do."""
+"""Fields that make a record another if nothing reads them, those of _OFF if 0 or false."""
 
 
 def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
-    """``parse`` of a row, its turns in our form, and refused if a field it passes over changes it.
-
-    Those of :data:`WEIGHTS` and "label" change it where they are 0 or false.
-    """
+    """``parse`` of a row with turns in our form; it may leave out nothing of :data:`_CHANGING`."""
 
     @wraps(parse)
     def read(*arguments: Any) -> T:
@@ -137,8 +130,8 @@ def reads_whole(parse: Callable[..., T]) -> Callable[..., T]:
         record = parse(*owner, row, where)
         for name, value in row.unread().items():
             last = name.rpartition(".")[2]
-            off = value in (0, "0") or str(value).lower() == "false"
-            if last in _CHANGING and off == (last in (*WEIGHTS, "label")):
+            off = str(value).lower() in ("0", "0.0", "false")
+            if last in _CHANGING and off == (last in _OFF):
                 problem = f"is {shown(value)}, is not read, and makes the record another"
                 raise bad_field(where, name, problem, _CHANGING[last])
         return record
@@ -175,7 +168,7 @@ def conversation(
     name = next((name for name in present if row.get(name)), present[0] if present else "prompt")
     messages = [] if then and not dict.get(row, name) else _turns(row, name, where)
     system = row.get("system")
-    if system is not None and not (isinstance(system, str) and not system.strip()):
+    if str(system or "").strip():
         messages.insert(0, {"role": "system", "content": text_field(system, "system", where)})
     return _joined(messages, list(then), where, name) if then else messages
 
@@ -183,43 +176,33 @@ def conversation(
 def _turns(row: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
     given = field(row, name, where)
     if isinstance(given, str):
-        text, more = (
-            text_field(given, name, where),
-            row.get("input") if name == "instruction" else "",
-        )
-        if more and not (isinstance(more, str) and not more.strip()):
+        text, more = text_field(given, name, where), ""
+        if name == "instruction" and str(more := row.get("input") or "").strip():
             text = f"{text}\n\n{text_field(more, 'input', where)}"
-        remedy = "Give a list of [question, answer]"
-        given = from_text(row.get("history") or [], where, "history", remedy)
-        if not is_turns(given):
-            if not (isinstance(given, list) and all(map(_is_pair, given))):
-                raise bad_field(where, "history", "is no list of exchanges", remedy)
-            given = [
-                {"role": role, "content": turn}
-                for pair in given
-                for role, turn in zip(("user", "assistant"), pair, strict=True)
-            ]
-        given = [*given, {"role": "user", "content": text}]
+        given = [*_earlier(row.get("history") or [], where), {"role": "user", "content": text}]
     if not isinstance(given, list):
         raise bad_field(where, name, f"is {kind(given)}", "Give a text, or [{role, content}]")
     return parse_messages(given, where)
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2
+def _earlier(history: Any, where: str) -> list[dict[str, Any]]:
+    """The turns of a history, that is turns, or lists of what was asked and answered."""
+    if is_turns(history):
+        return list(history)
+    if not isinstance(history, list) or any(type(e) is not list or len(e) != 2 for e in history):
+        remedy = "Give a list of [question, answer]"
+        raise bad_field(where, "history", "is no list of exchanges", remedy)
+    said = [turn for exchange in history for turn in exchange]
+    return [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(said)]
 
 
 def _joined(first: Any, then: Any, where: str, name: str) -> list[dict[str, Any]]:
     """Two lists of turns as one; what ends the first and begins the other stands once."""
     start, end = folded(first), folded(then)
-    if end[-len(start) :] == start:
-        return then
-    for shared in range(len(then), 0, -1):
+    for shared in range(min(len(first), len(then)), 0, -1):
         if start[-shared:] == end[:shared]:
             return first + then[shared:]
-    only_system = all(turn["role"] == "system" for turn in first)
-    answered = first and first[-1]["role"] != "assistant" and then[0]["role"] == "assistant"
-    if answered or (only_system and then[0]["role"] != "system"):
+    if not first or first[-1]["role"] == "system" or then[0]["role"] == "assistant":
         return first + then
     problem = "and the turns before the answer are two conversations"
     raise bad_field(where, name, problem, "Let these begin with it, or take one of the two out")

@@ -14,14 +14,18 @@ from pl_pointwise.tasks.common.records import (
     bad_field,
     digest,
     field,
-    json_object,
     kind,
     shown,
     text_field,
 )
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import parse_answer, parse_tools, parts_of
-from pl_pointwise.tasks.language_model.records import Response, read_preference, read_when2call
+from pl_pointwise.tasks.language_model.records import (
+    Response,
+    read_preference,
+    read_when2call,
+    reads_whole,
+)
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
@@ -48,9 +52,9 @@ class Record(records.Record):
         return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in self.responses]
 
 
+@reads_whole
 def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
-    row = json_object(row, where)
     field(row, "tools", where)
     for name in ("category", "rejected_category"):
         if row.get(name) is not None:
@@ -59,15 +63,17 @@ def parse_preference(row: Any, where: str) -> Record:
     return _record(read, read.responses[0].behaviour)
 
 
+@reads_whole
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
-    return _record(read_preference(json_object(row, where), where))
+    return _record(read_preference(row, where))
 
 
 def _record(read: records.Record, category: str = "") -> Record:
     return Record(read.messages, read.tools, read.responses, read.where, category)
 
 
+@reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
@@ -81,9 +87,9 @@ def parse_choice(row: Any, where: str) -> Record:
     return replace(record, responses=tuple(responses), given_category=right, choice=True)
 
 
+@reads_whole
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
-    row = json_object(row, where)
     question = text_field(field(row, "question", where), "question", where)
     given = row.get("answers") or {}
     if not isinstance(given, dict):
