@@ -115,8 +115,7 @@ def is_turns(value: Any) -> bool:
 def as_turns(value: Any, where: str, name: str) -> Any:
     """Turns {"from", "value"}, one or a list, or a list's JSON, as {role, content}; else unchanged.
 
-    A weight of 0 is dropped where it asks for nothing: only a last turn of the assistant is
-    trained on.
+    Weights are dropped where they ask for what is done: the assistant's last turn is trained on.
     """
     listed = name in ("responses", "history") or re.match(_LIST_OF_TURNS, str(value), re.DOTALL)
     if listed and isinstance(value, str):
@@ -125,10 +124,11 @@ def as_turns(value: Any, where: str, name: str) -> Any:
         return _named(value, where, name)
     turns = [_named(turn, where, f"{name}[{place}]") for place, turn in enumerate(value)]
     for place, turn in enumerate(turns):
-        role = dict.get(turn, "role") if isinstance(turn, Row) else None
-        if role in ROLES and (role != "assistant" or place < len(turns) - 1):
+        if isinstance(turn, Row) and (role := dict.get(turn, "role")) in ROLES:
+            trained = role == "assistant" and place == len(turns) - 1
             for key in (*WEIGHTS, "prefix"):
-                turn.pop(key, None)
+                if not trained or (dict.get(turn, key) == 1 and key != "prefix"):
+                    turn.pop(key, None)
     return turns
 
 
@@ -339,7 +339,8 @@ def _call(call: Any) -> dict[str, Any]:
     name, arguments = call["name"], call["arguments"]
     if isinstance(arguments, str) and arguments.strip():
         arguments = validate_values(from_json(arguments))
-    arguments = {} if arguments in (None, "") else arguments
+    elif arguments is None or isinstance(arguments, str):
+        arguments = {}
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call's name is a text, its arguments an object")
     return {"name": name, "arguments": arguments}
