@@ -234,19 +234,24 @@ def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
     assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
 
 
+UNTRAINED = {"content": "b", "weight": 0}
+
+
 @pytest.mark.parametrize(
     ("parse", "row", "name"),
     [
-        (parse_instruction, {"instruction": "a", "output": "b", "history": [["c", "d"]]}, "history"),
-        (parse_instruction, {"messages": [], "instruction": "a", "output": "b", "label": 0}, "label"),
+        (parse_instruction, {"instruction": "a", "output": "b", "label": False}, "label"),
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, "images"),
-        (parse_labelled, {"prompt": "a", "response": {"content": "b", "weight": 0}, "is_safe": True},
-         "response.weight"),
+        (
+            parse_labelled,
+            {"prompt": "a", "response": UNTRAINED, "is_safe": True},
+            "response.weight",
+        ),
         (parse_borderline, {"prompt": "a", "context": "b"}, "context"),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, "tools"),
         (parse_prompt, {"prompt": "a", "system_prompt": "b"}, "system_prompt"),
     ],
-)  # fmt: skip
+)
 def test_a_field_that_makes_the_record_another_is_refused(parse, row, name) -> None:
     with pytest.raises(DataError, match=f'f, line 2: field "{name}" is .* not read'):
         parse(row, "f, line 2")
