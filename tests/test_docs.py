@@ -37,7 +37,7 @@ WORDS = {
     "docs/behaviour.md": 600,
     "docs/callbacks.md": 900,
     "docs/compare.md": 1000,
-    "docs/conversation.md": 1000,
+    "docs/conversation.md": 1_180,
     "docs/devices.md": 800,
     "docs/evidence.md": 1_650,
     "docs/formulations.md": 1210,

@@ -234,7 +234,7 @@ def test_of_xstest_a_label_or_else_the_type_tells_the_unsafe_half() -> None:
     assert [r.category for r in found] == ["privacy"] * 3 + ["benign"]
 
 
-UNTRAINED = {"content": "b", "weight": 0}
+UNTRAINED = {"prompt": "a", "is_safe": True, "response": {"content": "b", "weight": 0}}
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,7 @@ UNTRAINED = {"content": "b", "weight": 0}
     [
         (parse_instruction, {"instruction": "a", "output": "b", "label": False}, "label"),
         (parse_labelled, {"prompt": "a", "images": ["b.png"]}, "images"),
-        (
-            parse_labelled,
-            {"prompt": "a", "response": UNTRAINED, "is_safe": True},
-            "response.weight",
-        ),
+        (parse_labelled, UNTRAINED, "response.weight"),
         (parse_borderline, {"prompt": "a", "context": "b"}, "context"),
         (parse_prompt, {"prompt": "a", "tools": [{"name": "f"}]}, "tools"),
         (parse_prompt, {"prompt": "a", "system_prompt": "b"}, "system_prompt"),
