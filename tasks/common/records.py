@@ -91,9 +91,9 @@ def _csv(file: Any, delimiter: str = ",") -> Iterable[Any]:
 def _arrow(file: Any) -> Iterable[Any]:
     """Of a stream, as ``datasets`` saves them, or of a file."""
     try:
-        return pyarrow.ipc.open_stream(file)
+        return _of_batches(pyarrow.ipc.open_stream(file))
     except pyarrow.ArrowInvalid:
-        return [pyarrow.ipc.open_file(file).read_all()]
+        return _of_batches([pyarrow.ipc.open_file(file).read_all()])
 
 
 def _of_batches(batches: Iterable[Any]) -> Iterable[Any]:
@@ -106,7 +106,7 @@ READERS: Mapping[str, Callable[[Any], Iterable[Any]]] = {
     ".csv": _csv,
     ".tsv": lambda file: _csv(file, "\t"),
     ".parquet": lambda file: _of_batches(pyarrow.parquet.ParquetFile(file).iter_batches(CHUNK)),
-    ".arrow": lambda file: _of_batches(_arrow(file)),
+    ".arrow": _arrow,
 }
 """By the ending of a file: what its rows are. JSON lines are bytes still."""
 
@@ -127,8 +127,6 @@ def rows_of(path: str) -> Iterator[tuple[str, Any]]:
                     yield f"{path}, record {number}", row
                 elif row.strip():
                     yield f"{path}, line {number}", row
-    except DataError:
-        raise
     except (OSError, EOFError, zlib.error, ValueError, csv.Error, pyarrow.ArrowException) as error:
         raise DataError(
             f"{path}: cannot be read ({error}). Check the path, who may read it, and that the file "
@@ -196,7 +194,11 @@ def validate_values(row: Any) -> Any:
             value = "".join(map(str, value))
         elif isinstance(value, list):
             waiting += [(f"{name}[{place}]", v, depth + 1) for place, v in enumerate(value)]
-        if isinstance(value, str) and (half := re.search("[\ud800-\udfff]", value)):
+        if (
+            isinstance(value, str)
+            and not value.isascii()
+            and (half := re.search("[\ud800-\udfff]", value))
+        ):
             raise ValueError(f'field "{name}" holds half a character, {shown(half[0])}')
     return row
 

@@ -96,7 +96,8 @@ class Record:
         return self.given_category or self.kind
 
 
-R, T = TypeVar("R", bound=Record), TypeVar("T")
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 INSTRUCTIONS = ("messages", "instruction", "query", "conversations", "conversation")
 PROMPTS = ("messages", "prompt", "instruction", "input", "question", *INSTRUCTIONS[2:])
@@ -147,8 +148,8 @@ def make_record(
         problem = "ends with the assistant's turn, which is the answer's place"
         raise bad_field(where, "messages", problem, "Take the last message out")
     objective = None if row.get("objective") is None else flag(row, "objective", where)
-    category, tools = row.get("category"), parse_tools(row.get("tools"), where)
-    category = category if isinstance(category, str) else ""
+    category = row["category"] if isinstance(dict.get(row, "category"), str) else ""
+    tools = parse_tools(row.get("tools"), where)
     return Record(messages, tools, tuple(responses), where, category, objective)
 
 
