@@ -194,11 +194,8 @@ def validate_values(row: Any) -> Any:
             value = "".join(map(str, value))
         elif isinstance(value, list):
             waiting += [(f"{name}[{place}]", v, depth + 1) for place, v in enumerate(value)]
-        if (
-            isinstance(value, str)
-            and not value.isascii()
-            and (half := re.search("[\ud800-\udfff]", value))
-        ):
+        text = value if isinstance(value, str) and not value.isascii() else ""
+        if half := re.search("[\ud800-\udfff]", text):
             raise ValueError(f'field "{name}" holds half a character, {shown(half[0])}')
     return row
 

@@ -34,8 +34,8 @@ _CONFIGS = {"train": "train_pref", "mcq": "test"}
 class When2CallDataModule(ResponseDataModule):
     """Preference records for training, multiple-choice records for the table, tokenised once.
 
-    Raw records are those of ``nvidia/When2Call``, other fields named in a warning; tools and calls may be JSON
-    or objects. For the preference split {"tools", "messages", "chosen_response",
+    Raw records are those of ``nvidia/When2Call``; tools and calls may be JSON or objects.
+    For the preference split {"tools", "messages", "chosen_response",
     "rejected_response", "category", "rejected_category"}; of the multiple-choice split
     {"question", "tools", "answers": {behaviour: text}, "correct_answer"}.
 
