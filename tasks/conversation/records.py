@@ -23,13 +23,7 @@ from functools import partial
 from typing import Any
 
 from pl_pointwise.errors import DataError
-from pl_pointwise.tasks.common.records import (
-    Row,
-    bad_field,
-    digest,
-    kind,
-    shown,
-)
+from pl_pointwise.tasks.common.records import Row, bad_field, digest, kind, shown
 from pl_pointwise.tasks.language_model.messages import WEIGHTS, is_turns, parse_answer
 from pl_pointwise.tasks.language_model.records import (
     ANSWERS,

@@ -109,7 +109,8 @@ ANSWERS = ("answer", "completion", "output", "response")
 _MEDIA = [name + s for name in ("image", "audio", "video") for s in ("", "s")]
 _OFF = (*WEIGHTS, "label")
 _CHANGING: Mapping[str, str] = {
-    **dict.fromkeys((*_OFF, *_MEDIA, "prefix"), "Take out what is not to be learnt as a text"),
+    **dict.fromkeys((*_OFF, "prefix"), "Take out the record, or what it says of its training"),
+    **dict.fromkeys(_MEDIA, "Take out the record, as texts alone are read"),
     **dict.fromkeys(("history", "context", "function_call"), "Write it into the messages"),
     **dict.fromkeys(("functions", "tools"), 'Give it as "tools", where these are read'),
     **dict.fromkeys(("system_prompt", "system"), 'Give it as "system", or as a turn'),
@@ -154,10 +155,7 @@ def make_record(
 
 
 def conversation(
-    row: dict[str, Any],
-    where: str,
-    then: Sequence[dict[str, Any]] = (),
-    prompts: Sequence[str] = PROMPTS,
+    row: dict[str, Any], where: str, then: Sequence[Any] = (), prompts: Sequence[str] = PROMPTS
 ) -> list[dict[str, Any]]:
     """The turns in the first of ``prompts``, a list or the user's text, behind a "system" prompt.
 

@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    kind,
-    shown,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import answer_text, turn_text
 from pl_pointwise.tasks.language_model.preference_losses import safe_dpo_pairs
@@ -25,7 +18,6 @@ from pl_pointwise.tasks.language_model.records import (
     flag,
     make_record,
     read_instruction,
-    reads_whole,
     response_of,
 )
 from pl_pointwise.tasks.language_model.refusals import is_refusal
@@ -90,14 +82,14 @@ class AnswerPair(NamedTuple):
 # The schemas --------------------------------------------------------------------------------------
 
 
-@reads_whole
+@records.reads_whole
 def parse_instruction(row: Any, where: str) -> Record:
     """A benign prompt with its answer, {"instruction", "input", "output"}."""
     read = read_instruction(row, where, HELPFUL)
     return Record(read.messages, [], (*read.responses, REFUSES), where)
 
 
-@reads_whole
+@records.reads_whole
 def parse_labelled(row: Any, where: str) -> Record:
     """An unsafe prompt; a safe response that refuses, by the keyword rule, is its own refusal."""
     responses = [REFUSES]
@@ -110,7 +102,7 @@ def parse_labelled(row: Any, where: str) -> Record:
     return _record(row, where, "unsafe", *responses)
 
 
-@reads_whole
+@records.reads_whole
 def parse_borderline(row: Any, where: str) -> Record:
     """A safe prompt that looks unsafe, as XSTest's: "answer" is to be said, "refusal" is not."""
     record, responses = parse_prompt(row, where), [REFUSES]
@@ -122,7 +114,7 @@ def parse_borderline(row: Any, where: str) -> Record:
     return replace(record, responses=tuple(responses), kind=kind)
 
 
-@reads_whole
+@records.reads_whole
 def parse_judgement(row: Any, where: str) -> Judgement:
     """{"prompt", "response", "is_safe", "category": {name: bool}}, one annotator's."""
     harms = field(row, "category", where)
@@ -134,7 +126,7 @@ def parse_judgement(row: Any, where: str) -> Judgement:
     return Judgement(record, seen if answer.role == UNSAFE else frozenset())
 
 
-@reads_whole
+@records.reads_whole
 def parse_pair(row: Any, where: str) -> AnswerPair:
     """{"prompt"}, two of {"response_0", "is_response_0_safe"}, {better, safer}_response_id."""
     responses = [_judged(row, f"response_{i}", f"is_response_{i}_safe", where) for i in (0, 1)]
@@ -147,7 +139,7 @@ def parse_pair(row: Any, where: str) -> AnswerPair:
     return AnswerPair(record, *map(int, chosen))
 
 
-@reads_whole
+@records.reads_whole
 def parse_prompt(row: Any, where: str) -> Record:
     """A prompt to answer: {"prompt"}, {"instruction"} or {"messages"}.
 

@@ -10,22 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pl_pointwise.tasks.common.records import (
-    bad_field,
-    digest,
-    field,
-    kind,
-    shown,
-    text_field,
-)
+from pl_pointwise.tasks.common.records import bad_field, digest, field, kind, shown, text_field
 from pl_pointwise.tasks.language_model import records
 from pl_pointwise.tasks.language_model.messages import parse_answer, parse_tools, parts_of
-from pl_pointwise.tasks.language_model.records import (
-    Response,
-    read_preference,
-    read_when2call,
-    reads_whole,
-)
+from pl_pointwise.tasks.language_model.records import Response, read_preference, read_when2call
 
 CATEGORIES = ("direct", "tool_call", "request_for_info", "cannot_answer")
 """The behaviours, in the order of the published evaluation's choices; ``direct`` hallucinates."""
@@ -52,7 +40,7 @@ class Record(records.Record):
         return [CATEGORIES.index(r.behaviour) if r.behaviour else -1 for r in self.responses]
 
 
-@reads_whole
+@records.reads_whole
 def parse_preference(row: Any, where: str) -> Record:
     """A row of schema "when2call": the chosen answer, then the rejected one."""
     field(row, "tools", where)
@@ -63,7 +51,7 @@ def parse_preference(row: Any, where: str) -> Record:
     return _record(read, read.responses[0].behaviour)
 
 
-@reads_whole
+@records.reads_whole
 def parse_pair(row: Any, where: str) -> Record:
     """A row of schema "preference"."""
     return _record(read_preference(row, where))
@@ -73,7 +61,7 @@ def _record(read: records.Record, category: str = "") -> Record:
     return Record(read.messages, read.tools, read.responses, read.where, category)
 
 
-@reads_whole
+@records.reads_whole
 def parse_choice(row: Any, where: str) -> Record:
     """A row of the multiple-choice split: the right answer, then the others by category."""
     record = parse_question(row, where)
@@ -87,7 +75,7 @@ def parse_choice(row: Any, where: str) -> Record:
     return replace(record, responses=tuple(responses), given_category=right, choice=True)
 
 
-@reads_whole
+@records.reads_whole
 def parse_question(row: Any, where: str) -> Record:
     """A question to predict for: {"question", "tools"}, optionally "answers" to choose from."""
     question = text_field(field(row, "question", where), "question", where)
