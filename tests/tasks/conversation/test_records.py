@@ -199,9 +199,9 @@ def test_other_fields_of_public_data_are_named_once_a_file() -> None:
         f"f: fields {fields} of 2 of 4 records are not read."
     ]
     assert found[3].responses == (Response("prefer", "yes", -1.0),)
-    renamed = Reading(columns={"prompt": "frage", "answer": "antwort"})
-    row = {"frage": "Hi", "antwort": "yes", "prompt": "not this", "category": "c"}
-    with pytest.warns(UserWarning, match="f: fields prompt of 1 of 1 records"):
+    renamed = Reading(columns={"prompt": "frage", "answer": "antwort", "question": "q"})
+    row = {"frage": "Hi", "antwort": "yes", "q": "nor this", "prompt": "not this"}
+    with pytest.warns(UserWarning, match="f: fields prompt, q of 1 of 1 records"):
         records_of([("line 1", row)], "f", renamed)
 
 
